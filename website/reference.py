@@ -6,7 +6,7 @@ python website/reference.py --check   exits 1 if a page is not what would be wri
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from evenstep.cli.app import app
 from evenstep.cli.arguments import WithSettings
-from evenstep.config.schema import Config
+from evenstep.config.keys import schema
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _MADE_BY = "<!-- Made by `python website/reference.py`; a test holds it to what it says. -->"
@@ -49,29 +49,29 @@ _CLI = f"""# Command line
 """
 
 
-def configuration(schema: Mapping[str, Any] | None = None) -> str:
+def configuration(whole: Mapping[str, Any] | None = None) -> str:
     """The page of the run file's keys: a section for each table, at the first path where it may stand."""
-    whole = schema or Config.model_json_schema()
-    return _CONFIGURATION + "".join(_sections(whole, whole["$defs"]))
+    return _CONFIGURATION + "".join(_sections(whole or schema()))
 
 
-def _sections(whole: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
-    waiting: list[tuple[str, Mapping[str, Any], str]] = [("", whole, "")]
+def _sections(whole: Mapping[str, Any]) -> Iterator[str]:
+    waiting: list[tuple[str, Mapping[str, Any]]] = [("", whole)]
     homes: dict[str, str] = {}
     while waiting:
-        path, table, kind = waiting.pop(0)
-        below: list[tuple[str, Mapping[str, Any], str]] = []
+        path, table = waiting.pop(0)
+        below: list[tuple[str, Mapping[str, Any]]] = []
         rows: list[str] = []
         for key, value in table["properties"].items():
             inner = f"{path}.{key}".strip(".")
-            for name, where in _tables_in(value, inner):
-                if name not in homes:
-                    homes[name] = where
-                    several = len(value.get("oneOf", ())) > 1
-                    below.append((where, tables[name], tables[name]["properties"]["kind"]["const"] if several else ""))
-            rows.append(_row(key, value, key in table.get("required", ()), inner, homes, tables))
+            within = list(_tables_in(value, inner, whole["$defs"]))
+            for one, where in within:
+                if one["title"] not in homes:
+                    homes[one["title"]] = where
+                    below.append((where, one))
+            rows.append(_row(key, value, key in table.get("required", ()), within, homes))
         waiting[:0] = below
         title = "At the top" if not path else f"`[{path}]`" if path[0] != "[" else f"`{path}`"
+        kind = table["properties"].get("kind", {}).get("const")
         heading = f"## {title}" + (f', `kind = "{kind}"`' if kind else "")
         lines = "\n".join(rows)
         about = " ".join(table["description"].split())
@@ -79,31 +79,40 @@ def _sections(whole: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[s
 
 
 def _row(
-    key: str, value: Mapping[str, Any], required: bool, path: str, homes: Mapping[str, str], tables: Mapping[str, Any]
+    key: str,
+    value: Mapping[str, Any],
+    required: bool,
+    within: Sequence[tuple[Mapping[str, Any], str]],
+    homes: Mapping[str, str],
 ) -> str:
-    within = [(name, where) for name, where in _tables_in(value, path)]
-    said = value.get("description") or (tables[within[0][0]]["description"] if within else "")
-    if within and homes[within[0][0]] != within[0][1]:
-        said = f"{said} Its keys are those of `[{homes[within[0][0]].strip('[]')}]`."
-    default = "*required*" if required else _default(value, within)
+    said = value.get("description") or (within[0][0]["description"] if within else "")
+    if key == "kind" and "const" in value:
+        said = "Which class."
+    if within and homes[within[0][0]["title"]] != within[0][1]:
+        said = f"{said} Its keys are those of `[{homes[within[0][0]['title']].strip('[]')}]`."
+    default = "*required*" if required else _default(value, bool(within))
     cells = [f"`{key}`", _type(value), default, " ".join(said.split())]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _tables_in(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """Names of the tables that a value may be or hold, and the paths where they stand."""
+def _tables_in(
+    value: Mapping[str, Any], path: str, tables: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Tables that a value may be or hold, and the paths where they stand."""
     if "$ref" in value:
-        yield value["$ref"].rpartition("/")[2], path
+        yield tables[value["$ref"].rpartition("/")[2]], path
+    if "properties" in value:
+        yield value, path
     for one in (*value.get("anyOf", ()), *value.get("oneOf", ())):
-        yield from _tables_in(one, path)
+        yield from _tables_in(one, path, tables)
     if isinstance(value.get("items"), dict):
-        yield from _tables_in(value["items"], f"[[{path}]]")
+        yield from _tables_in(value["items"], f"[[{path}]]", tables)
     if isinstance(value.get("additionalProperties"), dict):
-        yield from _tables_in(value["additionalProperties"], f"{path}.NAME")
+        yield from _tables_in(value["additionalProperties"], f"{path}.NAME", tables)
 
 
 def _type(value: Mapping[str, Any]) -> str:
-    if "$ref" in value:
+    if "$ref" in value or "properties" in value:
         return "table"
     if "anyOf" in value or "oneOf" in value:
         several = value.get("anyOf", value.get("oneOf"))
@@ -116,7 +125,8 @@ def _type(value: Mapping[str, Any]) -> str:
         case "array":
             return f"list of {'tables' if '$ref' in value['items'] else _type(value['items'])}"
         case "object":
-            return "tables by name" if [*_tables_in(value, "")] else "table of your own keys"
+            inner = value.get("additionalProperties")
+            return "tables by name" if isinstance(inner, dict) and _type(inner) == "table" else "table of your own keys"
         case "integer" | "number":
             return {"integer": "whole number", "number": "number"}[value["type"]] + _bounds(value)
         case kind:
@@ -130,12 +140,12 @@ def _bounds(value: Mapping[str, Any]) -> str:
     return f" {', '.join(bounds)}" if bounds else ""
 
 
-def _default(value: Mapping[str, Any], within: list[tuple[str, str]]) -> str:
-    default = value.get("default")
-    if default is None or default == {} or (within and default == []):
+def _default(value: Mapping[str, Any], holds_tables: bool) -> str:
+    default = value.get("default", value.get("const"))
+    if default is None or default == {} or (holds_tables and default == []):
         return "–"
-    if within and isinstance(default, dict):
-        return f"`{default['kind']}`" if "kind" in default else "its keys' own"
+    if isinstance(default, dict):
+        return "its keys' own"
     if isinstance(default, str) or type(default) in (bool, list):
         return f"`{json.dumps(default)}`"
     return f"`{default!r}`"

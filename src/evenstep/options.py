@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from evenstep.optim.ema import Ema
     from evenstep.train.failures import FailurePolicy, LossSpikes
     from evenstep.train.tasks.weighting import Coefficients, Combine
+
+    Combining = Combine | str
 else:
     Best = Annotated[Any, Made("evenstep.events:Best")]
     Writer = Annotated[Any, Instance("evenstep.events:Writer")]
@@ -35,7 +37,7 @@ else:
         Any,
         OneOf("evenstep.train.tasks.weighting:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS"),
     ]
-    Combine = Annotated[
+    Combining = Annotated[
         Any, OneOf("evenstep.train.tasks.weighting:Combine", "evenstep.contrib.multitask:COMBINES", named=True)
     ]
 
@@ -92,7 +94,7 @@ class Training:
     coefficients: Mapping[str, Positive] | Coefficients | None = None
     """Factor of the loss of each task: numbers by the names of tasks, or an object that changes or learns them. 1 by
     default."""
-    combine: Combine | str | None = None
+    combine: Combining | None = None
     """How the gradients of several tasks are combined, such as `pc_grad`. They are added by default. Costs the memory
     of one more gradient, and one more reduction over ranks, per task."""
     norm_statistics: NormStatistics = "shared"
@@ -150,7 +152,9 @@ class Checkpointing:
     asynchronous: bool = True
     """Write checkpoints in the background: training waits only while its state is copied in memory, which needs as much
     memory again."""
-    mirror: Annotated[str, Matching(r"[a-z][a-z0-9+.-]*://\S(.*\S)?")] | None = None
+    mirror: (
+        Annotated[str, Matching(r"[a-z][a-z0-9+.-]*://\S(.*\S)?", "an address such as s3://BUCKET/FOLDER")] | None
+    ) = None
     """Also copy each checkpoint to an object store, into a folder named after the run, and download it from there if
     the run folder lacks it: an fsspec address such as `s3://BUCKET/FOLDER`. No copies by default."""
     config: Mapping[str, Any] | None = None

@@ -7,7 +7,7 @@ ranges are written by `annotated_types` or by the names below.
 
 import ast
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field as DataclassField
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
@@ -42,7 +42,8 @@ def option(kind: type[T]) -> type[T]:
 
     Types and ranges stand in the annotations, the description of a field in the string under it. Put `KW_ONLY` of
     `dataclasses` before the fields that are given by name. Class variables: `may_change` holds the names of fields
-    that a resumed run may have another value of, `not_in_files` those of fields for Python only.
+    that a resumed run may have another value of, `not_in_files` those of fields for Python only; `takes_more` is True
+    for a table of a run file with further keys.
 
     >>> @option
     ... class Clip:
@@ -132,15 +133,21 @@ def load(target: str) -> Any:
 
 
 class Matching:
-    """Annotation of a text that fits a regular expression as a whole."""
+    """Annotation of a text that fits a regular expression as a whole.
 
-    def __init__(self, pattern: str) -> None:
+    Args:
+        must: the texts that fit, in words.
+    """
+
+    def __init__(self, pattern: str, must: str) -> None:
         self.pattern = pattern
+        self.must = must
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
         from pydantic_core import core_schema
 
-        return core_schema.str_schema(pattern=f"^(?:{self.pattern})$")
+        text = core_schema.str_schema(pattern=f"^(?:{self.pattern})$")
+        return core_schema.custom_error_schema(text, "text", custom_error_message=f"input should be {self.must}")
 
 
 class Instance:
@@ -174,6 +181,13 @@ def _refuse(text: str) -> Never:
     from pydantic_core import PydanticCustomError
 
     raise PydanticCustomError("object", "{text}", {"text": text})
+
+
+def _refuse_kind(kinds: Iterable[str]) -> Never:
+    from pydantic_core import PydanticCustomError
+
+    expected = ", ".join(map(repr, kinds))
+    raise PydanticCustomError("kind", "input should be one of {expected}", {"expected": expected})
 
 
 class Made(Instance):
@@ -220,16 +234,15 @@ class OneOf(Instance):
 
     def checked(self, value: object) -> object:
         kinds: Mapping[str, object] = load(self.kinds)
-        either = f"one of {', '.join(kinds)}"
         if isinstance(value, Mapping):
             table = dict(cast("Mapping[str, object]", value))
             kind = table.pop("kind", self.default)
             if not isinstance(kind, str) or kind not in kinds:
-                _refuse(f"`kind` should be {either}")
+                _refuse_kind(kinds)
             return from_table(self.kind(kind), table)
         if self.named and isinstance(value, str):
             if value not in kinds:
-                _refuse(f"input should be {either}")
+                _refuse_kind(kinds)
             return value
         return super().checked(value)
 
@@ -262,7 +275,7 @@ def arguments_of(kind: type) -> "TypeAdapter[Any]":
         for name, one in signature(kind).parameters.items()
         if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     }
-    texts = _written_as_args(kind.__doc__ or "")
+    texts = {name: text for base in reversed(kind.__mro__) for name, text in _written_as_args(base.__doc__).items()}
     described: dict[str, Any] = {
         name: (hint, Field(default, description=texts.get(name))) for name, (hint, default) in arguments.items()
     }
@@ -270,8 +283,8 @@ def arguments_of(kind: type) -> "TypeAdapter[Any]":
     return TypeAdapter(cast("Any", create_model)(kind.__name__, __config__=config, __doc__=kind.__doc__, **described))
 
 
-def _written_as_args(docstring: str) -> dict[str, str]:
-    _, _, section = cleandoc(docstring).partition("\nArgs:\n")
+def _written_as_args(docstring: str | None) -> dict[str, str]:
+    _, _, section = cleandoc(docstring or "").partition("\nArgs:\n")
     texts: dict[str, str] = {}
     name = ""
     for line in section.splitlines():
@@ -298,7 +311,13 @@ def json_schema(kind: type) -> dict[str, Any]:
             made = super().dataclass_schema(schema)
             made["properties"] = _described(schema["cls"], made.get("properties", {}))
             made["description"] = _first_paragraph(made.get("description", ""))
+            made["title"] = made["title"].removesuffix("Table")
+            if getattr(schema["cls"], "takes_more", False):
+                made["additionalProperties"] = True
             return made
+
+        def normalize_name(self, name: str) -> str:
+            return super().normalize_name(name).removesuffix("Table")
 
         def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
             made = super().model_schema(schema)

@@ -41,7 +41,7 @@ _WORDS = (
     ("optimizer.args.momentum", "optimizer=torch.optim.SGD(…, momentum=…)", "momentum"),
     ("task", "task=…", "loss_fn criterion compute_metrics"),
     ("resume", "trainer.resume(…)", "ckpt_path resume_from_checkpoint"),
-    ("memory.checkpoint", 'train=Training(memory=Memory(checkpoint="blocks"))', "gradient_checkpointing"),
+    ("train.memory.checkpoint", 'train=Training(memory=Memory(checkpoint="blocks"))', "gradient_checkpointing"),
 )
 _NAMES = {
     "Accelerator": "Engine",

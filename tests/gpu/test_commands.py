@@ -22,8 +22,8 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(device: t
     settings = ["--runs", str(tmp_path), "--train.updates", str(UPDATES), "--train.precision", "bf16-mixed"]
     settings += ["--checkpoint.every_updates", "20", "--evaluate.every_updates", "30", "--log.every_updates", "5"]
     said(of_recipe(device, "check", *settings))
-    said(of_recipe(device, "train", *settings, "--name", "whole", "--ema.decay", "0.9"))
-    process = of_recipe(device, "train", *settings, "--name", "parts", "--ema.decay", "0.9")
+    said(of_recipe(device, "train", *settings, "--name", "whole", "--train.ema.decay", "0.9"))
+    process = of_recipe(device, "train", *settings, "--name", "parts", "--train.ema.decay", "0.9")
     until = time.monotonic() + 60
     while not list(tmp_path.glob("parts/checkpoints/step*")):
         assert process.poll() is None and time.monotonic() < until, process.communicate()[0]

@@ -43,7 +43,7 @@ def test_tasks_of_a_submitit_job_are_ranks(file: Path, tmp_path: Path, alone: di
     """With submitit's executor for one machine, which starts tasks as its one for SLURM does."""
     submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     from evenstep.cli.launch import submit_to
-    from evenstep.config.schema_ranks import SlurmTable
+    from evenstep.config.run import SlurmTable
 
     executor = submitit.AutoExecutor(folder=tmp_path / "logs", cluster="local")
     arguments = ["train", str(file), "--runs", str(tmp_path / "job"), "--launch.slurm", "none"]

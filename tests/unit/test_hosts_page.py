@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from evenstep import process
-from evenstep.config.sources import from_arguments
+from evenstep.config.load import from_arguments
 from evenstep.parallel.rank_info import rank_info_of
 
 PAGE = Path(__file__).parents[2] / "docs/hosts.md"

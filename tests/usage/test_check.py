@@ -52,7 +52,7 @@ def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(run: Comman
 
 
 def test_what_is_computed_again_is_told_by_name(run: Command) -> None:
-    code, out, err = run("check", "run.toml", "--memory.checkpoint", "layers.[13]")
+    code, out, err = run("check", "run.toml", "--train.memory.checkpoint", "layers.[13]")
     assert code == 0, err
     assert "memory      computed again in the backward: 2 modules, layers.1, layers.3\n" in out
 
@@ -71,10 +71,10 @@ PASSES = {
     "as it is": [],
     "rewinding": ["--failures.non_finite", "rewind", "--failures.loss_spike", "rewind_past"],
     "16-mixed": ["--train.precision", "16-mixed"],
-    "an average": ["--ema.decay", "0.9"],
+    "an average": ["--train.ema.decay", "0.9"],
     "the best": ["--checkpoint.best", '{metric = "valid/close", mode = "max"}'],
     "the best in training": ["--checkpoint.best", '{metric = "train/close", mode = "max"}'],
-    "stopping early": ["--early_stop", '{metric = "valid/loss", patience_evaluations = 3}'],
+    "stopping early": ["--hooks.early_stop.patience_evaluations", "3"],
 }
 
 

@@ -73,13 +73,13 @@ def test_a_run_file_trains_in_float8_and_check_says_which_layers(
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "parts.py").write_text(PARTS + WIDE)
     settings = ["--model.target", "parts.py:wide", "--train.precision", "float8-mixed"]
-    settings += ["--float8", '{emulate = true, recipe = "tensorwise"}']
+    settings += ["--train.precision", '{kind = "float8-mixed", emulate = true, recipe = "tensorwise"}']
     assert main(["check", "run.toml", *settings]) == 0
     said = capsys.readouterr()
     assert "float8      4 of 6 linear layers, 1.0, 1.2, 2.0, 2.2\n" in said.out
     assert not said.err
     assert main(["train", "run.toml", *settings]) == 0
-    assert main(["train", "run.toml", *settings, "--resume", "auto", "--float8.recipe", "rowwise"]) == 1
+    assert main(["train", "run.toml", *settings, "--resume", "auto", "--train.precision.recipe", "rowwise"]) == 1
     assert "`precision.recipe` was tensorwise and is now rowwise" in capsys.readouterr().err
 
 

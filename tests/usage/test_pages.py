@@ -19,10 +19,10 @@ from pages import GIVEN, LANGUAGES, PAGES, ROOT, Block, all_blocks, blocks, name
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evenstep.builders import open_run
 from evenstep.cli import main
 from evenstep.cli.app import app
-from evenstep.config.sources import from_arguments
+from evenstep.config.load import from_arguments
+from evenstep.config.target import open_run
 
 COMMAND: dict[str, Any] = cast(TyperGroup, get_command(app)).commands
 # Pages whose Python another test runs, and looks at what comes of it.
@@ -38,9 +38,8 @@ ELSEWHERE = {
 # What a page's block that has these words needs beside it.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("checkpoints", "mirror = "): {"checkpoint": {"mirror": "memory://runs"}},  # s3:// needs the extra `s3`
-    ("precision", "[loss_scale]"): {"train": {"precision": "16-mixed"}},
     # the device of this machine multiplies nothing in float8, and compiling takes long
-    ("precision", "[float8]"): {"float8": {"emulate": True}, "train": {"compile": "off"}},
+    ("precision", "float8-mixed"): {"train": {"compile": "off", "precision": {"emulate": True}}},
     ("transformers", "[model]"): {
         "data": {
             "collate": "data.py:rows",

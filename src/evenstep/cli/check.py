@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from evenstep.arguments import advice
-from evenstep.builders import build_checkpointing, build_hooks, check_stages, make_model, open_run, ranks_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import Session, building, on_ranks
-from evenstep.config.named import OpenRun
-from evenstep.config.schema import Config
-from evenstep.config.schema_data import DataTable
-from evenstep.config.sources import settings_of
+from evenstep.config.build import build_checkpointing, build_hooks, check_stages, make_model
+from evenstep.config.keys import Tree
+from evenstep.config.load import settings_of
+from evenstep.config.ranks import ranks_of
+from evenstep.config.run import DataTable, RunConfig
+from evenstep.config.target import OpenRun, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
 from evenstep.events import Bus, Evaluate, EvaluateEnd, Hook, UpdateBegin, UpdateEnd
@@ -51,7 +52,7 @@ def check(path: str, settings: list[str]) -> int:
         return on_ranks(run, arguments, lambda group: _check(run, folder, group), ranks=ranks, restarts=False)
 
 
-def _ranks_to_try(config: Config) -> int:
+def _ranks_to_try(config: RunConfig) -> int:
     ranks = ranks_of(config)
     if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
         return max(2, config.parallel.shard_ranks or 0)
@@ -107,23 +108,24 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         parameters, _ = parameters_of(parts.model)
         if trainer.is_first_rank:
             if one.num_samples:
-                _check_followed(config, trainer, one.evaluated)
+                _check_followed(run.tables, trainer, one.evaluated)
                 print(f"memory      {per_parameter(trainer.footprint(), parameters)}")
             _print_result(one, result.metrics)
     return EXIT_DONE
 
 
-def _check_followed(config: Config, trainer: Trainer, evaluated: Mapping[str, Mapping[str, float]]) -> None:
+def _check_followed(tables: Tree, trainer: Trainer, evaluated: Mapping[str, Mapping[str, float]]) -> None:
     """Raise ConfigError if a metric that the run follows does not exist."""
-    for key, table in (("checkpoint.best", config.checkpoint.best), ("early_stop", config.early_stop)):
-        if table is None:
-            continue
-        evaluation = table.metric.partition("/")[0]
+    hooks = {f"hooks.{number}": hook for number, hook in enumerate(tables["hooks"]) if hook.get("use") == "early_stop"}
+    best: Tree | None = tables["checkpoint"].get("best")
+    followed = hooks if best is None else {"checkpoint.best": best, **hooks}
+    for key, table in followed.items():
+        metric = table.get("metric", "valid/loss")
+        evaluation = metric.partition("/")[0]
         known = evaluated.get(evaluation, {}) if evaluation != "train" else trainer.storage.names()
-        if table.metric not in known:
+        if metric not in known:
             every = [metric for metrics in evaluated.values() for metric in metrics]
-            fault = f"`{key}.metric` is {table.metric}, but there is no such metric; {advice(table.metric, every)}"
-            raise ConfigError([fault])
+            raise ConfigError([f"`{key}.metric` is {metric}, but there is no such metric; {advice(metric, every)}"])
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -181,7 +183,7 @@ def described(session: Session, trainer: Trainer) -> list[str]:
     if config.data is not None:
         lines.append(f"update      {_global_batch(config.data)}")
     lines += [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
-    lines.append(f"run         {_length(session, trainer)}, precision {config.train.precision}, seed {config.seed}")
+    lines.append(f"run         {_length(session, trainer)}, precision {config.precision}, seed {config.seed}")
     return lines
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import format_name, shortened
-from evenstep.builders import evaluated_weights, make_model, open_run
 from evenstep.checkpoint import CheckpointReader
 from evenstep.checkpoint.averaging import average_checkpoints, averages_of, last_checkpoints
 from evenstep.checkpoint.export import export_weights
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import BEGUN, CONFIG, IN_ONE_PROCESS, find_config
-from evenstep.config.faults import refused_at
-from evenstep.config.sources import settings_in
+from evenstep.config.build import evaluated_weights, make_model
+from evenstep.config.load import refused_at, settings_in
+from evenstep.config.target import open_run
 from evenstep.errors import ConfigError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 

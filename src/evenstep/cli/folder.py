@@ -15,12 +15,12 @@ import shutil
 from pathlib import Path
 from shlex import quote
 
+from tomli_w import dumps
+
 from evenstep.checkpoint import Mirror, complete_checkpoints
-from evenstep.config.defaults import defaults_of
-from evenstep.config.named import OpenRun
-from evenstep.config.schema import Config
-from evenstep.config.target import loaded_from
-from evenstep.config.toml import dumps
+from evenstep.config.keys import defaults_of
+from evenstep.config.run import RunConfig
+from evenstep.config.target import OpenRun, loaded_from
 from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.hooks.status import describe_environment
@@ -35,7 +35,7 @@ BEGUN = {"resume": "never", "reset": "none"}  # how the run began
 IN_ONE_PROCESS = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}
 
 
-def folder_of(config: Config) -> Path:
+def folder_of(config: RunConfig) -> Path:
     return Path(config.runs).expanduser() / config.name
 
 
@@ -111,7 +111,7 @@ def publish(run: OpenRun, folder: Path) -> None:
             _copy_recipe(run.recipe, folder)
     texts = (
         json.dumps(describe_environment(), indent=2) + "\n",
-        dumps(defaults_of(run.config)),
+        dumps(defaults_of(run.tables)),
         dumps(run.resolved()),
     )
     for name, text in zip(SETTINGS, texts, strict=True):

@@ -20,8 +20,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any, final
 
-from evenstep.config.schema import Config
-from evenstep.config.schema_ranks import SlurmTable
+from evenstep.config.run import RunConfig, SlurmTable
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.lazy import load, load_optional
 from evenstep.parallel.rank_info import ATTEMPT, FIRST_PORT, LAUNCHER, NUM_PORTS, is_launched
@@ -44,7 +43,7 @@ _GRACE_S = 300  # for the update and the save between a signal and the end
 _PR_SET_PDEATHSIG = 1
 
 
-def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restarts: bool = True) -> int | None:
+def start_ranks(config: RunConfig, arguments: list[str], *, ranks: int = 0, restarts: bool = True) -> int | None:
     """Run `evenstep` with `arguments` as the ranks of a run.
 
     Args:

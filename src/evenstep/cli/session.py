@@ -5,10 +5,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, joined
 from evenstep.cli.launch import start_ranks
-from evenstep.config.named import OpenRun
-from evenstep.config.schema import Config
+from evenstep.config.build import RunParts, build_parts
+from evenstep.config.ranks import build_mesh, build_strategy, joined
+from evenstep.config.run import RunConfig
+from evenstep.config.target import OpenRun
 from evenstep.parallel import Group
 from evenstep.train import Trainer
 
@@ -26,7 +27,7 @@ class Session:
     parts: RunParts
 
     @property
-    def config(self) -> Config:
+    def config(self) -> RunConfig:
         return self.parts.config
 
     def trainer(self, **more: Any) -> Trainer:
@@ -37,12 +38,12 @@ class Session:
     def without_rewinds(self) -> "Session":
         """The same run for a trial, which keeps no checkpoint that a failure could go back to."""
         failures = self.config.failures
-        changes: dict[str, str] = {}
-        if failures.non_finite.startswith("rewind"):
+        changes: dict[str, Any] = {}
+        if str(failures.non_finite).startswith("rewind"):
             changes["non_finite"] = "stop"
-        if failures.loss_spike.startswith("rewind"):
+        if str(failures.loss_spike).startswith("rewind"):
             changes["loss_spike"] = "report"
-        config = self.config.model_copy(update={"failures": failures.model_copy(update=changes)})
+        config = replace(self.config, failures=replace(failures, **changes))
         return replace(self, parts=replace(self.parts, config=config))
 
 

@@ -16,13 +16,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from evenstep.arguments import advice
-from evenstep.builders import build_parts, open_run
 from evenstep.cli.check import parameters_of
 from evenstep.cli.session import building, on_ranks
 from evenstep.cli.train import train
-from evenstep.config.faults import refused_at
-from evenstep.config.schema import Config
-from evenstep.config.sources import settings_of
+from evenstep.config.build import build_parts
+from evenstep.config.keys import schema
+from evenstep.config.load import refused_at, settings_of
+from evenstep.config.target import open_run
 from evenstep.errors import ConfigError, EvenstepError, clause
 from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel
@@ -42,7 +42,7 @@ def demo(settings: list[str]) -> int:
 
 
 def print_schema() -> int:
-    print(json.dumps(Config.model_json_schema(), indent=2))
+    print(json.dumps(schema(), indent=2))
     return EXIT_DONE
 
 

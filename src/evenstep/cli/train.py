@@ -11,7 +11,6 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, cast
 
-from evenstep.builders import build_hooks, open_run
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.check import described
 from evenstep.cli.folder import (
@@ -31,9 +30,10 @@ from evenstep.cli.folder import (
 from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
 from evenstep.cli.session import building, on_ranks
-from evenstep.config.named import OpenRun
-from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
-from evenstep.config.sources import Setting, from_arguments, read_file, settings_in, settings_of
+from evenstep.config.build import build_hooks
+from evenstep.config.keys import Tree, completed, may_change
+from evenstep.config.load import Setting, from_arguments, read_file, settings_in, settings_of
+from evenstep.config.target import OpenRun, open_run
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.events import Watchdog
 from evenstep.events.files import replace_text
@@ -42,15 +42,6 @@ from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
 from evenstep.process import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, REQUEUE, stopping
 from evenstep.train import Trainer
-
-SAFE = (
-    *("train.updates", "train.epochs", "train.max_minutes", "train.max_total_minutes", "train.stop_below_lr"),
-    *("train.check_loss", "train.settle_every_updates"),
-    *("evaluate", "checkpoint", "early_stop", "log", "profile", "device", "threads", "hooks", "ema", "recipe"),
-    *("parallel", "launch", "failures", "data.evaluations", "data.micro_batch_size", "data.micro_batch_tokens"),
-    *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
-)
-"""Keys that may be changed when a run is resumed; those of `data` also for each of several tasks."""
 
 
 def train(path: str, settings: list[str]) -> int:
@@ -91,8 +82,8 @@ def resume(path: str, settings: list[str]) -> int:
             )
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
     with open_run(file, [*settings_in(BEGUN, str(file)), *own]) as run:
-        before = Config.model_validate(read_file(file) | {"resume": "never", "reset": ()})
-        changed = changed_keys(_values(before), _values(run.config))
+        before = completed(read_file(file) | {"resume": "never", "reset": []})
+        changed = changed_keys(before, run.tables)
         _check_changes(changed, file)
         if run.config.launch.slurm is not None and not is_launched():
             return _submit(run, folder, ["resume", path, *settings, "--launch.slurm", "none"])
@@ -130,39 +121,15 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
     return changed
 
 
-def _values(config: Config) -> dict[str, Any]:
-    """The values of a run file, with the defaults of tables that are left out."""
-    tables = {
-        "mixture": MixtureTable.empty(),
-        "coefficients": CoefficientsTable.empty(),
-        "loss_scale": LossScaleTable.empty(),
-        "float8": Float8Table.empty(),
-    }
-    values = config.model_dump()
-    return values | {key: table.model_dump() for key, table in tables.items() if values[key] is None}
-
-
-def is_safe(key: str) -> bool:
-    """Whether the updates of the past do not depend on a key.
-
-    >>> is_safe("train.updates"), is_safe("tasks.box.data.num_workers"), is_safe("tasks.box.coefficient")
-    (True, True, False)
-    """
-    table, _, inner = key.partition(".data.")
-    key = f"data.{inner}" if table.startswith("tasks.") and inner else key
-    return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)
-
-
 def _check_changes(changed: list[str], file: Path) -> None:
-    unsafe = [f"`{key}`" for key in changed if not is_safe(key)]
+    unsafe = [f"`{key}`" for key in changed if not may_change(key.split("."))]
     if unsafe:
         another = f"evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(file.parent))}"
         raise ConfigError([f"{' and '.join(unsafe)} can't be changed when a run goes on; train another: `{another}`."])
 
 
-def _print_changes(changed: list[str], before: Config, run: OpenRun, folder: Path) -> None:
-    old, new = before.model_dump(), run.config.model_dump()
-    shown = [f"{key} {_value(old, key)} -> {_value(new, key)}" for key in changed if key != "recipe"]
+def _print_changes(changed: list[str], before: Tree, run: OpenRun, folder: Path) -> None:
+    shown = [f"{key} {_value(before, key)} -> {_value(run.tables, key)}" for key in changed if key != "recipe"]
     if shown:
         print(f"changed     {', '.join(shown)}", flush=True)
     if run.recipe != (folder / RECIPE).resolve():

@@ -1,19 +1,195 @@
-"""Reads the values of a run, from file, environment and command line; types and bounds of each are checked."""
+"""Reads run files: TOML, the environment and the command line.
 
-from collections.abc import Sequence
+The file is the base, environment variables change it, the command line has the last word:
+`EVENSTEP_TRAIN__UPDATES=10` and `--train.updates 10` both mean key `updates` of table `train`. Values are read as TOML,
+and as text where they aren't TOML; `none` takes a key away.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from evenstep.config.faults import invalid_values
-from evenstep.config.keys import locate
-from evenstep.config.schema import Config
-from evenstep.config.sources import Setting, Tree, at, merge, read_file
-from evenstep.errors import ConfigError
+from evenstep.arguments import meant
+from evenstep.config.keys import Tree, advice_for, completed
+from evenstep.config.run import RunConfig
+from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError, clause
+from evenstep.schema import arguments_of, path_of
+
+PREFIX = "EVENSTEP_"
 
 
-def read(path: Path, settings: Sequence[Setting]) -> Config:
-    """The values of a run.
+class Setting(NamedTuple):
+    """One value from outside the file.
+
+    Args:
+        path: the key, from the outermost table inwards.
+        text: the value as it was given.
+        origin: the words of the user, such as `--train.updates`.
+    """
+
+    path: tuple[str, ...]
+    text: str
+    origin: str
+
+    @property
+    def value(self) -> object:
+        """The value, read as TOML, or else the text itself.
+
+        >>> [Setting(path=(), text=text, origin="").value for text in ("3e-4", "[1, 2]", "cuda:0")]
+        [0.0003, [1, 2], 'cuda:0']
+        """
+        try:
+            document = tomllib.loads(f"value = {self.text}")
+        except tomllib.TOMLDecodeError:
+            return self.text
+        return document["value"] if len(document) == 1 else self.text
+
+
+def read_file(path: Path) -> Tree:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: it can't be read, or is not TOML; with line and column.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin files with a mark
+    except FileNotFoundError:
+        close = get_close_matches(path.name, [one.name for one in path.parent.glob("*.toml")], n=1)
+        advice = f"did you mean {path.with_name(close[0])}?" if close else "give the path of a run file."
+        fault = f"there is no file {path}; {advice}"
+    except IsADirectoryError:
+        fault = f"{path} is a folder; give its run file, or `evenstep resume {quote(str(path))}` to go on with a run."
+    except (OSError, UnicodeDecodeError) as error:
+        fault = f"{path} can't be read: {clause(error)}."
+    except tomllib.TOMLDecodeError as error:
+        fault = f"{path} is not TOML: {clause(error)}."
+    raise ConfigError([fault])
+
+
+def from_environment(environ: Mapping[str, str]) -> list[Setting]:
+    """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
+
+    A table comes before its keys.
+
+    >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
+    ('train', 'updates')
+    """
+    settings = [
+        Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
+        for name, text in environ.items()
+        if name.startswith(PREFIX)
+    ]
+    return sorted(settings, key=lambda setting: len(setting.path))
+
+
+def from_arguments(arguments: Sequence[str]) -> list[Setting]:
+    """The settings among command-line arguments: `--section.key value` or `--section.key=value`.
+
+    Raises:
+        ConfigError: an argument is no setting, or has no value.
+
+    >>> [(s.path, s.text) for s in from_arguments(["--train.updates", "10", "--seed=7"])]
+    [(('train', 'updates'), '10'), (('seed',), '7')]
+    """
+    settings: list[Setting] = []
+    faults: list[str] = []
+    rest = list(arguments)
+    while rest:
+        name, equals, text = rest.pop(0).partition("=")
+        if not name.startswith("--"):
+            faults.append(f"`{name}` is not a setting; write settings as `--section.key value`.")
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
+                continue
+            text = rest.pop(0)
+        settings.append(Setting(path=tuple(name.removeprefix("--").split(".")), text=text, origin=name))
+    if faults:
+        raise ConfigError(faults)
+    return settings
+
+
+def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
+    """The settings of values by dotted keys, such as a command gives by itself.
+
+    >>> settings_in({"launch.ranks": 2}, "prove")
+    [Setting(path=('launch', 'ranks'), text='2', origin='prove')]
+    """
+    return [Setting(path=tuple(key.split(".")), text=str(value), origin=origin) for key, value in values.items()]
+
+
+def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
+    around = from_environment(os.environ)
+    return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
+
+
+def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
+    """A copy of `tree` with the settings put in, later ones over earlier ones, and the faults of the impossible ones.
+
+    A text whose keys are set becomes the `kind` of a table. In a list of hooks a name stands for the hook of that name,
+    which is added if there is none; `none` takes it away.
+
+    >>> merge({"train": {"epochs": 3}}, from_arguments(["--train.epochs", "none", "--train.updates", "9"]))
+    ({'train': {'updates': 9}}, [])
+    >>> merge({"precision": "16-mixed"}, from_arguments(["--precision.initial", "8"]))
+    ({'precision': {'kind': '16-mixed', 'initial': 8}}, [])
+    >>> merge({}, from_arguments(["--hooks.time_budget.max_minutes", "55"]))
+    ({'hooks': [{'use': 'time_budget', 'max_minutes': 55}]}, [])
+    """
+    tree = deepcopy(tree)
+    faults: list[str] = []
+    for setting in settings:
+        table: object = tree
+        for key in setting.path[:-1]:
+            table = _inner(table, key)
+        if isinstance(table, list):
+            name = setting.path[-1]
+            tables = cast("list[Tree]", table)
+            tables[:] = [one for one in tables if one.get("use") != name]
+            if setting.text != "none":
+                tables.append({"use": name, **cast("Tree", setting.value)})
+        elif not isinstance(table, dict):
+            key = ".".join(setting.path)
+            faults.append(f"`{key}` (set by {setting.origin}) is in no table.")
+        elif setting.text == "none":
+            cast("Tree", table).pop(setting.path[-1], None)
+        else:
+            cast("Tree", table)[setting.path[-1]] = setting.value
+    return tree, faults
+
+
+def _inner(table: object, key: str) -> object:
+    if isinstance(table, dict):
+        inner = cast("Tree", table).setdefault(key, [] if key == "hooks" else {})
+        if isinstance(inner, str):
+            inner = {"kind": inner}
+            cast("Tree", table)[key] = inner
+        return inner
+    if not isinstance(table, list):
+        return None
+    tables = cast("list[Tree]", table)
+    if key.isdecimal() and int(key) < len(tables):
+        return tables[int(key)]
+    named = [one for one in tables if one.get("use") == key]
+    if not named:
+        named = [{"use": key}]
+        tables += named
+    return named[0]
+
+
+def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
+    """The run of a file and its tables, with all defaults.
 
     Args:
         settings: values over those of the file, the later the stronger.
@@ -22,31 +198,145 @@ def read(path: Path, settings: Sequence[Setting]) -> Config:
         ConfigError: the file can't be read, or with a sentence for each value that is wrong.
     """
     tree, misplaced = merge(read_file(path), settings)
-
-    def origin(key: Sequence[str]) -> str:
-        setters = [one for one in settings if one.path[: len(key)] == tuple(key[: len(one.path)])]
-        return f" (set by {setters[-1].origin})" if setters else ""
-
-    error = _error(tree)
-    if error is not None and _retype(tree, error, settings):
-        error = _error(tree)
-    faults = [*misplaced, *([] if error is None else invalid_values(error, origin))]
-    if faults:
-        raise ConfigError(faults)
-    return Config.model_validate(tree)
-
-
-def _error(tree: Tree) -> ValidationError | None:
     try:
-        Config.model_validate(tree)
+        config = parse(tree)
     except ValidationError as error:
-        return error
-    return None
+        _retype(tree, error, settings)
+        try:
+            config = parse(tree)
+        except ValidationError as error:
+            origins = {one.path: one.origin for one in settings}
+            raise ConfigError([*misplaced, *faults_of(error, tree, origins)]) from None
+    if misplaced:
+        raise ConfigError(misplaced)
+    return config, completed(tree)
 
 
-def _retype(tree: Tree, error: ValidationError, settings: Sequence[Setting]) -> bool:
+def parse(tree: Tree) -> RunConfig:
+    return arguments_of(RunConfig).validate_json(as_json(_arranged(tree)))
+
+
+def _arranged(tree: Tree) -> Tree:
+    """The tables with the arguments of hooks of evenstep in `args`, and with words between commas as a list."""
+    reset = tree.get("reset")
+    hooks = tree.get("hooks")
+    arranged = dict(tree)
+    if isinstance(reset, str):
+        arranged["reset"] = reset.split(",")
+    if isinstance(hooks, list):
+        arranged["hooks"] = [_hook(one) if isinstance(one, dict) else one for one in cast("list[object]", hooks)]
+    return arranged
+
+
+def _hook(table: Tree) -> Tree:
+    if "use" not in table:
+        return table
+    own = {name: value for name, value in table.items() if name in ("use", "target", "args")}
+    return {**own, "args": {name: value for name, value in table.items() if name not in own}}
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, default=lambda other: other.isoformat())  # dates and times
+
+
+def _retype(tree: Tree, error: ValidationError, settings: Sequence[Setting]) -> None:
+    """Put the text of a setting where text is wanted, such as `--name 2024`."""
     texts = {setting.path: setting.text for setting in settings}
-    wanted = {locate(detail["loc"])[0] for detail in error.errors() if detail["type"] == "string_type"}
-    for path in wanted & texts.keys():
-        at(tree, path[:-1])[path[-1]] = texts[path]
-    return bool(wanted & texts.keys())
+    for fault in error.errors(include_url=False):
+        path = tuple(map(str, path_of(fault["loc"], tree)))
+        if fault["type"] in ("string_type", "text") and path in texts:
+            at(tree, path[:-1])[path[-1]] = texts[path]
+
+
+def at(tree: Tree, path: Sequence[str | int]) -> Any:
+    """The value in `tree` at `path`.
+
+    >>> at({"hooks": [{"target": "a.py:A"}]}, ["hooks", "0", "target"])
+    'a.py:A'
+    """
+    found: Any = tree
+    for key in path:
+        found = found[int(key) if isinstance(found, list | tuple) else key]
+    return found
+
+
+def faults_of(error: ValidationError, tree: Tree, origins: Mapping[tuple[str, ...], str]) -> list[str]:
+    """A sentence for each value that is wrong: its key, what is allowed, the value, and the key that was meant.
+
+    Args:
+        origins: the places that keys were set from, if not in the file.
+    """
+    texts: dict[str, list[str]] = {}
+    ends: dict[str, str] = {}
+    for fault in error.errors(include_url=False):
+        path = tuple(map(str, path_of(fault["loc"], tree, missing="missing" in fault["type"])))
+        cause = fault.get("ctx", {}).get("error")
+        if isinstance(cause, ArgumentError) and cause.field:
+            path = (*path, cause.field)
+        key = ".".join(path)
+        origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), None)
+        where = f"`{key}`" + (f" (set by {origin})" if origin else "")
+        text, end = _told(fault, path)
+        if fault["type"] != "object" or where not in texts:  # a file can't hold objects
+            texts.setdefault(where, []).append(text)
+            ends[where] = end
+    return [f"{where} {' or '.join(dict.fromkeys(those))}{ends[where]}" for where, those in texts.items()]
+
+
+def told(error: ValidationError) -> str:
+    """The values that pydantic allows, and the value given, as the end of a sentence.
+
+    >>> from pydantic import TypeAdapter
+    >>> try:
+    ...     TypeAdapter(int).validate_python("x", strict=True)
+    ... except ValidationError as error:
+    ...     told(error)
+    'should be a valid integer, but is "x".'
+    """
+    several = [_told(one, ()) for one in error.errors(include_url=False)]
+    return " or ".join(dict.fromkeys(text for text, _ in several)) + several[-1][1]
+
+
+def _told(fault: ErrorDetails, path: Sequence[str]) -> tuple[str, str]:
+    cause = fault.get("ctx", {}).get("error")
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return "is not a key", f"; {advice_for(path)}" if path else "."
+    if "missing" in fault["type"]:
+        return "is missing", "; set it." if path else "."
+    if isinstance(cause, ArgumentError):
+        return str(cause).rstrip("."), "."
+    text = fault["msg"][:1].lower() + fault["msg"][1:]
+    allowed = str(fault.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+    close = meant(str(fault["input"]), [word.strip("'") for word in allowed])
+    end = f'; did you mean "{close}"?' if close else "."
+    return text.removeprefix("input "), f", but is {quoted(fault['input'])}{end}"
+
+
+def quoted(value: object) -> str:
+    """A value as a user would write it, cut where it is long.
+
+    >>> quoted("x"), quoted(True), quoted([1, "a"]), quoted({"target": "a.py:b"})
+    ('"x"', 'true', '[1, "a"]', '{"target": "a.py:b"}')
+    """
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@contextmanager
+def refused_at(key: str) -> Generator[None]:
+    """Name the key of the run file in errors of constructors raised inside the `with`.
+
+    >>> with refused_at("loss_scale"):
+    ...     raise ArgumentError("`floor` must be at most 8, but is 9.")
+    Traceback (most recent call last):
+    evenstep.errors.ConfigError: `loss_scale`: `floor` must be at most 8, but is 9.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ArgumentError, PlanError) as error:
+        raise ConfigError([f"`{key}`: {error}"]) from error
+    except EvenstepError as error:
+        error.add_note(f"This is about `{key}`.")
+        raise

@@ -1,23 +1,36 @@
-"""Finds the Python objects that a run file names, and makes the recipe's files importable meanwhile.
+"""Opens a run: its values, and the Python objects that they name, with their arguments checked. Nothing is called.
 
 A target is `FILE.py:NAME`, the file within the recipe's folder, or `package.module:NAME`; the former is the module
-that Python would find in that folder, so files of a recipe import each other as usual. Nothing is called here.
+that Python would find in that folder, so files of a recipe import each other as usual.
 """
 
 import importlib
+import inspect
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Generator
+import typing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from types import ModuleType, UnionType
+from typing import Any, Union, cast, final
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from evenstep.arguments import advice
-from evenstep.config.faults import quoted
-from evenstep.errors import ArgumentError, MissingExtraError, clause
+from evenstep.config.keys import Tree
+from evenstep.config.load import Setting, as_json, at, quoted, read, told
+from evenstep.config.ranks import build_layout, check_ranks
+from evenstep.config.run import HOOKS, GroupTable, HookTable, OptimizerTable, RunConfig, Target
+from evenstep.errors import ArgumentError, ConfigError, MissingExtraError, clause
 from evenstep.process import user_line
+from evenstep.schema import load
 
 _DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
 
@@ -108,3 +121,264 @@ def _load(place: str, name: str) -> ModuleType:
         where = user_line(error)
         at = f" (raised at {where})" if where else ""
         raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{at}.") from error
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A target with its arguments, ready to be called.
+
+    Args:
+        key: its place in the run file.
+        arguments: by name, converted to what the signature asks for.
+    """
+
+    key: str
+    function: Callable[..., Any]
+    arguments: Mapping[str, object]
+
+    def __call__(self, *given: object, **more: object) -> Any:
+        """Call it; `given` comes first and `more` last."""
+        return self.function(*given, **self.arguments, **more)
+
+
+def bind(
+    key: str,
+    function: Callable[..., Any],
+    args: Mapping[str, Any],
+    folder: Path,
+    *,
+    at: str | None = None,
+    num_given: int = 0,
+    named: Mapping[str, str] | None = None,
+) -> tuple[Call, list[str]]:
+    """Check `args` against the signature of `function` and convert them: lists to tuples, text to paths, tables to
+    dataclasses; gives the call and the faults.
+
+    Args:
+        key: of the target.
+        folder: base of relative paths.
+        at: key of the table with the arguments; `KEY.args` by default.
+        num_given: positional arguments that the engine gives.
+        named: keyword arguments that the engine gives, and the key that each is the value of.
+    """
+    at = f"{key}.args" if at is None else at
+    named = named or {}
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in classes don't have one
+        return Call(key=key, function=function, arguments=args), []
+    given = list(signature.parameters.items())[num_given:]
+    known = {name: one for name, one in given if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    called = f"`{getattr(function, '__name__', type(function).__name__)}`"
+    faults: list[str] = []
+    converted: dict[str, object] = {}
+    hints = _hints(function)
+    for name, value in args.items():
+        if name in named:
+            faults.append(f"`{at}.{name}` is given by `{named[name]}` already; leave it out.")
+        elif name not in known and not takes_any:
+            options = [other for other in known if other not in named]
+            faults.append(f"`{at}.{name}` is not an argument of {called}; {advice(name, options)}")
+        else:
+            converted[name], fault = _converted(value, hints.get(name, Any), folder)
+            faults += [f"`{at}.{name}` {fault}"] if fault else []
+    for name, source in named.items():
+        if name not in known and not takes_any:
+            faults.append(f"`{key}` needs `{source}`, but {called} takes no `{name}`.")
+    for name, one in known.items():
+        if one.default is one.empty and name not in args and name not in named:
+            faults.append(f"`{at}.{name}` is missing; {called} can't be called without it.")
+    return Call(key=key, function=function, arguments=converted), faults
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function.__init__ if isinstance(function, type) else function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}  # annotations that only a type checker can read say nothing at run time
+
+
+def _converted(value: object, hint: Any, folder: Path) -> tuple[object, str]:
+    try:
+        adapter = TypeAdapter(_plain(hint))
+        result = adapter.validate_json(as_json(value), strict=True, extra="forbid")
+    except ValidationError as error:
+        return value, told(error)
+    except (PydanticUserError, NameError):
+        return value, ""  # an annotation that is no plain type, such as a tensor
+    if isinstance(result, Path):
+        return (folder / result.expanduser()).resolve(), ""
+    return result if hint is not Any else value, ""
+
+
+def _plain(hint: Any) -> Any:
+    """The annotation without tensors, which files can't hold and optimizers of torch take beside numbers."""
+    kind: Any = typing.get_origin(hint)
+    members: tuple[Any, ...] = typing.get_args(hint)
+    if kind in (Union, UnionType):
+        plain = tuple(_plain(member) for member in members if getattr(member, "__name__", "") != "Tensor")
+        return Union[plain] if plain else hint  # noqa: UP007 - they are only known here
+    if kind in (tuple, list):
+        return cast("Any", kind)[tuple(map(_plain, members))]
+    return hint
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run without faults.
+
+    Args:
+        tables: its run file, with all defaults and overrides.
+        calls: the objects that the run file names, ready to be called, by their keys, such as `data.train`.
+        recipe: the folder of the recipe's Python files, importable while the run is open.
+    """
+
+    config: RunConfig
+    tables: Tree
+    calls: Mapping[str, Call]
+    recipe: Path
+
+    def resolved(self) -> Tree:
+        """The run file as plain tables, defaults and overrides included, paths absolute.
+
+        A run folder keeps it: run from there, it finds the recipe's copy in `recipe`.
+        """
+        return cast("Tree", _without_empty({**self.tables, "recipe": "recipe"}))
+
+    def plain(self) -> Tree:
+        """The same in values that JSON has, which checkpoints keep."""
+        return cast("Tree", json.loads(json.dumps(self.resolved(), default=str)))
+
+
+@contextmanager
+def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]:
+    """Read the run of `path`, and keep its recipe importable inside the `with`.
+
+    Args:
+        settings: values over those of the file, the later the stronger: the environment's, then the command line's.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    config, tables = read(path, settings)
+    folder = path.resolve().parent
+    recipe = folder / config.recipe
+    faults = list(config.faults())
+    for check in (build_layout, check_ranks):
+        try:
+            check(config)
+        except ConfigError as error:
+            faults += error.faults
+    if not recipe.is_dir():
+        raise ConfigError([*faults, f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one."])
+    with importable(recipe):
+        found = _Finder(recipe, folder)
+        found.all_of(config)
+        if faults or found.faults:
+            raise ConfigError([*faults, *found.faults]) from next(iter(found.causes), None)
+        for key, call in found.calls.items():
+            paths = {name: str(value) for name, value in call.arguments.items() if isinstance(value, Path)}
+            if paths:
+                table = at(tables, key.split("."))
+                (table if "use" in table else table["args"]).update(paths)
+        yield OpenRun(config=config, tables=tables, calls=found.calls, recipe=recipe.resolve())
+
+
+class _Finder:
+    """Finds what a run file names: the calls by their keys, the faults, and the exceptions of the user's modules."""
+
+    def __init__(self, recipe: Path, folder: Path) -> None:
+        self.recipe = recipe
+        self.folder = folder
+        self.calls: dict[str, Call] = {}
+        self.faults: list[str] = []
+        self.causes: list[BaseException] = []
+
+    def all_of(self, config: RunConfig) -> None:
+        for key, table in _targets(config):
+            self.add(key, f"{key}.target", partial(find, table.target, self.recipe), table.args)
+        for number, hook in enumerate(config.hooks):
+            self._hook(f"hooks.{number}", hook)
+        for key, table in config.sets.items():
+            if table.collate is not None:
+                collate = f"{key}.collate"
+                self.add(collate, collate, partial(find, table.collate, self.recipe), {}, num_given=1)
+        self._optimizers(config.optimizer)
+
+    def _hook(self, key: str, hook: HookTable) -> None:
+        if hook.target is not None:
+            self.add(key, f"{key}.target", partial(find, hook.target, self.recipe), hook.args)
+        else:
+            self.add(key, key, partial(load, HOOKS[str(hook.use)]), hook.args, at=key)
+
+    def _optimizers(self, optimizer: OptimizerTable) -> None:
+        def add(key: str, named: OptimizerTable | GroupTable, args: Mapping[str, Any], needs_class: bool) -> None:
+            found = partial(_optimizer, named, self.recipe, needs_class)
+            self.add(key, key, found, args, num_given=1, named={"lr": "optimizer.lr"})
+
+        add("optimizer", optimizer, optimizer.args, optimizer.is_divided)
+        for name, group in optimizer.groups.items():
+            own = optimizer if group.name is None and group.target is None else group
+            add(f"optimizer.groups.{name}", own, group.args, True)
+
+    def add(
+        self, key: str, place: str, found: Callable[[], Callable[..., Any]], args: Mapping[str, Any], **more: Any
+    ) -> None:
+        try:
+            self.calls[key], wrong = bind(key, found(), args, self.folder, **more)
+            self.faults += wrong
+        except ArgumentError as error:
+            self.faults.append(f"`{place}` {error}")
+            self.causes += [] if error.__cause__ is None else [error.__cause__]
+
+
+def _targets(value: object, key: str = "") -> Iterator[tuple[str, Target]]:
+    if isinstance(value, Target):
+        yield key, value
+    inner: list[tuple[object, object]] = []
+    if is_dataclass(value) and type(value).__module__ == RunConfig.__module__:
+        inner = [(one.name, getattr(value, one.name)) for one in fields(value)]
+    elif isinstance(value, dict):
+        inner = list(cast("dict[object, object]", value).items())
+    elif isinstance(value, tuple):
+        inner = list(enumerate(cast("tuple[object, ...]", value)))
+    for name, one in inner:
+        yield from _targets(one, f"{key}.{name}".removeprefix("."))
+
+
+def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class: bool) -> Callable[..., Any]:
+    """The class of an optimizer, or a function that makes one.
+
+    Raises:
+        ArgumentError: it is not there, or a function where groups need a class.
+    """
+    if (optimizer.name is None) == (optimizer.target is None):
+        raise ArgumentError("must have a `name`, a class of torch.optim, or a `target`; give one of the two.")
+    if optimizer.target is not None:
+        found = find(optimizer.target, recipe)
+        if needs_class and not isinstance(found, type):
+            raise ArgumentError("must name a class, as there are groups, but names a function; leave groups to it.")
+        return found
+    import torch
+
+    name = cast("str", optimizer.name)
+    if name == "LBFGS":
+        raise ArgumentError("can't be LBFGS, which evaluates the loss several times per step; take any other.")
+    names = [other for other, kind in vars(torch.optim).items() if isinstance(kind, type) and other != "Optimizer"]
+    if name not in names:
+        close = get_close_matches(name.lower(), [other.lower() for other in names], n=1)
+        meant = [other for other in names if other.lower() in close]
+        raise ArgumentError(f'is "{name}", but must be a class of torch.optim; {advice(name, meant or names)}')
+    return cast("Callable[..., Any]", getattr(torch.optim, name))
+
+
+def _without_empty(value: object) -> object:
+    if isinstance(value, dict):
+        pruned = {key: _without_empty(inner) for key, inner in cast("Mapping[str, object]", value).items()}
+        return {key: inner for key, inner in pruned.items() if inner not in ({}, [])}
+    if isinstance(value, tuple | list):
+        return [_without_empty(inner) for inner in cast("Sequence[object]", value)]
+    return value

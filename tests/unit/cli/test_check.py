@@ -9,7 +9,7 @@ Run = Callable[..., Any]
 
 def test_a_good_run_is_built_and_tried_and_nothing_is_written(evenstep: Run, recipe: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in recipe.rglob("*")}
-    settings = ["--log.writers", '["console", "jsonl", "csv", "tensorboard"]', "--ema.decay", "0.9"]
+    settings = ["--log.writers", '["console", "jsonl", "csv", "tensorboard"]', "--train.ema.decay", "0.9"]
     done = evenstep("check", "run.toml", *settings, "--checkpoint.best.metric", "valid/loss")
     assert done.code == 0, done.err
     assert {path: path.stat().st_mtime_ns for path in recipe.rglob("*")} == before
@@ -37,7 +37,7 @@ def test_what_a_parameter_costs_is_said(evenstep: Run, recipe: Path, precision: 
         (["--train.updates", "0", "--seed", "x"], 2, "2 faults in the configuration"),
         (["--data.train.target", "wrong.py:wide"], 1, "shapes cannot be multiplied"),
         (["--task.target", "wrong.py:NotFinite"], 1, "its gradient is not finite"),
-        (["--data.evaluations.valid", '{target = "wrong.py:empty"}'], 1, "This is about `data.evaluations.valid`."),
+        (["--data.evaluations.valid", '{target = "wrong.py:empty"}'], 2, "`data.evaluations.valid`"),
         (["--data.evaluations.valid", '{target = "wrong.py:Broken", micro_batch_size = 20}'], 1, "sample 13"),
         (["--hooks", '[{target = "wrong.py:Misspelt"}]'], 1, "did you mean `after_update`?"),
     ],

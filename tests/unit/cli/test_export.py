@@ -9,14 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import read_checkpoint
+from evenstep.config.build import build_parts
+from evenstep.config.target import open_run
 
 Run = Callable[..., Any]
 
 
 def test_a_run_is_exported_and_begun_with(evenstep: Run, recipe: Path) -> None:
-    assert evenstep("train", "run.toml", "--ema.decay", "0.9").code == 0
+    assert evenstep("train", "run.toml", "--train.ema.decay", "0.9").code == 0
     done = evenstep("export", "runs/tiny", "--to", "out/model.safetensors", "--average", "--max-file-gb", "3e-8")
     assert done.code == 0, done.err
     assert "out/model.safetensors.index.json" in done.out

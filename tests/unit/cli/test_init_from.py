@@ -19,7 +19,7 @@ def weights(run: str) -> dict[str, Any]:
 @pytest.fixture
 def first(evenstep: Run, recipe: Path) -> Path:
     """A run of six updates with an average, saved at each second."""
-    assert evenstep("train", "run.toml", "--ema.decay", "0.9", "--name", "first").code == 0
+    assert evenstep("train", "run.toml", "--train.ema.decay", "0.9", "--name", "first").code == 0
     return recipe / "runs" / "first"
 
 

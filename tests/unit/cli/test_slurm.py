@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evenstep.cli.launch import Rank, rank_variables, submit_run, submit_to
-from evenstep.config.schema_ranks import SlurmTable
+from evenstep.config.run import SlurmTable
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
 from evenstep.parallel import rank_info_of
 from evenstep.process import command

@@ -341,9 +341,9 @@ def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, mo
 
 
 def test_a_profile_is_asked_for_in_two_numbers(evenstep: Run, recipe: Path) -> None:
-    done = evenstep("train", "run.toml", "--profile", "2:3")
+    done = evenstep("train", "run.toml", "--hooks.profile", "{first = 2, last = 3}")
     assert done.code == 0, done.err
     (table,) = (recipe / "runs" / "tiny" / "profile").glob("*.json.gz")
     assert table.name == "updates-2-3-rank-0.trace.json.gz"
     saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
-    assert saved["profile"] == {"first": 2, "last": 3, "memory": False}
+    assert saved["hooks"] == [{"use": "profile", "first": 2, "last": 3}]

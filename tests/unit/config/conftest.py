@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from evenstep.builders import open_run
-from evenstep.config.sources import from_arguments, from_environment
+from evenstep.config.load import from_arguments, from_environment
+from evenstep.config.target import open_run
 from evenstep.errors import ConfigError
 
 RUN = """

@@ -1,7 +1,6 @@
 """What a configuration would say if nothing had been set."""
 
-from evenstep.config.defaults import defaults_of
-from evenstep.config.schema import Config
+from evenstep.config.keys import completed, defaults_of
 
 RUN = {
     "name": "tiny",
@@ -16,7 +15,7 @@ RUN = {
 
 
 def test_every_key_with_a_default_has_it_whatever_was_set() -> None:
-    found = defaults_of(Config.model_validate(RUN))
+    found = defaults_of(RUN)
     assert found["train"]["precision"] == "32-true"
     assert found["log"] == {"every_updates": 10, "writers": ["console", "jsonl"], "flops": False}
     assert found["lr_schedule"]["end_factor"] != 0.25  # of the kind that was set
@@ -24,14 +23,16 @@ def test_every_key_with_a_default_has_it_whatever_was_set() -> None:
 
 
 def test_what_must_be_set_and_arguments_have_no_default() -> None:
-    found = defaults_of(Config.model_validate(RUN))
+    found = defaults_of(RUN)
     assert "name" not in found
     assert "model" not in found
     assert "updates" not in found["train"]
     assert "lr" not in found["optimizer"]
 
 
-def test_nothing_differs_from_the_defaults_where_nothing_is_set_beside_them() -> None:
-    found = defaults_of(Config.model_validate(RUN))
-    again = Config.model_validate({**RUN, "log": found["log"], "failures": found["failures"]})
-    assert (again.log, again.failures) == (type(again.log)(), type(again.failures)())
+def test_tables_are_completed_by_their_defaults() -> None:
+    found = completed(RUN)
+    assert found["log"] == {"every_updates": 3, "writers": ["csv"], "flops": False}
+    assert found["lr_schedule"] == {"kind": "cosine", "warmup_updates": 0, "end_factor": 0.25}
+    assert found["model"] == RUN["model"]
+    assert completed(found) == found

@@ -1,246 +1,194 @@
+"""Option classes: what their constructors, run files and the JSON schema make of their annotations."""
+
 import dataclasses
 import inspect
-from collections.abc import Iterator
-from typing import Any, get_args
+import json
+import subprocess
+import sys
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, ClassVar, get_args
 
 import pytest
+from annotated_types import Interval
+from pydantic import TypeAdapter, ValidationError
 
 import evenstep
-from evenstep.config import schema, schema_between, schema_ranks
-from evenstep.config.schema import Config, EmaTable, LossScaleTable
-from evenstep.config.schema_lr import TABLES, ScheduleTable
-from evenstep.config.section import Section
-from evenstep.optim import ema, schedules
-from evenstep.options import Checkpointing, Failures, Logging, Training
-from evenstep.precision import Fp16Mixed
+from evenstep.config.keys import all_keys, may_change, schema
+from evenstep.config.run import HOOKS, DataTable, EvaluateTable, MixtureTable, ParallelTable
+from evenstep.errors import ArgumentError
+from evenstep.options import NonFinite, Training
+from evenstep.precision import Bf16True, Fp16Mixed
+from evenstep.schema import Count, Instance, Made, json_schema, load, option, path_of, texts_of
+from evenstep.train.failures import FAILURE_POLICIES
+from refused import refused
 
 
-def sections(section: type[Section]) -> Iterator[type[Section]]:
-    yield section
-    for field in section.model_fields.values():
-        yield from (found for inner in types_in(field.annotation) for found in sections(inner))
+@option
+class Inner:
+    size: Count = 1
+    """Number of things."""
 
 
-def types_in(annotation: object) -> Iterator[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from types_in(argument)
+@option
+class Outer:
+    """A table.
 
+    More about it.
+    """
 
-def test_every_key_is_documented_in_a_sentence() -> None:
-    undocumented = [
-        f"{section.__name__}.{name}"
-        for section in sections(Config)
-        for name, field in section.model_fields.items()
-        if not field.description or not field.description.endswith(".")
-    ]
-    assert undocumented == []
+    may_change: ClassVar[frozenset[str]] = frozenset({"share"})
+    not_in_files: ClassVar[frozenset[str]] = frozenset({"kept"})
 
-
-def test_the_public_keys_are_these() -> None:
-    schema = Config.model_json_schema()
-    assert sorted(schema["properties"]) == [
-        *(
-            "checkpoint",
-            "coefficients",
-            "combine",
-            "data",
-            "device",
-            "early_stop",
-            "ema",
-            "evaluate",
-            "failures",
-            "float8",
-            "hooks",
-            "init_from",
-            "launch",
-            "limit",
-        ),
-        *(
-            "log",
-            "loss_scale",
-            "lr_schedule",
-            "memory",
-            "mixture",
-            "model",
-            "name",
-            "optimizer",
-            "overfit",
-            "parallel",
-            "profile",
-            "recipe",
-            "reset",
-            "resume",
-        ),
-        *("runs", "seed", "task", "tasks", "threads", "train"),
-    ]
-    assert schema["required"] == ["name", "model", "train", "optimizer"]
-    definitions = {name: sorted(table["properties"]) for name, table in schema["$defs"].items()}
-    assert definitions == PUBLIC_KEYS
-
-
-PUBLIC_KEYS = {
-    "Limit": ["batches"],
-    "Profile": ["first", "last", "memory"],
-    "Launch": ["max_restarts", "ranks", "slurm"],
-    "Memory": ["checkpoint", "empty_cache_every_updates"],
-    "Slurm": [
-        *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
-        *("ranks_per_node", "timeout_minutes"),
-    ],
-    "Failures": [
-        *("hook", "loader", "loader_retries", "loss_spike", "lost_rank", "max_rewinds", "max_skipped_samples"),
-        *("non_finite", "out_of_memory", "spike_threshold", "spike_window_updates"),
-    ],
-    "Parallel": [
-        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction"),
-        *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
-    ],
-    "Best": ["keep", "metric", "mode"],
-    "Checkpoint": [
-        *(
-            "asynchronous",
-            "best",
-            "every_epochs",
-            "every_minutes",
-            "every_updates",
-            "keep_every_updates",
-            "keep_last",
-            "mirror",
-        ),
-    ],
-    "Coefficients": ["kind", "regression"],
-    "Combine": ["alpha", "coefficient_lr", "kind", "parameters"],
-    "Constant": ["kind", "warmup_updates"],
-    "Cosine": ["end_factor", "kind", "warmup_updates"],
-    "Data": [
-        *(
-            "batch_size_multiple",
-            "batch_size_unit",
-            "collate",
-            "curriculum_epochs",
-            "evaluations",
-            "global_batch_size",
-        ),
-        *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
-        *("oversized", "packed", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
-    ],
-    "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
-    "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
-    "Evaluate": ["every_epochs", "every_updates", "from_update"],
-    "Evaluation": ["args", "first_batches", "micro_batch_size", "target"],
-    "Float8": ["emulate", "layers", "recipe"],
-    "InitFrom": ["average", "freeze", "only", "partial", "path"],
-    "InverseSqrt": ["kind", "warmup_updates"],
-    "Linear": ["end_factor", "kind", "warmup_updates"],
-    "Log": ["every_updates", "flops", "peak_tflops", "writers"],
-    "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
-    "Mixture": ["draws", "end", "kind", "temperature"],
-    "NamedTask": [
-        *("args", "coefficient", "coefficient_schedule", "data", "metrics", "repeats"),
-        *("sampling_weight", "target"),
-    ],
-    "OneTask": ["args", "metrics", "target"],
-    "Optimizer": ["args", "groups", "layer_decay", "layers", "lr", "name", "target", "weight_decay_on"],
-    "ParameterGroup": [
-        *("args", "dims", "frozen", "lr", "lr_factor", "lr_schedule", "name", "patterns", "target", "weight_decay"),
-    ],
-    "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
-    "CosineRestarts": ["end_factor", "kind", "period_factor", "period_updates", "shrink", "warmup_updates"],
-    "Listed": ["factors", "kind", "rates", "unit", "warmup_updates"],
-    "Multiplicative": ["factors", "kind", "min_factor", "unit", "warmup_updates"],
-    "Plateau": [
-        *("cooldown_evaluations", "factor", "kind", "metric", "min_delta", "min_factor", "mode"),
-        *("patience_evaluations", "relative", "warmup_updates"),
-    ],
-    "Step": ["every", "factor", "kind", "min_factor", "unit", "warmup_updates"],
-    "TriStage": ["decay_updates", "end_factor", "hold_updates", "kind", "start_factor", "warmup_updates"],
-    "Triangular": ["kind", "low_factor", "period_updates", "shrink"],
-    "Target": ["args", "target"],
-    "Train": [
-        *("cast_inputs", "channels_last", "check_loss", "clip_norm", "compile", "epochs", "float32_outputs"),
-        *("max_minutes", "max_total_minutes", "norm_statistics", "precision"),
-        *("settle_every_updates", "stop_below_lr", "updates"),
-    ],
-    "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
-}
-
-
-def test_a_configuration_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        setattr(TABLES["cosine"](), "end_factor", 0.5)  # noqa: B010 - the point is that it fails at run time
-
-
-@pytest.mark.parametrize("section", TABLES.values())
-def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: type[ScheduleTable]) -> None:
-    namesake = getattr(schedules, section.__name__.removesuffix("Table"))
-    there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
-    here = {name: field.default for name, field in section.model_fields.items() if name != "kind"}
-    if section is TABLES["listed"]:  # where rates stand for factors of the optimizer's
-        assert here.pop("rates") is here.pop("factors") is None
-        del there["factors"]
-    assert here.keys() == there.keys()
-    for name, default in here.items():
-        assert default == there[name] or section.model_fields[name].is_required()
-
-
-def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
-    for section, namesake in ((EmaTable, ema.Ema), (LossScaleTable, Fp16Mixed)):
-        there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
-        assert {name: field.default for name, field in section.model_fields.items()} == there
+    name: str
+    _: KW_ONLY
+    share: Annotated[float, Interval(ge=0, lt=1)] = 0.5
+    """Share of the
+    whole."""
+    inner: Inner = Inner()
+    kept: bool = False
 
 
 @pytest.mark.parametrize(
-    ("section", "constructor"),
+    ("given", "field"),
     [
-        ("Data", evenstep.MapData),
-        ("EarlyStop", evenstep.EarlyStop),
-        ("Best", evenstep.Best),
-        ("ParameterGroup", evenstep.ParameterGroup),
-        ("Evaluate", evenstep.Evaluate),
-        ("Mixture", evenstep.Mixture),
-        ("Mixture", evenstep.Sampled),
-        ("Combine", evenstep.GradNorm),
-        ("Coefficients", evenstep.Uncertainty),
-        ("Parallel", evenstep.Fsdp),
-        ("Parallel", evenstep.Processes),
+        ({"name": 3}, "name"),
+        ({"name": "a", "share": 1.0}, "share"),
+        ({"name": "a", "share": float("nan")}, "share"),
+        ({"name": "a", "shares": 0.5}, "shares"),
+        ({"share": 0.5}, "name"),
+        ({"name": "a", "inner": {"size": 0}}, "inner"),
     ],
-    ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
-def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
-    homes: tuple[Any, ...] = (schema, schema_between, schema_ranks)
-    home = next(one for one in homes if hasattr(one, f"{section}Table"))
-    table = getattr(home, f"{section}Table").model_fields
-    there = {
-        name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
-    }
-    common = {name for name in there.keys() & table.keys() if not table[name].is_required()} - {"collate"}
+def test_a_wrong_option_is_an_error_with_its_field(given: dict[str, Any], field: str) -> None:
+    with refused(ArgumentError, field):
+        Outer(**given)
+
+
+def test_a_positional_option_is_an_error_with_its_field() -> None:
+    with refused(ArgumentError, "name"):
+        Outer(3)  # type: ignore[arg-type]
+
+
+def test_options_are_frozen_compared_and_replaced() -> None:
+    one = Outer("a", share=0.25)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.share = 0.5  # type: ignore[misc]
+    assert dataclasses.replace(one, share=0.5) == Outer("a")
+    with refused(ArgumentError, "share"):
+        dataclasses.replace(one, share=2.0)
+
+
+def test_all_faults_of_a_file_come_at_once() -> None:
+    with pytest.raises(ValidationError) as raised:
+        TypeAdapter(Outer).validate_json('{"share": "x", "inner": {"size": 0, "sizes": 1}}')
+    places = [path_of(one["loc"], {"inner": {"size": 0, "sizes": 1}}, missing=True) for one in raised.value.errors()]
+    assert set(places) == {("name",), ("share",), ("inner", "size"), ("inner", "sizes")}
+
+
+def test_the_schema_has_texts_ranges_and_what_may_change() -> None:
+    found = json_schema(Outer)
+    assert found["description"] == "A table."
+    assert list(found["properties"]) == ["name", "share", "inner"]
+    share = found["properties"]["share"]
+    assert share["description"] == "Share of the whole."
+    assert (share["minimum"], share["exclusiveMaximum"], share["mayChange"]) == (0, 1, True)
+    assert found["$defs"]["Inner"]["properties"]["size"]["minimum"] == 1
+
+
+def test_texts_are_inherited() -> None:
+    assert "clip_norm" in texts_of(evenstep.config.run.TrainTable)
+
+
+def test_objects_and_tables_of_their_arguments_are_taken() -> None:
+    @option
+    class Holder:
+        budget: Annotated[Any, Made("evenstep.events:TimeBudget")] = None
+        hook: Annotated[Any, Instance("evenstep.events:Hook")] = None
+
+    assert isinstance(Holder(budget={"max_minutes": 3.0}).budget, evenstep.TimeBudget)
+    assert isinstance(Holder(hook=evenstep.Timer()).hook, evenstep.Timer)
+    with refused(ArgumentError, "budget.max_minutes"):
+        Holder(budget={"max_minutes": "x"})
+    with refused(ArgumentError, "hook"):
+        Holder(hook={})
+    assert "hook" not in json_schema(Holder)["properties"]
+
+
+def test_a_kind_chooses_the_class_of_a_table() -> None:
+    made = Training(combine={"kind": "grad_norm", "alpha": 0.5})  # type: ignore[arg-type]
+    assert type(made.combine).__name__ == "GradNorm"
+    with refused(ArgumentError, "combine.alpha"):
+        Training(combine={"kind": "grad_norm", "alpha": -1})  # type: ignore[arg-type]
+    with refused(ArgumentError, "combine"):
+        Training(combine="pc_grd")
+
+
+def test_importing_options_loads_neither_torch_nor_pydantic() -> None:
+    code = "import sys, evenstep.options; print([m for m in ('torch', 'pydantic') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_key_of_run_files_is_described() -> None:
+    def undescribed(node: Any, path: str) -> list[str]:
+        if isinstance(node, list):
+            return [one for inner in node for one in undescribed(inner, path)]
+        if not isinstance(node, dict):
+            return []
+        found = [
+            f"{path}.{name}"
+            for name, value in node.get("properties", {}).items()
+            if name != "kind" and not value.get("description")
+        ]
+        return found + [one for name, inner in node.items() for one in undescribed(inner, f"{path}.{name}")]
+
+    assert undescribed(schema(), "") == []
+    assert json.loads(json.dumps(schema())) == schema()
+
+
+@pytest.mark.parametrize(
+    ("table", "constructor"),
+    [
+        (DataTable, evenstep.MapData),
+        (DataTable, evenstep.Reading),
+        (DataTable, evenstep.StreamData),
+        (EvaluateTable, evenstep.Evaluate),
+        (MixtureTable, evenstep.Mixture),
+        (MixtureTable, evenstep.Sampled),
+        (ParallelTable, evenstep.Fsdp),
+        (ParallelTable, evenstep.Processes),
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_a_table_has_the_defaults_of_what_is_made_of_it(table: Any, constructor: Any) -> None:
+    arguments = inspect.signature(constructor).parameters
+    there = {name: one.default for name, one in arguments.items() if one.default is not one.empty}
+    here = {one.name: one.default for one in dataclasses.fields(table) if one.default is not dataclasses.MISSING}
+    common = (there.keys() & here.keys()) - {"collate"}
     assert common
-    assert {name: table[name].default for name in common} == {name: there[name] for name in common}
+    assert {name: here[name] for name in common} == {name: there[name] for name in common}
 
 
-def test_a_table_of_an_option_object_has_its_fields() -> None:
-    only_here = {
-        # the trainer's own arguments, a precision's, and hooks
-        "Train": {"updates", "epochs", "precision", "cast_inputs", "float32_outputs"}
-        | {"max_minutes", "max_total_minutes", "stop_below_lr"},
-        "Checkpoint": set(),
-        "Failures": {"loader", "loader_retries", "lost_rank"},  # of the data, and of the ranks
-        "Log": set(),
-    }
-    only_there = {
-        "Train": {
-            "ema",
-            "coefficients",
-            "combine",
-            "memory",
-        },  # tables of their own
-        "Checkpoint": {"config"},
-        "Failures": set(),
-        "Log": set(),
-    }
-    for name, option in zip(only_here, (Training, Checkpointing, Failures, Logging), strict=True):
-        keys = set(getattr(schema, f"{name}Table").model_fields)
-        fields = {field.name for field in dataclasses.fields(option)}
-        assert (keys - fields, fields - keys) == (only_here[name], only_there[name])
+def test_names_in_run_files_are_those_of_the_library() -> None:
+    assert set(get_args(NonFinite)) == set(FAILURE_POLICIES)
+    assert all(issubclass(load(target), evenstep.Hook) for target in HOOKS.values())
+    assert {"train.precision.initial", "train.precision.cast_inputs", "lr_schedule.rates"} <= set(all_keys())
+    assert Fp16Mixed(initial=8.0).scale == 8.0
+    assert not Bf16True(float32_outputs=False).float32_outputs
+
+
+@pytest.mark.parametrize(
+    ("key", "may"),
+    [
+        ("train.updates", True),
+        ("train.ema.decay", True),
+        ("train.clip_norm", False),
+        ("tasks.box.data.num_workers", True),
+        ("tasks.box.coefficient", False),
+        ("data.evaluations.valid.target", True),
+        ("hooks", True),
+        ("seed", False),
+    ],
+)
+def test_a_resumed_run_may_have_other_values_of_some_keys(key: str, may: bool) -> None:
+    assert may_change(key.split(".")) is may

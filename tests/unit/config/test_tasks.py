@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tomli_w import dumps
 
-from evenstep.builders import open_run
-from evenstep.config.toml import dumps
+from evenstep.config.target import open_run
 from evenstep.errors import ConfigError
 
 HEAD = """
@@ -104,14 +104,14 @@ def test_a_run_without_any_task_says_what_is_missing(several: Callable[[str], li
 
 
 def test_tables_for_several_tasks_need_some(faults: Callable[..., list[str]]) -> None:
-    found = faults("--mixture.kind", "all", "--combine.kind", "pc_grad")
-    assert [fault.split()[0] for fault in found] == ["`mixture`", "`combine`"]
+    found = faults("--mixture.kind", "sampled", "--train.combine", "pc_grad")
+    assert [fault.split()[0] for fault in found] == ["`mixture`", "`train.combine`"]
 
 
 def test_a_saved_run_with_combined_gradients_reads_back_though_all_defaults_are_in_it(
     several: Callable[[str], list[str]], recipe: Path
 ) -> None:
-    assert several(HEAD + TASKS + '[combine]\nkind = "pc_grad"\n') == []
+    assert several(HEAD.replace("updates = 10", 'updates = 10, combine = { kind = "grad_norm" }') + TASKS) == []
     with open_run(recipe / "run.toml") as run:
         saved = dumps(run.resolved()).replace('recipe = "recipe"', 'recipe = "."')
     assert "alpha = 1.5" in saved

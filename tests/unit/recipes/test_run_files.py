@@ -27,7 +27,7 @@ def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_mixture_shows_whose_batches_the_first_updates_hold(capsys: pytest.CaptureFixture[str]):
     path = RECIPES / "digits_multitask" / "run.toml"
-    settings = ["--mixture.kind", "round_robin", "--tasks.box.repeats", "2", "--combine.kind", "pc_grad"]
+    settings = ["--mixture.kind", "round_robin", "--tasks.box.repeats", "2", "--train.combine", "pc_grad"]
     assert check.run(str(path), settings) == 0
     shown = capsys.readouterr().out
     assert "updates 1 to 6: class | parity | box | box | class | parity" in shown

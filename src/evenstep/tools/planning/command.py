@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 from rich.console import Console
 from rich.text import Text
 
-from evenstep.config.sources import from_arguments, from_environment
+from evenstep.config.load import from_arguments, from_environment
 from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
 from evenstep.pipeline import SCHEDULES, Layers, Layout, Plan, Schedule
 from evenstep.process import EXIT_DONE
@@ -111,10 +111,11 @@ def run(
 
 
 def _measured(path: str, settings: Sequence[str]) -> Measured:
-    from evenstep.builders import build_parts, make_model, open_run
-    from evenstep.builders.options import build_precision
+    from evenstep.config.build import build_parts, make_model
+    from evenstep.config.target import open_run
     from evenstep.parallel import device_of_rank
     from evenstep.pipeline.split import flows
+    from evenstep.train.resolve import precision_of
     from evenstep.train.update.transfer import build_cast
 
     with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
@@ -123,7 +124,7 @@ def _measured(path: str, settings: Sequence[str]) -> Measured:
             device = device_of_rank(config.device)
             layers = Layers.of(make_model(opened))
             batch, inputs = parts.first_inputs(device)
-            precision = build_precision(config)
+            precision = precision_of(config.train.precision)
             precision.check(device)
             cast = build_cast(precision.format)
             costs = measure(

@@ -13,19 +13,17 @@ from typing import Any, final
 
 from torch.utils.data import Subset
 
-from evenstep.builders import RunParts, build_mesh, build_parts, build_strategy, make_model, open_run
-from evenstep.builders.data import is_stream
-from evenstep.builders.schedule import build_lr_schedule
-from evenstep.config.arguments import Call
-from evenstep.config.named import OpenRun
-from evenstep.config.schema import Config
-from evenstep.config.schema_data import DataTable
-from evenstep.config.sources import Setting, settings_in
-from evenstep.config.tasks import data_tables, schedules_of
+from evenstep.config.build import RunParts, build_lr_schedule, build_parts, make_model
+from evenstep.config.build_data import is_stream
+from evenstep.config.load import Setting, settings_in
+from evenstep.config.ranks import build_mesh, build_strategy
+from evenstep.config.run import DataTable, RunConfig
+from evenstep.config.target import Call, OpenRun, open_run
 from evenstep.data import Data
 from evenstep.data.sampling import largest
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
+from evenstep.optim.plateau import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
 from evenstep.tools.prove.subject import Cut, Subject, Variant
@@ -89,7 +87,7 @@ class RunFileBench:
     def fit_tokens(self) -> str:
         """Choose the budgets of batches that are cut by tokens; why they can't be cut, or ""."""
         with open_run(self._path, self._given) as opened:
-            tables = {key: table for key, table in data_tables(opened.config).items() if _by_tokens(table)}
+            tables = {key: table for key, table in opened.config.sets.items() if _by_tokens(table)}
         said = ""
         for share in (16, 8, 4, 2, 1):
             self.tokens = {
@@ -127,58 +125,54 @@ def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
         return replace(call, function=made)
 
     calls = dict(opened.calls)
-    for key, table in data_tables(opened.config).items():
+    for key, table in opened.config.sets.items():
         whole = SAMPLES if _by_tokens(table) else largest(table.global_batch_size) or SAMPLES
         calls[f"{key}.train"] = few(key, calls[f"{key}.train"], whole + -(-whole * 2 // 3))
     return replace(opened, calls=calls)
 
 
-def _as_long(config: Config, share: float) -> Config:
+def _as_long(config: RunConfig, share: float) -> RunConfig:
     if config.train.epochs is None:
         return config
-    train = config.train.model_copy(update={"epochs": math.ceil(config.train.epochs / share)})
-    return config.model_copy(update={"train": train})
+    return replace(config, train=replace(config.train, epochs=math.ceil(config.train.epochs / share)))
 
 
 def _by_tokens(table: DataTable) -> bool:
     return table.global_batch_tokens is not None
 
 
-def _shrunk(config: Config, workers: int) -> list[Setting]:
+def _shrunk(config: RunConfig, workers: int) -> list[Setting]:
     changed: dict[str, object] = {
         "device": "cpu",
         "threads": 1,
         "resume": "never",
         "reset": "none",
         "launch": "none",
-        "early_stop": "none",
+        **{f"hooks.{name}": "none" for name in ("early_stop", "profile", "stop_below_lr", "time_budget")},
         "evaluate": "none",
         "checkpoint": "none",
         "checkpoint.asynchronous": "false",
         "log.writers": "[]",
         "train.compile": "off",
-        "train.max_minutes": "none",
-        "train.max_total_minutes": "none",
-        "train.stop_below_lr": "none",
         "failures.lost_rank": "stop",
         "failures.max_rewinds": "none",
     }
-    if config.failures.non_finite.startswith("rewind"):
+    if str(config.failures.non_finite).startswith("rewind"):
         changed["failures.non_finite"] = "stop"
-    if config.failures.loss_spike.startswith("rewind"):
+    if str(config.failures.loss_spike).startswith("rewind"):
         changed["failures.loss_spike"] = "report"
-    for key in data_tables(config):
+    for key in config.sets:
         changed[f"{key}.num_workers"] = workers
-    for key, table in schedules_of(config).items():
-        if table.kind == "plateau":  # as it is as long as it has heard of no evaluation
-            changed[key] = f'{{kind = "constant", warmup_updates = {table.model_dump()["warmup_updates"]}}}'
+    for key, table in config.schedules.items():
+        if isinstance(table, Plateau):  # as it is as long as it has heard of no evaluation
+            changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
     return settings_in(changed, _ORIGIN)
 
 
-def _cut(config: Config, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
+def _cut(config: RunConfig, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
     made: dict[str, object] = {}
     up, down = _SHARES[cut]
-    for key, table in data_tables(config).items():
+    for key, table in config.sets.items():
         unit, whole = "size", min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
         if _by_tokens(table):
             unit, whole = "tokens", tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
@@ -205,7 +199,7 @@ def _ragged(whole: int, near: int) -> int:
     return min(odd, key=lambda one: abs(one - near), default=near)
 
 
-def _varied(config: Config, variant: Variant) -> list[Setting]:
+def _varied(config: RunConfig, variant: Variant) -> list[Setting]:
     before = config.parallel
     changed: dict[str, object] = {
         "parallel": "none",
@@ -223,7 +217,7 @@ def _varied(config: Config, variant: Variant) -> list[Setting]:
             if before.stages_per_rank is not None:
                 changed["parallel.stages_per_rank"] = before.stages_per_rank
     if not variant.own_format:
-        changed |= {"train.precision": "32-true", "loss_scale": "none", "float8": "none"}
+        changed["train.precision"] = "32-true"
     return settings_in(changed, _ORIGIN)
 
 
@@ -238,7 +232,7 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         )
 
     own: Task | Mapping[str, Task] = parts.task
-    combined = config.combine is not None or (config.coefficients is not None and config.coefficients.kind != "fixed")
+    combined = config.train.combine is not None or config.train.coefficients is not None
     scheduled = any(task.coefficient_schedule is not None for task in config.tasks.values())
     return Subject(
         model=parts.model,
@@ -254,6 +248,6 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
     )
 
 
-def _updates(config: Config, data: Data) -> int | None:
+def _updates(config: RunConfig, data: Data) -> int | None:
     epochs = config.train.epochs
     return config.train.updates if epochs is None else updates_of(data, epochs, config.seed)

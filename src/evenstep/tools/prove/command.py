@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from evenstep.builders import open_run
-from evenstep.config.sources import settings_of
-from evenstep.config.tasks import data_tables
+from evenstep.config.load import settings_of
+from evenstep.config.target import open_run
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
@@ -76,12 +75,12 @@ def _bench(path: str, settings: list[str], updates: int, ranks: int) -> Bench:
         elsewhere=Elsewhere(Path(path), settings, source.tokens),
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
-        precision=config.train.precision,
+        precision=config.precision,
         own_strategy=config.parallel.strategy,
         layered=source.layered(),
         checks_loss=config.train.check_loss,
         uncut=uncut,
-        workers=min(2, max(table.num_workers for table in data_tables(config).values())),
+        workers=min(2, max(table.num_workers for table in config.sets.values())),
         seed=config.seed,
     )
 

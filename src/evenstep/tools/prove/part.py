@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.builders import joined, open_run
 from evenstep.cli.launch import end_with_parent, launch
-from evenstep.config.sources import settings_of
+from evenstep.config.load import settings_of
+from evenstep.config.ranks import joined
+from evenstep.config.target import open_run
 from evenstep.errors import ConfigError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.events import Hook, UpdateBegin
 from evenstep.parallel import Group

@@ -1,7 +1,4 @@
-"""The ranks of a run: who else trains it, on which device, and how they share gradients.
-
-Whether there are others is the launcher's word (see `parallel.rank_info`), how they share is the configuration's.
-"""
+"""Ranks of a run: their number, their group, and how they share gradients."""
 
 import os
 from collections.abc import Generator
@@ -10,11 +7,13 @@ from importlib import import_module
 
 import torch
 
-from evenstep.config.faults import refused_at
-from evenstep.config.schema import Config
-from evenstep.errors import ArgumentError, ConfigError, clause
+from evenstep.arguments import choose
+from evenstep.config.load import refused_at
+from evenstep.config.run import RunConfig
+from evenstep.errors import ConfigError, clause
 from evenstep.parallel import (
     Group,
+    Mesh,
     Processes,
     Strategy,
     device_of_rank,
@@ -24,10 +23,12 @@ from evenstep.parallel import (
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
+from evenstep.pipeline import SCHEDULES, Layout
+from evenstep.pipeline.split import stages_per_rank_for
 
 
 @contextmanager
-def joined(config: Config) -> Generator[Group]:
+def joined(config: RunConfig) -> Generator[Group]:
     """The group of all ranks of this run inside the `with`.
 
     Raises:
@@ -59,7 +60,7 @@ def joined(config: Config) -> Generator[Group]:
         group.close()
 
 
-def _elastic(config: Config, place: ElasticRank | None) -> Group:
+def _elastic(config: RunConfig, place: ElasticRank | None) -> Group:
     faults: list[str] = []
     if place is None:
         faults.append(
@@ -78,23 +79,47 @@ def _elastic(config: Config, place: ElasticRank | None) -> Group:
     return elastic.Elastic(elastic.Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
 
-def ranks_of(config: Config) -> int:
+def ranks_of(config: RunConfig) -> int:
     """How many ranks the run file asks for; 1 also where another launcher starts them."""
     slurm = config.launch.slurm
     job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
     return max(config.launch.ranks, config.parallel.pipeline, job)
 
 
-def check_ranks(config: Config) -> None:
-    """Raise ArgumentError for a number of ranks that the strategy or pipelines can't have."""
+def check_ranks(config: RunConfig) -> None:
+    """Raise ConfigError for a number of ranks that the strategy or pipelines can't have."""
     ranks = ranks_of(config)
-    check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
-    check_pipelines(ranks, config.parallel.pipeline)
+    with refused_at("launch.ranks"):
+        check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
+        check_pipelines(ranks, config.parallel.pipeline)
     if config.failures.lost_rank == "continue" and ranks == 1 and not is_launched():
-        raise ArgumentError('`failures.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.')
+        raise ConfigError(['`failures.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.'])
 
 
-def build_strategy(config: Config, group: Group) -> Strategy:
+def build_mesh(config: RunConfig, group: Group) -> Mesh:
+    """The grid of `group`'s ranks.
+
+    Raises:
+        ConfigError: they can't be divided into pipelines.
+    """
+    with refused_at("parallel.pipeline"):
+        return Mesh.of(group, pipeline=config.parallel.pipeline)
+
+
+def build_layout(config: RunConfig) -> Layout:
+    """The chain of stages that the pipeline schedule runs on the ranks of one pipeline.
+
+    Raises:
+        ConfigError: there is no such schedule, or it is for other numbers of stages.
+    """
+    parallel = config.parallel
+    count = parallel.stages_per_rank or stages_per_rank_for(parallel.split_at or None, ranks=parallel.pipeline)
+    with refused_at("parallel.pipeline"):
+        schedule = choose("pipeline_schedule", parallel.pipeline_schedule, SCHEDULES)
+        return schedule.layout(parallel.pipeline, count if parallel.pipeline > 1 else None)
+
+
+def build_strategy(config: RunConfig, group: Group) -> Strategy:
     """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy."""
     parallel = config.parallel
     return strategy_named(

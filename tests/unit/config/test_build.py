@@ -1,24 +1,18 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from evenstep.builders import RunParts, build_hooks, build_parts, open_run
-from evenstep.builders.data import build_data
-from evenstep.builders.options import build_logging
-from evenstep.builders.schedule import build_schedule
-from evenstep.config.schema import FailuresTable, TrainTable
-from evenstep.config.schema_lr import TABLES
-from evenstep.config.sources import from_arguments
+from evenstep.config.build import RunParts, build_hooks, build_parts, schedule_of
+from evenstep.config.build_data import build_data
+from evenstep.config.load import from_arguments
+from evenstep.config.target import open_run
 from evenstep.data import MapData, Position, StreamData
 from evenstep.errors import ConfigError, TaskError
-from evenstep.events import WRITERS
-from evenstep.optim.schedules import LR_SCHEDULES, CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
-from evenstep.options import WriterName
+from evenstep.optim.schedules import CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
 from evenstep.precision import PRECISIONS
-from evenstep.train.failures import FAILURE_POLICIES
 from evenstep.train.standard_hooks import writers_of
 from refused import refused
 
@@ -109,27 +103,20 @@ def build(tmp_path: Path) -> Build:
     return run
 
 
-def test_every_name_of_the_schema_is_in_its_table() -> None:
-    assert set(PRECISIONS) == set(get_args(TrainTable.model_fields["precision"].annotation))
-    assert set(FAILURE_POLICIES) == set(get_args(FailuresTable.model_fields["non_finite"].annotation))
-    assert set(LR_SCHEDULES) == set(TABLES)
-    assert set(WRITERS) == set(get_args(WriterName))
-
-
 @pytest.mark.parametrize(
     ("table", "built"),
     [
         ('{kind = "tri_stage", warmup_updates = 1}', TriStage(warmup_updates=1)),
         ('{kind = "cosine_restarts", period_updates = 3, shrink = 0.5}', CosineRestarts(period_updates=3, shrink=0.5)),
         ('{kind = "step", every = 2, unit = "epochs"}', Step(every=2, unit="epochs")),
-        ('{kind = "multiplicative", factors = [1.0, 0.5]}', Multiplicative(factors=(1.0, 0.5))),
+        ('{kind = "multiplicative", factors = [1.0, 0.5]}', Multiplicative(factors=[1.0, 0.5])),
         ('{kind = "listed", rates = [[1, 0.1], [3, 0.05]]}', Listed(factors=((1, 1.0), (3, 0.5)))),
         ('{kind = "listed", factors = [[1, 2.0]], unit = "epochs"}', Listed(factors=((1, 2.0),), unit="epochs")),
     ],
 )
 def test_a_schedule_of_the_run_file_is_that_of_the_library(build: Build, table: str, built: LrSchedule) -> None:
     config = build("--lr_schedule", table, "--train.updates", "9").config
-    assert build_schedule(config.lr_schedule, config.optimizer.lr) == built
+    assert schedule_of(config.lr_schedule, config.optimizer.lr) == built
 
 
 def test_a_precision_has_the_name_it_is_found_by() -> None:
@@ -270,7 +257,7 @@ def test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns(bui
 def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:
     settings = ["--hooks", '[{target = "parts.py:Noted"}]', "--checkpoint.best.metric", "valid/loss"]
     valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]
-    parts = build(*settings, *valid, "--early_stop.metric", "valid/loss")
+    parts = build(*settings, *valid, "--hooks.early_stop.patience_evaluations", "3")
     trainer = parts.trainer(
         folder=tmp_path / "run",
         hooks=build_hooks(parts.config, parts.hooks),
@@ -284,8 +271,8 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         "Save",
         "Best",
         "Evaluate",
-        "EarlyStop",
         "Noted",
+        "EarlyStop",
         "Console",
         "StopFile",
         "Status",
@@ -293,8 +280,8 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
 
 
 def test_writers_are_those_that_are_named(build: Build) -> None:
-    log = build_logging(build("--log.writers", '["csv", "tensorboard"]').config)
-    made = writers_of(log.writers, folder=None, every_updates=log.every_updates)
+    parts = build("--log.writers", '["csv", "tensorboard"]')
+    made = writers_of(parts.writers, folder=None, every_updates=1)
     assert [type(writer).__name__ for writer in made] == ["CsvWriter", "TensorBoardWriter"]
 
 

@@ -1,0 +1,509 @@
+"""Builds a run: what its file names is called in a fixed order and from seeded generators.
+
+So the same file gives the same initial parameters. Nothing is trained here, and no file is written.
+"""
+
+import random
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, cast, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from evenstep.checkpoint import read_checkpoint
+from evenstep.checkpoint.weights import StoredWeights, own_weights
+from evenstep.config.build_data import build_data, build_evaluation, build_mixture, first_samples
+from evenstep.config.load import refused_at
+from evenstep.config.ranks import build_layout
+from evenstep.config.run import ListedTable, RunConfig, Target, TaskTable
+from evenstep.config.target import Call, OpenRun
+from evenstep.contrib.multitask import Scheduled
+from evenstep.data import Data, GlobalBatch, Mixture, Position
+from evenstep.data.seeding import undisturbed
+from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
+from evenstep.events import Evaluate, Hook, Writer
+from evenstep.optim.groups import ParameterGroup
+from evenstep.optim.modes import Modes
+from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
+from evenstep.optim.sharing import NO_FUSED_SHARDS
+from evenstep.options import Checkpointing, Failures, Logging, Training, WriterName
+from evenstep.parallel import Mesh, device_of_rank
+from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
+from evenstep.pipeline.layers import check_covered
+from evenstep.pipeline.split import cut, flows
+from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
+from evenstep.train import Coefficients, Fixed, LoadedWeights, Task, Trainer, described_groups
+from evenstep.train.checks import check_model
+from evenstep.train.grouped import grouped_optimizer
+from evenstep.train.state.loading import put_weights
+from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
+from evenstep.train.state.train_state import parameter_names
+from evenstep.train.tasks.modules import attach_modules
+from evenstep.train.update.transfer import build_transfer
+
+_Made = TypeVar("_Made")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """The parts of a run.
+
+    Args:
+        model: on the CPU, as initialised.
+        task: one, or several by name.
+        data: the training set, or a mixture of the training sets of several tasks.
+        evaluations: the evaluation sets, by name.
+        hooks: of the run file, in its order.
+        writers: of the metrics: names, and objects that the run file says by targets.
+        groups: of the optimizer, in words, where the configuration makes some.
+        loaded: weights that the model begins with, or None.
+    """
+
+    config: RunConfig
+    model: nn.Module
+    task: Task | Mapping[str, Task]
+    optimizer: torch.optim.Optimizer
+    data: Data
+    evaluations: Mapping[str, Data]
+    hooks: Sequence[Hook]
+    writers: Sequence[Writer | WriterName]
+    groups: Sequence[str] = ()
+    loaded: LoadedWeights | None = None
+
+    def trainer(
+        self,
+        *,
+        hooks: Sequence[Hook] = (),
+        writers: Sequence[Writer | WriterName] = (),
+        evaluations: Mapping[str, Data] | None = None,
+        kept: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Trainer:
+        """The trainer of these parts.
+
+        Args:
+            evaluations: none by default.
+            kept: plain values that are kept with each checkpoint, such as the resolved configuration.
+            more: further arguments of the trainer, such as `folder`.
+        """
+        config = self.config
+        keeps = more.get("folder") is not None
+        with refused_at("train"):
+            trainer = Trainer(
+                model=self.model,
+                task=self.task,
+                optimizer=self.optimizer,
+                data=self.data,
+                updates=config.train.updates,
+                epochs=config.train.epochs,
+                seed=config.seed,
+                device=device_of_rank(config.device),
+                precision=deepcopy(config.train.precision),
+                lr_schedule=build_lr_schedule(config),
+                evaluations=evaluations,
+                hooks=hooks,
+                train=build_training(config),
+                checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
+                failures=_options(Failures, config.failures),
+                log=_options(Logging, config.log, writers=writers),
+                **more,
+            )
+        if self.loaded is not None:
+            self.loaded.freeze(self.model)  # now that the optimizer holds it: a hook may unfreeze it
+        return trainer
+
+    def first_inputs(self, device: torch.device) -> tuple[GlobalBatch, Any]:
+        """The first global batch, and the model's inputs of its first micro-batch, on `device`."""
+        with closing(cast("Any", self.data.batches(Position(), seed=self.config.seed))) as batches:
+            batch: GlobalBatch = next(batches)
+        first = batch.microbatches[0]
+        task = self.task if isinstance(self.task, Task) else self.task[first.task]
+        transfer = build_transfer(device)
+        return batch, task.inputs(task.transform(first.data if transfer is None else transfer(first.data)))
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        for data in (self.data, *self.evaluations.values()):
+            data.close()
+
+
+def _options(kind: type[_Made], table: object, **other: Any) -> _Made:
+    """The options that a table of a run file adds keys to; copies, as some objects keep the state of one run."""
+    own = {one.name: deepcopy(getattr(table, one.name)) for one in fields(cast("Any", kind)) if one.name not in other}
+    return kind(**own, **other)
+
+
+def build_training(config: RunConfig) -> Training:
+    automatic = config.data is not None and config.data.micro_batch_size == "auto"
+    given = config.train.coefficients
+    coefficients = deepcopy(given) if given is not None else _coefficients(config)
+    return _options(Training, config.train, coefficients=coefficients, fit_memory=automatic)
+
+
+def build_checkpointing(config: RunConfig, kept: Mapping[str, Any] | None = None) -> Checkpointing:
+    """When to save and what to keep.
+
+    Args:
+        kept: plain values that are kept with each checkpoint.
+    """
+    return _options(Checkpointing, config.checkpoint, config=kept)
+
+
+def _coefficients(config: RunConfig) -> Coefficients | None:
+    if not config.tasks:
+        return None
+    values = {name: task.coefficient for name, task in config.tasks.items()}
+    schedules = {
+        name: schedule_of(task.coefficient_schedule, 1.0)
+        for name, task in config.tasks.items()
+        if task.coefficient_schedule is not None
+    }
+    return Scheduled(schedules, values=values) if schedules else Fixed(values)
+
+
+def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
+    """The LR schedule of a run; None where nothing multiplies the rates, so that hooks may set them."""
+    table = config.optimizer
+    whole = schedule_of(config.lr_schedule, table.lr)
+    own: dict[str | int, LrSchedule] = {
+        name: schedule_of(group.lr_schedule, group.lr or table.lr * (group.lr_factor or 1.0))
+        for name, group in table.groups.items()
+        if group.lr_schedule is not None
+    }
+    if own:
+        return PerGroup(own, whole)
+    return None if whole == Constant() else whole
+
+
+def schedule_of(given: LrSchedule | ListedTable, lr: float) -> LrSchedule:
+    return given.schedule(lr) if isinstance(given, ListedTable) else deepcopy(given)
+
+
+def build_hooks(config: RunConfig, own: Sequence[Hook]) -> list[Hook]:
+    """The hooks of a run, beside those that each run with a folder has (see `standard_hooks`).
+
+    Args:
+        own: of the run file.
+    """
+    periods = config.evaluate
+    if periods.every_updates is None and periods.every_epochs is None:
+        return [*own]
+    given = {one.name: getattr(periods, one.name) for one in fields(periods)}
+    return [Evaluate(**given), *own]
+
+
+def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:
+    """Call everything that the run names, with as many threads of torch as the run is to have from here on.
+
+    Args:
+        begins: whether the model takes the weights that the run begins with; one that goes on has its own.
+
+    Raises:
+        ConfigError: data and their settings that don't fit each other, or an argument that a target refuses.
+        TaskError: a target that gives something else than it must.
+        Exception: whatever a target of the recipe raises.
+    """
+    config = run.config
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    model, loaded = _model_and_weights(run, mesh, begins=begins)
+    hooks, task = prepared(run, model)
+    optimizer = make_optimizer(run, model)
+    data, evaluations = _build_sets(run)
+    writers: list[Writer | WriterName] = [
+        _make(run, f"log.writers.{index}", Writer) if isinstance(one, Target) else one
+        for index, one in enumerate(cast("Sequence[WriterName | Target]", config.log.writers))
+    ]
+    return RunParts(
+        config=config,
+        model=model,
+        task=task.get("", task),
+        optimizer=optimizer,
+        groups=described_groups(optimizer) if config.optimizer.is_divided else (),
+        data=data,
+        evaluations=evaluations,
+        hooks=hooks,
+        writers=writers,
+        loaded=loaded,
+    )
+
+
+def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task]]:
+    """The hooks, which may have changed layers, and the tasks by name, whose parameters are part of the model now."""
+    config = run.config
+    hooks = [_make(run, f"hooks.{index}", Hook) for index in range(len(config.hooks))]
+    for hook in hooks:
+        hook.prepare(model)
+    task = {name: _make_task(run, f"tasks.{name}", one) for name, one in config.tasks.items()}
+    if config.task is not None:
+        task = {"": _make_task(run, "task", config.task)}
+    attach_modules(model, task)
+    return hooks, task
+
+
+def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
+    with seeded(run.config.seed), refused_at(key):
+        made: object = run.calls[key]()
+    return _checked(key, made, kind)
+
+
+def _make_task(run: OpenRun, key: str, table: TaskTable) -> Task:
+    task = _make(run, key, Task)
+    if table.metrics:
+        made = {name: _make(run, f"{key}.metrics.{name}", object) for name in table.metrics}
+        task.metrics = {**task.metrics, **made}
+    return task
+
+
+def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
+    if not isinstance(made, kind):
+        raise TaskError(f"`{key}.target` must give a `{kind.__name__}`, but gave a {type(made).__name__}.", field=key)
+    return made
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    with undisturbed():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
+    config, calls, tables = run.config, run.calls, run.config.sets
+    datasets = {key: _make(run, f"{key}.train", object) for key in tables}
+    if config.overfit is not None:
+        datasets = {key: first_samples(dataset, config.overfit, key) for key, dataset in datasets.items()}
+    train = {
+        key: build_data(
+            table,
+            config.failures,
+            datasets[key],
+            calls.get(f"{key}.collate"),
+            key=key,
+            pipeline_ranks=config.parallel.pipeline,
+        )
+        for key, table in tables.items()
+    }
+    evaluations = dict[str, Data]()
+    for name in config.evaluations:
+        some = dict[str, Data]()
+        for key, table in tables.items():
+            if name in table.evaluations:
+                own = config.overfit is None
+                dataset = _make(run, f"{key}.evaluations.{name}", object) if own else datasets[key]
+                collate = calls.get(f"{key}.collate")
+                some[key] = build_evaluation(name, table, config.failures, dataset, collate, key=key)
+        evaluations[name] = Mixture(_by_task(some), end="max") if config.tasks else some["data"]
+    data = build_mixture(config, _by_task(train)) if config.tasks else train["data"]
+    limit = config.limit.batches
+    if limit is not None:
+        for one in (data, *evaluations.values()):
+            one.limit_batches = min(limit, one.limit_batches or limit)
+    return data, evaluations
+
+
+def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
+    return {key.removeprefix("tasks.").removesuffix(".data"): one for key, one in data.items()}
+
+
+def make_model(run: OpenRun) -> nn.Module | Layers:
+    """The model as its target gives it, its parameters drawn from the run's seed."""
+    with seeded(run.config.seed), refused_at("model"):
+        made: object = run.calls["model"]()
+    return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
+
+
+def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tuple[nn.Module, LoadedWeights | None]:
+    made, loaded = make_model(run), None
+    if begins and isinstance(made, nn.Module):
+        loaded = _load_weights(run.config, made)
+    model = build_model(run.config, made, mesh)
+    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
+        loaded = _load_weights(run.config, model)
+    return model, loaded
+
+
+def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
+    table = config.init_from
+    if table is None:
+        return None
+    with refused_at("init_from.path"):
+        return put_weights(model, **{one.name: getattr(table, one.name) for one in fields(table)})
+
+
+def check_stages(config: RunConfig, made: nn.Module | Layers) -> None:
+    """Raise ConfigError for a model that can't be cut or scheduled as is asked for, without ranks and their stages.
+
+    Args:
+        made: the model as its target gives it.
+    """
+    parallel = config.parallel
+    chain = build_layout(config)
+    with refused_at("parallel.pipeline"):
+        layers = Layers.of(made)
+        check_covered(made, layers)
+        places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
+        layout = Layout(rank_of=chain.rank_of, edges=tuple(flows(layers, places)))
+        SCHEDULES[parallel.pipeline_schedule].plans(layout, range(2 * parallel.pipeline))
+
+
+def build_model(config: RunConfig, made: nn.Module | Layers, mesh: Mesh | None) -> nn.Module:
+    """The model as it is trained: whole, or in stages where the run file asks for a pipeline.
+
+    Args:
+        mesh: the ranks; None to run all stages in this process, one after the other.
+
+    Raises:
+        ConfigError: a pipeline schedule that can't run this model's stages.
+    """
+    parallel = config.parallel
+    if parallel.pipeline == 1 and isinstance(made, nn.Module):
+        return made
+    stages = build_layout(config).stages
+    with refused_at("parallel.pipeline"):
+        return PipelineModel(
+            made,
+            mesh=mesh,
+            schedule=parallel.pipeline_schedule,
+            stages_per_rank=stages // (1 if mesh is None else mesh.pipeline.ranks),
+            split_at=parallel.split_at or None,
+            seed=config.seed,
+        )
+
+
+def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the model's parameters, in groups where the run has some.
+
+    A class is called with the trained parameters, any other callable with the model. A class of `torch.optim` that can
+    do its work in one fused kernel is told to, unless its arguments say otherwise: loss scale, clipping and the check
+    for finite gradients then cost nothing extra. On a CPU the bits of a fused step depend on how tensors are sharded,
+    so ordered runs there don't fuse.
+
+    Raises:
+        TaskError: there is nothing to train, or the target gives no optimizer.
+        ConfigError: groups or arguments that can't be.
+    """
+    config, table = run.config, run.config.optimizer
+    fuse = config.parallel.reduction == "fast" or device_of_rank(config.device).type != "cpu"
+    shards = config.parallel.strategy == "fsdp"
+    call = run.calls["optimizer"]
+    check_model(model)
+
+    def fused(one: Call) -> dict[str, bool]:
+        return _fused(one, model, shards) if fuse else {}
+
+    if table.is_divided:
+        calls = {name: run.calls[f"optimizer.groups.{name}"] for name in table.groups}
+        kinds = {**{one.function: one for one in calls.values()}, call.function: call}
+        with refused_at("optimizer"), _refused_by_torch(call, "optimizer.groups"):
+            return grouped_optimizer(
+                model,
+                cast("type[torch.optim.Optimizer]", call.function),
+                lr=table.lr,
+                groups={name: _group(run, name, one) for name, one in calls.items()},
+                weight_decay_on=table.weight_decay_on,
+                layer_decay=table.layer_decay,
+                layers=table.layers,
+                options=call.arguments,
+                options_of={cast("type", kind): fused(one) for kind, one in kinds.items()},
+            )
+    if isinstance(call.function, type):
+        with _refused_by_torch(call, "optimizer.args"):
+            made: object = call(_groups(model), lr=table.lr, **fused(call))
+    else:
+        with refused_at("optimizer"):
+            made = call(model, lr=table.lr)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TaskError(
+            f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.",
+            field="optimizer.target",
+        )
+    return made
+
+
+def _group(run: OpenRun, name: str, call: Call) -> ParameterGroup:
+    table = run.config.optimizer.groups[name]
+    own = table.name is not None or table.target is not None
+    return ParameterGroup(
+        patterns=table.patterns,
+        dims=table.dims,
+        lr=table.lr,
+        lr_factor=table.lr_factor,
+        weight_decay=table.weight_decay,
+        frozen=table.frozen,
+        optimizer=cast("type[torch.optim.Optimizer]", call.function) if own else None,
+        options=call.arguments,
+    )
+
+
+@contextmanager
+def _refused_by_torch(call: Call, key: str) -> Generator[None]:
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # `betas=[0.9]` is an IndexError
+        if isinstance(error, EvenstepError) or call.function.__module__.partition(".")[0] != "torch":
+            raise
+        raise ConfigError([f"`{key}`: {call.function.__name__} raised {clause(error)}."]) from error
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    own, of_tasks = list[nn.Parameter](), list[nn.Parameter]()
+    for name, one in named_parameters(model).items():
+        if one.requires_grad:
+            (of_tasks if name.startswith(f"{TASK_PARAMETERS}.") else own).append(one)
+    if of_tasks:
+        return [{"params": own}, {"params": of_tasks}]
+    # a rank of a pipeline may have nothing to train, which optimizers take as an empty group only
+    return own or [{"params": []}]
+
+
+def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
+    fusible = [
+        kind
+        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+        if not (shards and kind in NO_FUSED_SHARDS)
+    ]
+    decided = {"fused", "foreach", "capturable", "differentiable"} & call.arguments.keys()
+    dense = all(
+        one.is_floating_point() and torch.empty_like(one).stride() == one.stride() for one in model.parameters()
+    ) and not any(getattr(module, "sparse", False) for module in model.modules())
+    return {"fused": True} if call.function in fusible and not decided and dense else {}
+
+
+def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
+    """The weights at `path` as the run's optimizer evaluates them, on the CPU.
+
+    Schedule-free optimizers train other weights than they evaluate, and only they can make these of their state.
+
+    Args:
+        path: a checkpoint of the run, or its folder, whose newest is taken.
+
+    Raises:
+        CheckpointError: the checkpoint is not of this model and optimizer, or can't be read.
+    """
+    reader = read_checkpoint(path)
+    made = make_model(run)
+    model = made if isinstance(made, nn.Module) else build_model(run.config, made, None)
+    prepared(run, model)
+    optimizer = make_optimizer(run, model)
+    groups = parameter_names(model, optimizer)
+    saved = reader.state["optimizer"]
+    check_optimizer(saved, optimizer, groups)
+    load_state(model, reader.state["model"])
+    load_optimizer(saved, optimizer, groups, options_of(optimizer))
+    Modes(optimizer, (), fetch=lambda: None).evaluate()
+    held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object
+    return StoredWeights(
+        source=f"{reader.path}, as evaluated",
+        outlines=held,
+        read=lambda name: held[name].detach(),
+        verify=lambda: None,
+    )

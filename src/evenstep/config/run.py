@@ -1,0 +1,637 @@
+"""A run file: every key with its type, range, default and text.
+
+Tables that a trainer takes are its option classes. The classes here are of what a file alone has.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Interval, Lt
+
+from evenstep.data.batch_sizes import Unit
+from evenstep.data.batching import Oversized
+from evenstep.data.mixture import End
+from evenstep.errors import ArgumentError
+from evenstep.optim.groups import DecayOn
+from evenstep.optim.schedules import LR_SCHEDULES, Constant, Listed, LrSchedule
+from evenstep.options import (
+    SPIKE_THRESHOLD,
+    STANDARD_WRITERS,
+    Checkpointing,
+    Failures,
+    Logging,
+    Reset,
+    Training,
+    WriterName,
+)
+from evenstep.parallel.named import INSTEAD_OF_LOCAL
+from evenstep.precision import Precision
+from evenstep.schema import Count, Matching, Natural, NonNegative, OneOf, Positive, option
+
+Args = dict[str, Any]
+Names = tuple[str, ...]
+Pairs = tuple[tuple[Count, Count], ...]
+TargetName = Annotated[str, Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME")]
+
+
+@option
+class ListedTable:
+    """Learning rates, or multipliers, each with the update or epoch from which it applies."""
+
+    _: KW_ONLY
+    warmup_updates: Natural = 0
+    """Length of the linear warm-up to the full learning rate, in updates; 0 and 1 both mean none."""
+    unit: Unit = "updates"
+    """Unit of the starts: updates or epochs."""
+    factors: tuple[tuple[Count, NonNegative], ...] | None = None
+    """Pairs of a start, from 1, and a multiplier: [[1, 1.0], [1000, 0.1]]. Give either this or `rates`."""
+    rates: tuple[tuple[Count, NonNegative], ...] | None = None
+    """Pairs of a start, from 1, and a learning rate; groups with a rate of their own keep their proportion."""
+
+    def __post_init__(self) -> None:
+        if (self.factors is None) == (self.rates is None):
+            raise ArgumentError("give one of `factors` and `rates`.", field="factors")
+
+    def schedule(self, lr: float) -> LrSchedule:
+        """The LR schedule of an optimizer with the learning rate `lr`."""
+        if self.factors is not None:
+            return Listed(factors=self.factors, unit=self.unit, warmup_updates=self.warmup_updates)
+        rates = self.rates or ()
+        return Listed.of_rates(rates, lr=lr, unit=self.unit, warmup_updates=self.warmup_updates)
+
+
+if TYPE_CHECKING:
+    AnyPrecision = Precision | str
+    AnySchedule = LrSchedule | ListedTable
+else:
+    AnyPrecision = Annotated[Any, OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)]
+    AnySchedule = Annotated[
+        Any,
+        OneOf("evenstep.optim.schedules:LrSchedule", "evenstep.config.run:SCHEDULES", default="constant"),
+    ]
+
+
+SCHEDULES: Mapping[str, type] = {**LR_SCHEDULES, "listed": ListedTable}
+"""Classes of LR schedules in run files, by their `kind`."""
+
+
+@option
+class Target:
+    """A Python object to call, and its arguments."""
+
+    _: KW_ONLY
+    target: TargetName
+    """`FILE.py:NAME` with the file relative to the recipe's folder, or `package.module:NAME`."""
+    args: Args = field(default_factory=dict[str, Any])
+    """Keyword arguments. A relative path counts from the run file's folder, if the parameter is a `Path`."""
+
+
+HOOKS = {
+    "best": "evenstep.events:Best",
+    "early_stop": "evenstep.events:EarlyStop",
+    "evaluate": "evenstep.events:Evaluate",
+    "local_sgd": "evenstep.contrib.local_sgd:LocalSgd",
+    "memory_use": "evenstep.events:MemoryUse",
+    "profile": "evenstep.events:Profile",
+    "statistics": "evenstep.events:Statistics",
+    "stop_below_lr": "evenstep.events:StopBelowLr",
+    "stop_file": "evenstep.events:StopFile",
+    "time_budget": "evenstep.events:TimeBudget",
+    "timer": "evenstep.events:Timer",
+    "watchdog": "evenstep.events:Watchdog",
+}
+"""Hooks of evenstep by the names that run files have for them, as "module:name"."""
+
+
+@option
+class HookTable:
+    """A hook: one of evenstep by name with its arguments beside it, or a callable and its arguments."""
+
+    takes_more: ClassVar[bool] = True
+
+    _: KW_ONLY
+    use: Literal[tuple(HOOKS)] | None = None  # type: ignore[valid-type]
+    """Name of a hook of evenstep. Its arguments are further keys of this table."""
+    target: TargetName | None = None
+    """`FILE.py:NAME` or `package.module:NAME`: a callable that returns an `evenstep.Hook`."""
+    args: Args = field(default_factory=dict[str, Any])
+    """Keyword arguments of `target`."""
+
+    def __post_init__(self) -> None:
+        if (self.use is None) == (self.target is None):
+            raise ArgumentError("give one of `use` and `target`.", field="target")
+
+
+@option
+class EvaluationSet(Target):
+    """A dataset to evaluate the model on."""
+
+    _: KW_ONLY
+    micro_batch_size: Count | None = None
+    """Samples per forward pass in this evaluation. By default the one of training."""
+    first_batches: Count | None = None
+    """Evaluate only the first this many batches of `micro_batch_size` samples. All by default."""
+
+
+@option
+class DataTable:
+    """Training and evaluation data, and how batches are made of them."""
+
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {"evaluations", "micro_batch_size", "micro_batch_tokens", "num_workers", "prefetch_batches", "timeout_s"}
+    )
+
+    _: KW_ONLY
+    train: Target
+    """The training set: a callable that returns a map-style dataset, or a stream (an iterable without a length)."""
+    evaluations: dict[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
+    """The evaluation sets. Their names begin the names of their metrics: `valid` gives `valid/loss`."""
+    global_batch_size: Count | Pairs | None = None
+    """Samples of one update, over all ranks together. To change it during the run give pairs of a start and a size:
+    [[1, 64], [1000, 128]]. Give either this or `global_batch_tokens`."""
+    global_batch_tokens: Count | Pairs | None = None
+    """Most tokens of one update, padding included: the number of samples times the tokens of the longest one. To change
+    it during the run give pairs of an epoch and a number, with `batch_size_unit` epochs."""
+    batch_size_unit: Unit = "updates"
+    """Unit of the starts in such pairs: updates or epochs, from 1."""
+    micro_batch_size: Count | Literal["auto"] | None = None
+    """Samples that go through forward and backward at once; the gradients of an update's micro-batches are accumulated.
+    By default the whole global batch. auto finds at the start, by trying, how many fit into memory; with a pipeline it
+    starts with four micro-batches per pipeline rank."""
+    micro_batch_tokens: Count | None = None
+    """Most tokens of one micro-batch, padding included: the number of samples times the tokens of the longest one."""
+    batch_size_multiple: Count = 1
+    """When batches are made by tokens, make their numbers of samples multiples of this where no sample is lost by
+    it."""
+    packed: bool = False
+    """The tokens of a batch are the sum over its samples, because `collate` packs them without padding, and not the
+    number of samples times the longest one."""
+    oversized: Oversized = "error"
+    """For a sample longer than the token budget: stop with an error, or leave it out."""
+    length_window: Count | None = None
+    """When batches are made by tokens, sort this many shuffled samples at a time by length, so that less is padded. By
+    default 8192."""
+    shuffle: bool = True
+    """Shuffle each epoch, in an order that depends only on the seed and the epoch."""
+    curriculum_epochs: Natural = 0
+    """Do not shuffle the first this many epochs."""
+    num_workers: Natural = 0
+    """Processes that load data, as in a `DataLoader`. 0 loads in the training process."""
+    prefetch_batches: Count = 2
+    """How many global batches all workers together load ahead."""
+    timeout_s: Positive = 300.0
+    """How long to wait for a worker, in seconds, before it counts as hanging."""
+    collate: TargetName | None = None
+    """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch from a list of samples. By default as in
+    a `DataLoader`."""
+    shared: bool = False
+    """Streams only: all ranks read the same stream, and each uses its part of every batch. By default each rank reads a
+    stream of its own."""
+
+    def __post_init__(self) -> None:
+        if (self.global_batch_size is None) == (self.global_batch_tokens is None):
+            raise ArgumentError("give one of `global_batch_size` and `global_batch_tokens`.", field="global_batch_size")
+        by_tokens = self.global_batch_size is None or self.micro_batch_tokens is not None
+        if self.micro_batch_size == "auto" and by_tokens:
+            raise ArgumentError('"auto" is for batches by samples; give a number.', field="micro_batch_size")
+
+
+@option
+class InitFrom:
+    """Weights to start the run with, trained elsewhere. To continue a run, use `resume` instead."""
+
+    _: KW_ONLY
+    path: str
+    """Where the weights are: a run folder, a checkpoint or an averaged one; a `.safetensors` file, the index of a
+    sharded one, or a folder with either, as on the Hugging Face Hub; or a file written by `torch.save`, of which only
+    tensors are read."""
+    only: Names = ("*",)
+    """Patterns of parameter names to load, such as `encoder.*`. Parameters that match none keep their initial values.
+    By default all are loaded."""
+    average: bool = False
+    """Load the moving average (EMA) of the parameters that the run has kept, instead of the parameters."""
+    partial: bool = False
+    """Allow missing, additional or differently shaped weights: what fits is loaded, and the rest is listed. Without it
+    such a file is refused."""
+    freeze: bool = False
+    """Do not train what was loaded. A hook may unfreeze it later."""
+
+
+@option
+class TaskTable(Target):
+    """The task: which inputs the model gets from a batch, and how the loss is computed."""
+
+    _: KW_ONLY
+    metrics: dict[str, Target] = field(default_factory=dict[str, Target])
+    """Additional metrics, by name: `torchmetrics` classes (extra `torchmetrics`). They are updated with what the task's
+    `loss` returns as `observed`."""
+
+
+@option
+class NamedTask(TaskTable):
+    """One of several tasks, with data of its own."""
+
+    _: KW_ONLY
+    data: DataTable
+    """Training and evaluation data of this task; the same keys as the table `data` of a run with one task."""
+    coefficient: Positive = 1.0
+    """Multiplies the gradient of this task's loss."""
+    coefficient_schedule: AnySchedule | None = None
+    """Changes the coefficient over the run, as a learning rate schedule changes the learning rate. Constant by
+    default."""
+    repeats: Count = 1
+    """Mixture `all`: how many batches of this task each update takes. Mixture `round_robin`: how many updates of each
+    round are this task's."""
+    sampling_weight: Positive | None = None
+    """Mixture `sampled`: how often this task is drawn, relative to the others. By default its number of batches per
+    epoch."""
+
+
+@option
+class MixtureTable:
+    """How batches of several tasks are combined into updates."""
+
+    _: KW_ONLY
+    kind: Literal["all", "round_robin", "sampled"] = "all"
+    """`all`: each update takes a batch of every task. `round_robin`: the tasks take turns, one per update. `sampled`:
+    tasks are drawn at random."""
+    end: End = "cycle"
+    """When an epoch ends: `min` as soon as one task has used up its data; `max` and `cycle` when all have, where the
+    tasks that finish earlier pause (`max`) or start over (`cycle`)."""
+    temperature: Positive = 1.0
+    """Mixture `sampled`: 1 draws tasks in proportion to `sampling_weight`; larger values draw them more evenly."""
+    draws: Count = 1
+    """Mixture `sampled`: how many batches are drawn for each update."""
+
+
+@option
+class TrainTable(Training):
+    """How long to train, and how each update is computed."""
+
+    may_change: ClassVar[frozenset[str]] = Training.may_change | {"updates", "epochs"}
+
+    _: KW_ONLY
+    updates: Count | None = None
+    """Length of the run, in updates (optimizer steps). Give either this or `epochs`."""
+    epochs: Count | None = None
+    """Length of the run in epochs of the training set."""
+    precision: AnyPrecision = "32-true"
+    """Number formats. `32-true` is float32 throughout; `-mixed` keeps float32 parameters and computes in the smaller
+    format; `-true` also keeps the model in that format, with float32 master weights in the optimizer; `-no-master` does
+    without those. A table of `kind` and arguments sets the loss scale, the casts, or the layers in float8."""
+
+
+@option
+class GroupTable:
+    """Settings of some of the model's parameters that differ from those of the rest."""
+
+    _: KW_ONLY
+    patterns: Names
+    """Which parameters, by name; `*` stands for any text: ["head.*", "*.bias"]."""
+    dims: Natural | None = None
+    """Only parameters with this many dimensions, such as 2 for matrices. Any number by default."""
+    lr: Positive | None = None
+    """Learning rate of this group. By default `optimizer.lr`."""
+    lr_factor: Positive | None = None
+    """Learning rate of this group as a multiple of `optimizer.lr`. Give either this or `lr`."""
+    weight_decay: NonNegative | None = None
+    """Weight decay of this group. By default the one in `optimizer.args`; with a `name` or `target` of its own, the
+    default of that class."""
+    frozen: bool = False
+    """Do not train these parameters."""
+    name: str | None = None
+    """Another optimizer for this group: a class of `torch.optim`, such as `Muon`. By default the one of `optimizer`."""
+    target: TargetName | None = None
+    """Another optimizer for this group, as `FILE.py:NAME` or `package.module:NAME`."""
+    args: Args = field(default_factory=dict[str, Any])
+    """Additional keyword arguments of that optimizer."""
+    lr_schedule: AnySchedule | None = None
+    """Learning rate schedule of this group. By default the run's `lr_schedule`."""
+
+
+@option
+class OptimizerTable:
+    """The optimizer and its parameter groups."""
+
+    _: KW_ONLY
+    name: str | None = None
+    """A class of `torch.optim`, such as `AdamW`. Give either this or `target`."""
+    target: TargetName | None = None
+    """`FILE.py:NAME` or `package.module:NAME`: an optimizer class, called with the parameters, or a function, called
+    with the model, that returns an optimizer."""
+    lr: Positive
+    """Learning rate, which `lr_schedule` multiplies."""
+    args: Args = field(default_factory=dict[str, Any])
+    """Additional keyword arguments of the optimizer, such as `weight_decay`."""
+    groups: dict[str, GroupTable] = field(default_factory=dict[str, GroupTable])
+    """Parameter groups with their own settings, by a name of your choice. All other parameters form the group
+    `others`."""
+    weight_decay_on: DecayOn = "all"
+    """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
+    vectors; `all` applies it to everything."""
+    layer_decay: Annotated[float, Interval(gt=0, le=1)] | None = None
+    """Learning rate of each layer as a multiple of that of the next layer: below 1, layers learn the more slowly the
+    nearer they are to the input. By default all have the same."""
+    layers: str | None = None
+    """Name of the module list that `layer_decay` counts, such as "encoder.blocks"."""
+
+    @property
+    def is_divided(self) -> bool:
+        return bool(self.groups) or self.weight_decay_on != "all" or self.layer_decay is not None
+
+
+@option
+class ParallelTable:
+    """How several processes (ranks) share the model and its gradients."""
+
+    _: KW_ONLY
+    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
+    """`single`: one process. `ddp`: each rank has the whole model. `fsdp`: parameters, gradients and optimizer state
+    are sharded. `zero1`: the whole model on each rank, optimizer state sharded. `auto`: ddp if there are several
+    ranks."""
+    shard_ranks: Count | None = None
+    """Strategy fsdp: number of neighbouring ranks that share one copy of the parameters (hybrid sharding). By default
+    all ranks."""
+    gather_dtype: Literal["bf16"] | None = None
+    """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
+    offload: bool = False
+    """Strategy fsdp: keep shards in the CPU's memory while they are not used. Needs an accelerator."""
+    reduction: Literal["fast", "ordered"] = "fast"
+    """How gradients are summed over ranks: `fast` while the backward still runs; `ordered` in a fixed order, which
+    gives the same bits on any number of ranks."""
+    compression: Literal["none", "bf16"] = "none"
+    """Strategy ddp: send gradients as bfloat16, half the bytes. It rounds by up to 0.4 %."""
+    timeout_s: Positive = 60.0
+    """How long to wait for another rank, in seconds, before it counts as lost."""
+    pipeline: Count = 1
+    """Number of ranks that the model is divided among as pipeline stages. 1 is no pipeline."""
+    pipeline_schedule: str = "1f1b"
+    """Order in which stages compute their micro-batches. `evenstep plan` compares all of them."""
+    stages_per_rank: Count | None = None
+    """Pipeline stages on each rank. By default as few as the pipeline schedule allows."""
+    split_at: Names = ()
+    """Names of the layers at which the second and later stages begin. By default all stages get the same number of
+    layers."""
+
+    def __post_init__(self) -> None:
+        if self.strategy == "local":
+            raise ArgumentError(f"write {INSTEAD_OF_LOCAL}.", field="strategy")
+        if self.strategy != "fsdp" and (self.shard_ranks is not None or self.offload):
+            field = "offload" if self.shard_ranks is None else "shard_ranks"
+            raise ArgumentError(f'needs `parallel.strategy` fsdp, but that is "{self.strategy}".', field=field)
+        if self.reduction == "ordered" and self.compression != "none":
+            raise ArgumentError("needs `parallel.reduction` fast, as it rounds.", field="compression")
+        if self.pipeline == 1 and (self.stages_per_rank is not None or self.split_at):
+            field = "split_at" if self.stages_per_rank is None else "stages_per_rank"
+            raise ArgumentError("needs `parallel.pipeline` 2 or more, but that is 1.", field=field)
+
+
+@option
+class SlurmTable:
+    """Submit the run as a SLURM job with one task per rank. Needs the extra `slurm`."""
+
+    _: KW_ONLY
+    nodes: Count = 1
+    """Number of machines."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, with one accelerator each if there are any."""
+    timeout_minutes: Count = 60
+    """Time limit of the job, in minutes. 90 s before it, the run saves and the job is queued again."""
+    partition: str | None = None
+    """The partition. By default the cluster's."""
+    account: str | None = None
+    """The account that is charged."""
+    qos: str | None = None
+    """The quality of service (`--qos`)."""
+    cpus_per_rank: Count | None = None
+    """CPU cores of each rank."""
+    gpus_per_rank: Count | None = None
+    """Accelerators of each rank; requested as `gpus_per_node`."""
+    memory_gb: Positive | None = None
+    """Memory of each machine, in GB."""
+    additional: Args = field(default_factory=dict[str, Any])
+    """Additional options of `sbatch`, such as `constraint`."""
+
+
+@option
+class LaunchTable:
+    """How many processes `evenstep train` starts on this machine. For several machines use torchrun or `slurm`
+    instead."""
+
+    _: KW_ONLY
+    ranks: Count = 1
+    """Processes to start, with one accelerator each if there are any. At least one per pipeline rank."""
+    slurm: SlurmTable | None = None
+    """Submit the run as a SLURM job instead of starting it here. Not by default."""
+    max_restarts: Natural = 0
+    """How many times to start all ranks again, from the newest checkpoint, after one has failed. With
+    `failures.lost_rank` continue: how many times to restart a lost rank."""
+
+    def __post_init__(self) -> None:
+        if self.slurm is not None and (self.max_restarts or self.ranks > 1):
+            raise ArgumentError("can't be with `launch.ranks` or `launch.max_restarts`.", field="slurm")
+
+
+@option
+class FailuresTable(Failures):
+    """What to do when something goes wrong. `docs/failures.md` says exactly what each choice does."""
+
+    _: KW_ONLY
+    loader: Literal["stop", "skip"] = "stop"
+    """For a sample that still can't be read after `loader_retries`: `stop` ends the run, `skip` leaves it out; the loss
+    is then divided by the remaining weight."""
+    loader_retries: Natural = 2
+    """How many times to read a sample again."""
+    lost_rank: Literal["stop", "continue"] = "stop"
+    """When one of several ranks dies: `stop` ends the run; `continue` divides the update among the remaining ranks, and
+    takes the lost one back when it returns (on CPUs, with strategy ddp, and the extra `torchft`)."""
+
+    def __post_init__(self) -> None:
+        goes_back = str(self.non_finite).startswith("rewind") or str(self.loss_spike).startswith("rewind")
+        if self.lost_rank == "continue" and goes_back:
+            raise ArgumentError('"continue" can\'t be with a policy that goes back.', field="lost_rank")
+        if self.loader == "stop" and self.max_skipped_samples != Failures().max_skipped_samples:
+            raise ArgumentError('has no effect: `failures.loader` is "stop".', field="max_skipped_samples")
+        if self.loss_spike == "ignore" and self.spike_threshold != SPIKE_THRESHOLD:
+            raise ArgumentError('has no effect: `failures.loss_spike` is "ignore".', field="spike_threshold")
+
+
+@option
+class EvaluateTable:
+    """When to evaluate on `data.evaluations`. The end of the run is always evaluated."""
+
+    _: KW_ONLY
+    every_updates: Count | None = None
+    """Evaluate after every this many updates."""
+    every_epochs: Count | None = None
+    """Evaluate after every this many epochs."""
+    from_update: Natural = 0
+    """Do not evaluate before this update, so that `checkpoint.best` and `early_stop` ignore the beginning of the
+    run."""
+
+
+@option
+class LogTable(Logging):
+    """Which metrics are shown and written, and how often."""
+
+    _: KW_ONLY
+    writers: tuple[WriterName | Target, ...] = STANDARD_WRITERS  # type: ignore[assignment]
+    """Where metrics go: names of writers, or tables with a `target` (a callable that returns an `evenstep.Writer`) and
+    its `args`."""
+
+
+@option
+class LimitTable:
+    """Use only a part of the data, to try a run out."""
+
+    _: KW_ONLY
+    batches: Count | None = None
+    """Use only this many global batches of each epoch, and this many batches of each evaluation. All by default."""
+
+
+@option
+class RunConfig:
+    """A whole run."""
+
+    may_change: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("device", "threads", "recipe", "hooks", "evaluate", "checkpoint", "log"),
+            *("parallel", "launch", "failures"),
+        }
+    )
+
+    _: KW_ONLY
+    name: Annotated[
+        str,
+        Matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "of a-z, A-Z, 0-9, `.`, `_` and `-`, and begin with a letter or digit"),
+    ]
+    """Name of the run. Its folder is `<runs>/<name>`."""
+    runs: str = "runs"
+    """Folder that holds the folders of runs, relative to the working directory."""
+    recipe: str = "."
+    """Folder of the recipe's Python files, relative to this file. A run keeps a copy of them in its `recipe` folder."""
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 42
+    """Seed of everything random: initial parameters, order of the data, dropout."""
+    device: Annotated[str, Matching(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N")] = "auto"
+    """Device to compute on: auto, cpu, cuda, cuda:N or mps. auto uses an accelerator if there is one."""
+    threads: Count | None = None
+    """Number of threads of torch's CPU operators. By default torch decides."""
+    resume: str = "never"
+    """Beginning of the run: `never` for a new run, `auto` for the newest valid checkpoint in the run folder, if any, or
+    the path of a checkpoint or run folder."""
+    reset: tuple[Reset, ...] = ()
+    """Parts of the checkpoint that `resume` names not to load: `optimizer`, `lr_schedule`, `metrics`, `data`, as a list
+    or separated by commas. The update count continues."""
+    model: Target
+    """The model: a callable that returns a `torch.nn.Module`."""
+    init_from: InitFrom | None = None
+    """Weights to start with. By default the model keeps its own initial weights."""
+    task: TaskTable | None = None
+    """The task: a callable that returns an `evenstep.Task`. Give either this and `data`, or `tasks`."""
+    data: DataTable | None = None
+    """Training and evaluation data, and how batches are made of them."""
+    tasks: dict[str, NamedTask] = field(default_factory=dict[str, NamedTask])
+    """Several tasks that are trained together, by name, each with its own data."""
+    mixture: MixtureTable = MixtureTable()
+    """How batches of several tasks are combined into updates. By default each update takes a batch of every task."""
+    train: TrainTable
+    """How long to train, and how each update is computed."""
+    optimizer: OptimizerTable
+    """The optimizer and its parameter groups."""
+    lr_schedule: AnySchedule = Constant()
+    """How the learning rate changes during the run."""
+    parallel: ParallelTable = ParallelTable()
+    """How several processes (ranks) share the model and its gradients."""
+    launch: LaunchTable = LaunchTable()
+    """How many processes to start."""
+    failures: FailuresTable = FailuresTable()
+    """Policies for faults."""
+    evaluate: EvaluateTable = EvaluateTable()
+    """When to evaluate."""
+    checkpoint: Checkpointing = Checkpointing()
+    """When to save, and what to keep."""
+    log: LogTable = LogTable()
+    """Which metrics are shown and written, and how often."""
+    limit: LimitTable = LimitTable()
+    """Use only a part of the data, to try a run out. All by default."""
+    overfit: Count | None = None
+    """Train and evaluate on the first this many samples of the training set only, again and again, to see whether the
+    model can learn them."""
+    hooks: tuple[HookTable, ...] = ()
+    """Hooks: evenstep's by name, or callables that return an `evenstep.Hook`. On the command line
+    `--hooks.time_budget.max_minutes 55` sets an argument of the hook with this name, and adds the hook if need be."""
+
+    @property
+    def sets(self) -> dict[str, DataTable]:
+        """Every table of data by its key: `data`, or `tasks.NAME.data`."""
+        own = {} if self.data is None else {"data": self.data}
+        return own | {f"tasks.{name}.data": task.data for name, task in self.tasks.items()}
+
+    @property
+    def evaluations(self) -> list[str]:
+        """Names of the evaluations, of all tasks together."""
+        return list(dict.fromkeys(name for table in self.sets.values() for name in table.evaluations))
+
+    @property
+    def schedules(self) -> dict[str, LrSchedule | ListedTable]:
+        """Every LR schedule by its key."""
+        groups = self.optimizer.groups.items()
+        own = {f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in groups}
+        return {"lr_schedule": self.lr_schedule, **{key: one for key, one in own.items() if one is not None}}
+
+    @property
+    def precision(self) -> str:
+        """Name of the number format."""
+        given = self.train.precision
+        return given if isinstance(given, str) else given.name
+
+    def faults(self) -> Iterator[str]:
+        """Faults between tables, each with its key."""
+        if (self.train.updates is None) == (self.train.epochs is None):
+            yield "`train.updates` or `train.epochs`: give one of the two."
+        yield from self._of_tasks()
+        yield from self._of_beginnings()
+        if (self.evaluate.every_updates or self.evaluate.every_epochs) and not self.evaluations:
+            yield "`evaluate` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
+        auto = any(one.micro_batch_size == "auto" for one in self.sets.values())
+        if self.failures.lost_rank == "continue":
+            excluded = {
+                "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),
+                "parallel.pipeline": self.parallel.pipeline > 1,
+                "launch.slurm": self.launch.slurm is not None,
+                "data.micro_batch_size": auto,
+            }
+            for other in (key for key, excludes in excluded.items() if excludes):
+                yield f'`failures.lost_rank` "continue" can\'t be with this `{other}`.'
+
+    def _of_tasks(self) -> Iterator[str]:
+        for key, given in (("task", self.task), ("data", self.data)):
+            if self.tasks and given is not None:
+                yield f"`{key}` is for runs of one task, but there are `tasks`; put it into the tables `[tasks.NAME]`."
+            if not self.tasks and given is None:
+                yield f"`{key}` is missing; set it, or give several tasks as tables `[tasks.NAME]`."
+        several = {
+            "mixture": self.mixture != MixtureTable(),
+            "train.combine": self.train.combine is not None,
+            "train.coefficients": self.train.coefficients is not None,
+        }
+        for key in (key for key, given in several.items() if given and not self.tasks):
+            yield f"`{key}` needs several tasks; add tables `[tasks.NAME]`, or leave it out."
+        for name, task in self.tasks.items():
+            if task.sampling_weight and self.mixture.kind != "sampled":
+                yield f'`tasks.{name}.sampling_weight` needs `mixture.kind` "sampled".'
+            if task.data.micro_batch_size == "auto":
+                yield f'`tasks.{name}.data.micro_batch_size` is "auto", which is for runs of one task; give a number.'
+
+    def _of_beginnings(self) -> Iterator[str]:
+        names_path = self.resume not in ("never", "auto")
+        if self.reset and not names_path:
+            yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
+        if self.init_from is not None and names_path:
+            yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
+        if names_path and not Path(self.resume).is_dir():
+            yield f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{self.resume}".'
+        if self.launch.slurm is not None and names_path:
+            yield "`launch.slurm` can't be with a path in `resume`."
