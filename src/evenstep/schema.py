@@ -136,10 +136,10 @@ class Matching:
     """Annotation of a text that fits a regular expression as a whole.
 
     Args:
-        must: the texts that fit, in words.
+        must: the texts that fit, in words; by default an error shows the expression.
     """
 
-    def __init__(self, pattern: str, must: str) -> None:
+    def __init__(self, pattern: str, must: str = "") -> None:
         self.pattern = pattern
         self.must = must
 
@@ -147,6 +147,8 @@ class Matching:
         from pydantic_core import core_schema
 
         text = core_schema.str_schema(pattern=f"^(?:{self.pattern})$")
+        if not self.must:
+            return text
         return core_schema.custom_error_schema(text, "text", custom_error_message=f"input should be {self.must}")
 
 

@@ -140,10 +140,9 @@ def _options(kind: type[_Made], table: object, **other: Any) -> _Made:
 
 
 def build_training(config: RunConfig) -> Training:
-    automatic = config.data is not None and config.data.micro_batch_size == "auto"
     given = config.train.coefficients
     coefficients = deepcopy(given) if given is not None else _coefficients(config)
-    return _options(Training, config.train, coefficients=coefficients, fit_memory=automatic)
+    return _options(Training, config.train, coefficients=coefficients)
 
 
 def build_checkpointing(config: RunConfig, kept: Mapping[str, Any] | None = None) -> Checkpointing:
