@@ -173,7 +173,7 @@ def test_names_in_run_files_are_those_of_the_library() -> None:
     assert set(get_args(NonFinite)) == set(FAILURE_POLICIES)
     assert all(issubclass(load(target), evenstep.Hook) for target in HOOKS.values())
     assert {"train.precision.initial", "train.precision.cast_inputs", "lr_schedule.rates"} <= set(all_keys())
-    assert Fp16Mixed(initial=8.0).scale == 8.0
+    assert Fp16Mixed(initial=8.0).initial == 8.0
     assert not Bf16True(float32_outputs=False).float32_outputs
 
 
