@@ -13,7 +13,7 @@ from evenstep.config.load import refused_at
 from evenstep.config.run import DataTable, FailuresTable, MixtureTable, RunConfig
 from evenstep.config.target import Call
 from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Reading, RoundRobin, Sampled, StreamData
-from evenstep.data.batch_sizes import largest
+from evenstep.data.sampling import largest
 from evenstep.errors import ConfigError
 
 _NOT_OF_DATA = ("train", "evaluations", "collate")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Interval, Lt
 
-from evenstep.data.batch_sizes import Unit
 from evenstep.data.batching import Oversized
 from evenstep.data.mixture import End
+from evenstep.data.sampling import Unit
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import DecayOn
 from evenstep.optim.schedules import LR_SCHEDULES, Constant, Listed, LrSchedule
