@@ -116,9 +116,6 @@ def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list
 
     Args:
         until: the last update that counts; None for the newest there is.
-
-    Raises:
-        ArgumentError: there is no such run, or fewer checkpoints.
     """
     if not run.is_dir():
         raise ArgumentError(f"there is no run `{run}`; give the folder of a run.", field="run")

@@ -9,8 +9,9 @@ rank then copies its files there, and the first publishes the copy. No thread ta
 do, which all ranks call alike.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -49,10 +50,7 @@ class Staging:
         self._preparing: Future[None] | None = None
 
     def prepare(self, tensors: Sequence[Tensor]) -> None:
-        """Take memory for copies of such tensors in the background, so that the first `copy` is as short as others.
-
-        If there is none, `copy` asks again.
-        """
+        """Take memory for copies of such tensors in the background; without memory, `copy` asks again."""
         size = _size(tensors)
         device = _device(tensors)
         self._preparing = in_background(lambda: self._reserve(size, device))
@@ -62,9 +60,6 @@ class Staging:
 
         Args:
             tensors: on the CPU and at most one accelerator.
-
-        Raises:
-            Exception: the error of an allocator that has no memory.
         """
         if self._preparing is not None:
             wait([self._preparing])
@@ -125,35 +120,40 @@ class SaveResult:
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _PendingSave:
-    """A save that has begun, as a chain of jobs.
+    """A save that has begun.
 
     Args:
-        then: functions of all ranks' results, each of which gives the next job's result.
+        steps: generator of the jobs of this rank, to which the results of all ranks are sent.
         job: the job that this rank does now.
-        is_being_written: whether ranks still write their files.
-        saved: the result of publishing, if that is done.
+        is_written: whether all ranks have written their files.
+        path: of the checkpoint, after it was published.
+        error: why old checkpoints could not be deleted.
     """
 
     write: CheckpointWrite
     began: float
-    protect: Collection[str]
-    then: "list[Callable[[list[Any]], Any]]"
-    job: "Future[Any]" = field(default_factory=Future[Any])
-    is_being_written: bool = True
-    saved: SaveResult | None = None
+    steps: "Generator[Callable[[], Any], list[Any]]" = field(init=False)
+    job: "Future[Any]" = field(init=False)
+    is_written: bool = False
+    path: Path | None = None
+    error: Exception | None = None
 
     def done(self, within_s: float = 0.0) -> bool:
         return not wait([self.job], within_s).not_done
 
-    def result(self, path: Path | None, error: Exception | None) -> SaveResult:
-        return SaveResult(update=self.write.update, path=path, error=error, seconds=perf_counter() - self.began)
+    def finish(self, result: Any) -> None:
+        """Do all following jobs without other ranks, after a job with this result."""
+        with suppress(StopIteration):
+            while True:
+                result = self.steps.send([result])()
 
-    def failed(self, error: Exception) -> SaveResult:
-        if self.saved is None:
+    def result(self, error: Exception | None = None) -> SaveResult:
+        if error is not None and self.path is None:
             self.write.abandon(error)
-        return self.result(self.saved and self.saved.path, error)
+        seconds = perf_counter() - self.began
+        return SaveResult(update=self.write.update, path=self.path, error=error or self.error, seconds=seconds)
 
 
 @final
@@ -189,11 +189,7 @@ class AsyncWriter:
         self._pending: _PendingSave | None = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Take the memory that copies of such a state need, in the background.
-
-        Raises:
-            CheckpointError: a state that cannot be saved, also where there are no copies.
-        """
+        """Take memory for copies in the background; raises CheckpointError for a state that cannot be saved."""
         flat = flat_state(state, alone=self._group.ranks == 1)
         if self._staging is not None and (self._group.rank == 0 or flat.sharded):
             whole = [tensor for each in flat.whole.values() for tensor in each.values()]
@@ -226,18 +222,47 @@ class AsyncWriter:
         save = CheckpointWrite(self.folder, update, state, group=self._group, resumed_from=resumed_from)
         ready, no_memory = self._copy_state(save)
 
+        pending = _PendingSave(save, began)
+        pending.steps = self._steps(pending, ready, protect)
+        first = next(pending.steps)
+        alone = self._group.ranks == 1
+        pending.job = in_background((lambda: pending.finish(first())) if alone else first)
+        self._pending = pending
+        return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
+
+    def _steps(
+        self, pending: _PendingSave, ready: Callable[[], None], protect: Collection[str]
+    ) -> Generator[Callable[[], Any], list[Any]]:
+        save = pending.write
+
         def write() -> Written:
             ready()
             return save.write()
 
-        after: list[Callable[[list[Any]], Any]] = [lambda results: self._publish(pending, results)]
-        if (mirror := self._mirror) is not None:
-            after.append(lambda results: self._copy(pending, mirror, results))
-            after.append(lambda results: self._publish_copy(pending, mirror))
-        alone = self._group.ranks == 1
-        pending = self._pending = _PendingSave(write=save, began=began, protect=protect, then=[] if alone else after)
-        pending.job = in_background((lambda: _chained(write(), after)) if alone else write)
-        return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
+        def publish() -> tuple[Path, Exception | None]:
+            path = save.publish(written)
+            if self._group.rank == 0:
+                try:
+                    retain(self.folder, keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=protect)
+                    if self._mirror is not None:
+                        self._mirror.remove(path.name)  # a copy of the same update is of another past
+                except CheckpointError as error:
+                    return path, error
+            return path, None
+
+        def publish_copy(mirror: Mirror) -> None:
+            if self._group.rank == 0:
+                mirror.publish(save.target)
+                mirror.retain(keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=protect)
+
+        written = yield write
+        pending.is_written = True
+        published = yield publish
+        pending.path, pending.error = published[0]
+        if self._mirror is not None:
+            mirror = self._mirror
+            yield lambda: mirror.upload(save.target, save.written)
+            yield lambda: publish_copy(mirror)
 
     def _copy_state(self, save: CheckpointWrite) -> tuple[Callable[[], None], list[str]]:
         def ready() -> None: ...
@@ -279,12 +304,13 @@ class AsyncWriter:
         if pending is None:
             return None
         try:
-            if pending.is_being_written and pending.write.is_shared:
+            if pending.write.is_shared and not pending.is_written:
                 wait([pending.job], self._timeout_s)  # it writes to the folder of the next save of the same update
                 raise CheckpointError("other ranks may not have written their part; it is given up.")
-            return _chained(self._result_of(pending.job, self._timeout_s), pending.then)
+            pending.finish(self._result_of(pending.job, self._timeout_s))
+            return pending.result()
         except Exception as error:  # noqa: BLE001 - given to the caller
-            return pending.failed(error)
+            return pending.result(error)
 
     def _wait_for(self, pending: _PendingSave) -> None:
         deadline = monotonic() + self._timeout_s
@@ -298,46 +324,15 @@ class AsyncWriter:
     def _go_on(self, pending: _PendingSave) -> SaveResult | None:
         try:
             results = together(self._group, lambda: self._result_of(pending.job, 0))
-            if pending.then:
-                following = pending.then.pop(0)
-                pending.is_being_written = False
-                pending.job = in_background(lambda: following(results))
-                return None
-            result: SaveResult = results[0]
+            pending.job = in_background(pending.steps.send(results))
+        except StopIteration:
+            result = pending.result()
         except Exception as error:  # noqa: BLE001 - given to the caller
-            result = pending.failed(error)
+            result = pending.result(error)
+        else:
+            return None
         self._pending = None
         return result
-
-    def _publish(self, pending: _PendingSave, results: list[Written]) -> SaveResult:
-        path = pending.write.publish(results)
-        error = None
-        if self._group.rank == 0:
-            try:
-                retain(
-                    self.folder,
-                    keep_last=self._keep_last,
-                    keep_every_updates=self._keep_every,
-                    protect=pending.protect,
-                )
-                if self._mirror is not None:
-                    self._mirror.remove(path.name)  # a copy of the same update is of another past
-            except CheckpointError as raised:
-                error = raised
-        return pending.result(path, error)
-
-    def _copy(self, pending: _PendingSave, mirror: Mirror, results: list[SaveResult]) -> SaveResult:
-        pending.saved = results[0]
-        mirror.upload(pending.write.target, pending.write.written)
-        return pending.saved
-
-    def _publish_copy(self, pending: _PendingSave, mirror: Mirror) -> SaveResult:
-        saved = pending.saved
-        assert saved is not None, "published before it is copied"
-        if self._group.rank == 0:
-            mirror.publish(pending.write.target)
-            mirror.retain(keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=pending.protect)
-        return pending.result(saved.path, saved.error)
 
     def _result_of(self, job: "Future[T]", within_s: float) -> T:
         try:
@@ -346,9 +341,3 @@ class AsyncWriter:
             raise CheckpointError(
                 f"a checkpoint was not written within {self._timeout_s:g} s, so it is given up; look at the disk."
             ) from error
-
-
-def _chained(result: Any, jobs: "Sequence[Callable[[list[Any]], Any]]") -> Any:
-    for job in jobs:
-        result = job([result])
-    return result

@@ -27,7 +27,6 @@ from evenstep.checkpoint.folders import (
 )
 from evenstep.checkpoint.read import read_checkpoint
 from evenstep.checkpoint.retention import discard
-from evenstep.checkpoint.shard import check_cover
 from evenstep.checkpoint.state import is_sharded, local_of
 from evenstep.checkpoint.write import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
@@ -47,9 +46,6 @@ def write_emergency(
 
     Returns:
         The checkpoint, or None if it exists or another rank writes it.
-
-    Raises:
-        CheckpointError: it cannot be written, or the state is cut over ranks.
     """
     write = partial(write_checkpoint, folder, update, state, resumed_from=resumed_from)
     return _write_once(folder, step_name(update), write)
@@ -74,9 +70,6 @@ def write_part(
 
     Returns:
         The part's folder, or None if another rank with the same part has saved it or saves it now.
-
-    Raises:
-        CheckpointError: it cannot be written.
     """
     name = f"update-{update:08d}-part-{place:05d}-of-{places:05d}"
     folder = run / EMERGENCY
@@ -123,11 +116,7 @@ def join_parts(run: Path) -> tuple[Path | None, str]:
 
 
 def discard_parts(run: Path) -> list[str]:
-    """Delete the parts that failed runs have left; gives a sentence if there were any.
-
-    Raises:
-        CheckpointError: one that cannot be deleted.
-    """
+    """Delete the parts that failed runs have left; gives a sentence if there were any."""
     folder = run / EMERGENCY
     if not folder.is_dir():
         return []
@@ -222,10 +211,14 @@ def _check_replicated(models: Sequence[Mapping[str, Any]]) -> None:
 def _whole(path: str, cuts: Sequence[Any]) -> Tensor:
     shape = cuts[0]["shape"]
     held = {tuple(cut["offsets"]): cut["block"] for cut in cuts if cut["offsets"] is not None and cut["block"].numel()}
-    check_cover(path, shape, [(offsets, block.shape) for offsets, block in held.items()])
     whole = torch.empty(shape, dtype=cuts[0]["block"].dtype)
+    times = torch.zeros(shape, dtype=torch.uint8)  # how often each element is held
     for offsets, block in held.items():
-        whole[tuple(slice(begin, begin + size) for begin, size in zip(offsets, block.shape, strict=True))] = block
+        at = tuple(slice(begin, begin + size) for begin, size in zip(offsets, block.shape, strict=True))
+        whole[at] = block
+        times[at] += 1
+    if not bool((times == 1).all()):
+        raise CheckpointError(f"its parts do not make up `{path}` of shape {shape}.", field=path)
     return whole
 
 

@@ -141,11 +141,7 @@ def _cut(sizes: Mapping[str, int], largest: int | None) -> list[list[str]]:
 
 
 def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
-    """The tensor `name` in another format, if it is floating.
-
-    Raises:
-        CheckpointError: the format, or a safetensors file, can't hold it.
-    """
+    """The tensor `name` in another format, if it is floating."""
     if dtype is None or not value.is_floating_point():
         if value.dtype not in DTYPE_NAMES:
             advice = "give `dtype`" if value.is_floating_point() else "keep it in another, or out of the `state_dict`"

@@ -68,9 +68,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder of checkpoints, the oldest first; none if there is no folder.
 
     A checkpoint that is being replaced counts until the new one has its name.
-
-    Raises:
-        CheckpointError: a folder that cannot be listed.
     """
     found: dict[int, Path] = {}
     try:
@@ -91,11 +88,7 @@ def without_manifest(folder: Path) -> list[Path]:
 
 
 def named_by(path: Path) -> Path:
-    """The step folder that a file such as `best` or `latest` of a run folder names; any other `path` as it is.
-
-    Raises:
-        CheckpointError: the folder is gone.
-    """
+    """The step folder that a file such as `best` or `latest` of a run folder names; any other `path` as it is."""
     if not path.is_file() or path.stat().st_size > _LONGEST_NAME:
         return path
     name = path.read_text(errors="replace").strip()
@@ -110,11 +103,7 @@ def named_by(path: Path) -> Path:
 
 
 def locate(path: Path) -> Path:
-    """The step folder `path`, the one that `best` or `latest` names, or the newest of a folder.
-
-    Raises:
-        CheckpointError: no checkpoint there; the message lists what is.
-    """
+    """The step folder `path`, the one that `best` or `latest` names, or the newest of a folder."""
     try:
         path = named_by(path.expanduser())
         if is_complete(path):

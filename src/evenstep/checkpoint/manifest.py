@@ -66,11 +66,11 @@ class Manifest:
     files: Mapping[str, FileEntry]
 
 
-def new_manifest(
+def manifest_bytes(
     update: int, files: Mapping[str, FileEntry], *, ranks: int = 1, resumed_from: str | None = None
-) -> Manifest:
-    """The manifest of a checkpoint that is written now, by this software."""
-    return Manifest(
+) -> bytes:
+    """The content of `manifest.json` of a checkpoint that is written now."""
+    manifest = Manifest(
         format=FORMAT,
         evenstep=__version__,
         torch=torch.__version__,
@@ -81,20 +81,12 @@ def new_manifest(
         resumed_from=resumed_from,
         files=files,
     )
-
-
-def manifest_bytes(manifest: Manifest) -> bytes:
-    """The content of `manifest.json`."""
     content = asdict(manifest)
     return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint `folder`.
-
-    Raises:
-        UnreadableError: it is missing, damaged, or of another format; the message names the file.
-    """
+    """The manifest of the checkpoint `folder`."""
     path = folder / MANIFEST
     with named_errors(path):
         if not path.is_file():
@@ -135,11 +127,7 @@ def check_structure(path: Path) -> Manifest:
 
 
 def read_json(step: Path, name: str, manifest: Manifest) -> dict[str, Any]:
-    """The object in the JSON file `name` of the checkpoint `step`.
-
-    Raises:
-        UnreadableError: it is missing or damaged.
-    """
+    """The object in the JSON file `name` of the checkpoint `step`."""
     path = step / name
     if name not in manifest.files:
         raise UnreadableError(f"`{path}` is not in the manifest; take an older checkpoint.")
@@ -151,11 +139,7 @@ def read_json(step: Path, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def json_object(data: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in the content `data` of the file `path`.
-
-    Raises:
-        UnreadableError: `data` is not JSON, or no object.
-    """
+    """The JSON object in the content `data` of the file `path`."""
     try:
         content: object = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -99,21 +99,13 @@ class Mirror:
         return [name for name, files in self._listed().items() if MANIFEST in files]
 
     def upload(self, step: Path, names: Collection[str]) -> None:
-        """Copy the files `names` of the checkpoint `step`, which has no copy yet.
-
-        Raises:
-            CheckpointError: they can't be copied.
-        """
+        """Copy the files `names` of the checkpoint `step`, which has no copy yet."""
         with self._named("written"):
             for name in names:
                 self._store.put_file(str(step / name), f"{self._root}/{step.name}/{name}")
 
     def publish(self, step: Path) -> None:
-        """Copy the manifest of `step`, after all ranks have copied their files.
-
-        Raises:
-            CheckpointError: a file was not copied, or the manifest can't be written.
-        """
+        """Copy the manifest of `step`, after all ranks have copied their files."""
         manifest, there = read_manifest(step), self._listed().get(step.name, {})
         missing = sorted(name for name, entry in manifest.files.items() if there.get(name) != entry.bytes)
         if missing:
@@ -125,11 +117,7 @@ class Mirror:
             self._store.pipe_file(f"{self._root}/{step.name}/{MANIFEST}", (step / MANIFEST).read_bytes())
 
     def copy(self, step: Path) -> None:
-        """Copy the checkpoint `step` by one process, and replace an older copy.
-
-        Raises:
-            CheckpointError: it can't be copied.
-        """
+        """Copy the checkpoint `step` by one process, and replace an older copy."""
         self.remove(step.name)
         self.upload(step, read_manifest(step).files)
         self.publish(step)
@@ -160,20 +148,12 @@ class Mirror:
         return target
 
     def retain(self, *, keep_last: int | None, keep_every_updates: int | None, protect: Collection[str]) -> None:
-        """Remove the copies that `evenstep.checkpoint.retain` would delete.
-
-        Raises:
-            CheckpointError: one can't be removed.
-        """
+        """Remove the copies that `evenstep.checkpoint.retain` would delete."""
         for name in superseded(self.steps(), keep_last, keep_every_updates, protect):
             self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Remove a copy, its manifest first.
-
-        Raises:
-            CheckpointError: it can't be removed.
-        """
+        """Remove a copy, its manifest first."""
         files = sorted(self._listed().get(name, {}), key=lambda file: (file != MANIFEST, file))
         with self._named("removed"):
             for file in files:

@@ -83,11 +83,7 @@ def superseded(
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete the step folder `path`; at every instant it is either complete or no checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be deleted.
-    """
+    """Delete the step folder `path`; at every instant it is either complete or no checkpoint."""
     doomed = path.with_name(f"{REMOVING}{path.name.removeprefix(REPLACED)}")
     try:
         if doomed.exists():
@@ -103,11 +99,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the step folder `path` to `left-N-…`, which is neither counted nor deleted; gives the new path.
-
-    Raises:
-        CheckpointError: it cannot be renamed.
-    """
+    """Rename the step folder `path` to `left-N-…`, which is neither counted nor deleted; gives the new path."""
     name = path.name.removeprefix(REPLACED)
     names = (path.with_name(f"left-{number}-{name}") for number in count(1))
     aside = next(one for one in names if not one.exists())

@@ -6,8 +6,7 @@ tensors.json              dtype and shape of each `PART/TENSOR`, and its pieces:
                           file, checksum of each 128 KiB
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError
 
 TABLE = "tensors.json"
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -66,57 +65,14 @@ def table_content(table: Mapping[str, TensorEntry]) -> dict[str, Any]:
 def parse_table(content: Mapping[str, Any]) -> dict[str, TensorEntry]:
     """The table in the content of `tensors.json`."""
     return {
-        name: TensorEntry(
-            _DTYPES[entry["dtype"]],
-            tuple(entry["shape"]),
-            tuple(
-                TensorPiece(
-                    tuple(piece["offsets"]),
-                    tuple(piece["sizes"]),
-                    piece["file"],
-                    piece["name"],
-                    tuple(piece["crc32"]),
-                )
-                for piece in entry["pieces"]
-            ),
-        )
+        name: TensorEntry(_DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(map(_parse_piece, entry["pieces"])))
         for name, entry in content.items()
     }
 
 
-def check_cover(name: str, shape: Sequence[int], blocks: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
-    """Raise CheckpointError unless the blocks (offsets, sizes) of the tensor `name` hold each element once.
-
-    >>> check_cover("w", (4, 2), [((0, 0), (3, 2)), ((3, 0), (1, 2))])
-    """
-    ordered = sorted((tuple(offsets), tuple(sizes)) for offsets, sizes in blocks)
-    held = sum(math.prod(sizes) for _, sizes in ordered)
-    inside = all(is_inside(offsets, sizes, shape) for offsets, sizes in ordered)
-    overlaps = any(
-        _overlap(one, other)
-        for number, one in enumerate(ordered)
-        for other in _up_to(ordered[number + 1 :], one, is_scalar=not shape)
-    )
-    if not inside or overlaps or held != math.prod(shape):
-        raise CheckpointError(
-            f"the blocks of `{name}` have {held} elements and must hold each of the {math.prod(shape)} elements of its "
-            f"shape {list(shape)} once.",
-            field=name,
-        )
-
-
-Block = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def _up_to(following: Sequence[Block], one: Block, *, is_scalar: bool) -> Iterable[Block]:
-    for other in following:
-        if not is_scalar and other[0][0] >= one[0][0] + one[1][0]:
-            return  # sorted by the first offset: the others begin behind as well
-        yield other
-
-
-def _overlap(one: Block, other: Block) -> bool:
-    return all(a < b + n and b < a + m for a, m, b, n in zip(*one, *other, strict=True))
+def _parse_piece(content: Mapping[str, Any]) -> TensorPiece:
+    places = {key: tuple(content[key]) for key in ("offsets", "sizes", "crc32")}
+    return TensorPiece(file=content["file"], name=content["name"], **places)
 
 
 def is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
@@ -158,7 +114,7 @@ class Shard:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank holds nothing of a tensor that has elements."""
+        """True if this rank has no element of a tensor that has some."""
         return self.local.numel() == 0 and 0 not in self.shape
 
     def size(self) -> torch.Size:

@@ -74,9 +74,6 @@ def flat_state(state: Mapping[str, object], *, alone: bool) -> FlatState:
 
     Args:
         alone: whether this is the only process, which holds all of a tensor that is cut over ranks.
-
-    Raises:
-        CheckpointError: a value with no exact form, or a part whose name can't be a file's.
     """
     flat = FlatState({}, {}, {})
     for part, tree in state.items():

@@ -38,11 +38,7 @@ class WrittenTensors(NamedTuple):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
-    """Write and sync the new file `path` of tensors by name; those that are not on the CPU are copied first.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Write and sync the new file `path` of tensors by name; those that are not on the CPU are copied first."""
     values = {name: _plain(tensor) for name, tensor in tensors.items()}
     summed = in_background(lambda: {name: checksums(value) for name, value in values.items()})
     save(path, values)
@@ -53,11 +49,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
 
 
 def save(path: Path, values: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors of the CPU into the file `path`, of the mode of any new file.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """Write contiguous tensors of the CPU into the file `path`, of the mode of any new file."""
     specs = {
         name: TensorSpec(
             dtype=str(value.dtype).removeprefix("torch."),

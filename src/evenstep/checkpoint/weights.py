@@ -91,10 +91,6 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     Args:
         path: see the top of this module; weights that are open already are returned as they are.
         average: whether to take a run's average instead of its model.
-
-    Raises:
-        ArgumentError: an empty path, which would be the current folder.
-        CheckpointError: no weights there, or none that can be read.
     """
     if isinstance(path, StoredWeights):
         return path

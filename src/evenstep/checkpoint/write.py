@@ -24,7 +24,7 @@ from torch import Tensor
 
 from evenstep import files
 from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, step_name
-from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes, new_manifest
+from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
 from evenstep.checkpoint.shard import TABLE, TensorEntry, table_content, whole_entry
@@ -84,11 +84,7 @@ class CheckpointWrite:
         return [*self.tensors, *([TABLE, STATE] if self._is_first else [])]
 
     def write(self) -> Written:
-        """Write and sync this rank's file of tensors.
-
-        Raises:
-            CheckpointError: the disk does not take it.
-        """
+        """Write and sync this rank's file of tensors."""
         try:
             return {name: write_tensors(self._staging / name, tensors) for name, tensors in self.tensors.items()}
         except OSError as error:
@@ -139,11 +135,7 @@ class CheckpointWrite:
             )
 
     def run(self) -> Path:
-        """Write and publish at once, all ranks together; gives the folder.
-
-        Raises:
-            CheckpointError: on any rank; nothing is left half written.
-        """
+        """Write and publish at once, all ranks together; gives the folder."""
         try:
             results = together(self._group, self.write)
             return together(self._group, lambda: self.publish(results))[0]
@@ -205,8 +197,8 @@ class CheckpointWrite:
         entries = {name: file.entry for name, file in written.items()}
         entries[TABLE] = self._write_json(TABLE, _json_bytes(table_content(table)))
         entries[STATE] = self._write_json(STATE, self._encoded)
-        manifest = new_manifest(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)
-        self._write_json(MANIFEST, manifest_bytes(manifest))
+        manifest = manifest_bytes(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)
+        self._write_json(MANIFEST, manifest)
         files.sync_path(self._staging)
 
     def _write_json(self, name: str, content: bytes) -> FileEntry:

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from evenstep.checkpoint import AsyncWriter, CheckpointReader, Mirror, Shard, read_checkpoint, verify, write_checkpoint
 from evenstep.checkpoint.manifest import UnreadableError
-from evenstep.checkpoint.shard import check_cover
 from evenstep.errors import ArgumentError, CheckpointError
-from refused import refused
 
 TIMEOUT_S = 30
 
@@ -222,18 +220,3 @@ def test_a_background_save_of_several_ranks_is_published_when_all_have_written(f
     assert [path.name for path in folder.iterdir()] == ["step-00000002"]
     model: Any = read_checkpoint(folder).state["model"]
     assert torch.equal(model["w"], WEIGHT)
-
-
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_a_grid_of_blocks_covers_and_any_change_of_it_does_not(rows: list[int], columns: list[int]) -> None:
-    shape = sum(rows), sum(columns)
-    blocks = [
-        ((sum(rows[:i]), sum(columns[:j])), (rows[i], columns[j]))
-        for i in range(len(rows))
-        for j in range(len(columns))
-    ]
-    check_cover("w", shape, blocks)
-    for others in (blocks[1:], [*blocks, blocks[-1]], [((0, 1), shape)], [blocks[0]] * len(blocks)):
-        if others != blocks:
-            with refused(CheckpointError, "w"):
-                check_cover("w", shape, others)
