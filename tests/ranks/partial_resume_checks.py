@@ -5,7 +5,7 @@ Each check is a function of the group that returns what is to be compared, on th
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,9 @@ class Read:
     num_bytes = 0
 
 
-def counted(file: TensorFile, name: str, chunk: int, checksum: int) -> bool:
-    Read.num_bytes += min(CHUNK_BYTES, file.stored[name].nbytes - chunk * CHUNK_BYTES)
-    return is_sound(file, name, chunk, checksum)
+def counted(file: TensorFile, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
+    Read.num_bytes += sum(min(CHUNK_BYTES, file.stored[name].nbytes - number * CHUNK_BYTES) for number in chunks)
+    return is_sound(file, name, chunks, checksums)
 
 
 is_sound = TensorFile.is_sound

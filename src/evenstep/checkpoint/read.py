@@ -4,7 +4,9 @@ Each chunk of a tensor is compared with its checksum when a rank reads from it; 
 rank has read. A path is never silently replaced by an older checkpoint; only `newest_checkpoint` falls back.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -50,6 +52,8 @@ class CheckpointReader:
                 self._pieces.setdefault(piece.file, {})[piece.name] = entry.dtype, piece
         self._compared: dict[tuple[str, str], int] = {}  # a bit for each chunk of a piece
         self._damaged: set[str] = set()
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="evenstep-checksum")  # while the values are copied
+        self._comparing: list[Future[None]] = []
         self._files: dict[str, TensorFile] = {}
         self._outlines: dict[int, tuple[str, Tensor]] = {}  # by `id`; holding the outline keeps the number its own
 
@@ -147,21 +151,22 @@ class CheckpointReader:
         for each in group.gather(self._compared):
             for place, bits in each.items():
                 compared[place] = compared.get(place, 0) | bits
-        left = [
-            (piece, number)
-            for pieces in self._pieces.values()
-            for _, piece in pieces.values()
-            for number in range(len(piece.crc32))
-            if not compared.get((piece.file, piece.name), 0) >> number & 1
-        ]
+        left: list[tuple[TensorPiece, list[int]]] = []
+        for pieces in self._pieces.values():
+            for _, piece in pieces.values():
+                bits = compared.get((piece.file, piece.name), 0)
+                left.append((piece, [number for number in range(len(piece.crc32)) if not bits >> number & 1]))
+        left = [(piece, numbers) for piece, numbers in left if numbers]
         names = sorted(name for name in self.manifest.files if name.endswith(SUFFIX))
 
         def compare() -> None:
             for name in names[group.rank :: group.ranks]:
                 if self._file(name).header_crc32() != self.manifest.files[name].crc32:
                     self._damaged.add(name)
-            for piece, number in left[group.rank :: group.ranks]:
-                self._compare(piece, number)
+            for piece, numbers in left[group.rank :: group.ranks]:
+                self._compare(piece, numbers)
+            for job in self._comparing:
+                job.result()
             for name in sorted(self._damaged):
                 raise damaged(self.path / name)
 
@@ -169,20 +174,19 @@ class CheckpointReader:
 
     def _rows(self, piece: TensorPiece, begin: int, end: int) -> Tensor:
         file = self._file(piece.file)
-        rows = file.rows(piece.name, begin, end)
-        if rows.numel():
-            size = rows.nbytes // (end - begin)
-            for number in range(begin * size // CHUNK_BYTES, -(-end * size // CHUNK_BYTES)):
-                self._compare(piece, number)
-        return rows
-
-    def _compare(self, piece: TensorPiece, number: int) -> None:
         place = piece.file, piece.name
+        size = math.prod(piece.sizes[1:]) * file.stored[piece.name].itemsize
+        numbers = range(begin * size // CHUNK_BYTES, -(-end * size // CHUNK_BYTES))
         bits = self._compared.get(place, 0)
-        if not bits >> number & 1:
-            self._compared[place] = bits | 1 << number
-            if not self._file(piece.file).is_sound(piece.name, number, piece.crc32[number]):
-                self._damaged.add(piece.file)
+        new = [number for number in numbers if not bits >> number & 1]
+        if new:
+            self._compared[place] = bits | sum(1 << number for number in new)
+            self._comparing.append(self._hashing.submit(self._compare, piece, new))
+        return file.rows(piece.name, begin, end)
+
+    def _compare(self, piece: TensorPiece, numbers: Sequence[int]) -> None:
+        if not self._file(piece.file).is_sound(piece.name, numbers, piece.crc32):
+            self._damaged.add(piece.file)
 
     def _file(self, name: str) -> TensorFile:
         if name not in self._files:

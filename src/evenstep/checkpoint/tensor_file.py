@@ -120,9 +120,12 @@ class TensorFile:
         # torch makes no aligned memory for a clone of what is not contiguous, and `stored` always is
         return (stored[begin:end] if stored.ndim else stored).clone()
 
-    def is_sound(self, name: str, chunk: int, checksum: int) -> bool:
-        """Whether the chunk number `chunk` of a tensor has its checksum."""
-        return crc32(bytes_of(self.stored[name])[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES]) == checksum
+    def is_sound(self, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
+        """Whether the chunks of these numbers of a tensor have their checksums, which are of all its chunks."""
+        data = bytes_of(self.stored[name])
+        return all(
+            crc32(data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) == checksums[number] for number in chunks
+        )
 
 
 def _header_crc32(path: Path, num_bytes: int) -> str:

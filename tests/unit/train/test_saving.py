@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -483,9 +483,9 @@ def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path, monkeypatch: 
     read: list[tuple[str, str, int]] = []
     is_sound = TensorFile.is_sound
 
-    def counted(file: TensorFile, name: str, chunk: int, checksum: int) -> bool:
-        read.append((file.path.name, name, chunk))
-        return is_sound(file, name, chunk, checksum)
+    def counted(file: TensorFile, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
+        read.extend((file.path.name, name, chunk) for chunk in chunks)
+        return is_sound(file, name, chunks, checksums)
 
     trainer_of(tmp_path, updates=2).train()
     monkeypatch.setattr(TensorFile, "is_sound", counted)
