@@ -20,7 +20,6 @@ def prove(
     updates: Annotated[int, Option(min=1, metavar="N", help="Number of updates to compare.")] = 4,
     ranks: Annotated[int, Option(min=2, metavar="N", help="Number of ranks in tests with several.")] = 2,
     json: Annotated[Path | None, Option(metavar="FILE", help="Also write all results to this file, as JSON.")] = None,
-    part: Annotated[Path | None, Option(hidden=True)] = None,
 ) -> int:
     """Test that cuts, ranks, kills and resumes keep a result.
 
@@ -34,7 +33,6 @@ def prove(
         updates=updates,
         ranks=ranks,
         json=json,
-        part=part,
     )
 
 

@@ -101,7 +101,6 @@ def test_a_run_of_epochs_keeps_its_length_though_the_data_are_few(evenstep: Run,
         (["--updates", "0"], "--updates"),
         (["--ranks", "1"], "--ranks"),
         (["--train.updats", "3"], "updats"),
-        (["--part", "nothing"], "`--part` is what `evenstep prove` starts its own processes with; leave it out."),
     ],
 )
 def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:

@@ -20,7 +20,7 @@ from evenstep.config.target import open_run
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
-from evenstep.tools.prove.part import Elsewhere, run_part
+from evenstep.tools.prove.part import Elsewhere
 from evenstep.tools.prove.rows import Prover, Verdict
 from evenstep.tools.prove.subject import Bench, Variant
 from evenstep.version import __version__
@@ -38,11 +38,8 @@ def run(
     updates: int,
     ranks: int,
     json: Path | None,
-    part: Path | None,
 ) -> int:
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
-    if part is not None:
-        return run_part(Path(path), settings, part)
     bench = _bench(path, settings, updates, ranks)
     every = Prover(bench).rows()
     wanted = [text.strip() for text in rows.split(",")]
@@ -72,7 +69,7 @@ def _bench(path: str, settings: list[str], updates: int, ranks: int) -> Bench:
         pass  # raises once, and not in each row, if the run can't be built
     return Bench(
         open=source.open,
-        elsewhere=Elsewhere(Path(path), settings, source.tokens),
+        elsewhere=Elsewhere(Path(path), given, source.tokens),
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
         precision=config.precision,
