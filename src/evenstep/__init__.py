@@ -32,10 +32,12 @@ def __getattr__(name: str) -> object:
         return sorted(one for one in names if one not in _NOT_STARRED)
     try:
         return lazy_names(__name__, homes)[0](name)
-    except AttributeError as error:
+    except AttributeError:
         for part in _PARTS if name[:1] != "_" else ():
             if part != "lightning" and name in getattr(import_module(f"evenstep.{part}"), "__all__", ()):
-                raise AttributeError(f"{error}; it is `evenstep.{part}.{name}`") from None
+                raise AttributeError(
+                    f"module 'evenstep' has no attribute '{name}'; it is `evenstep.{part}.{name}`"
+                ) from None
         raise
 
 
