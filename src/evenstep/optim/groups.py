@@ -1,56 +1,54 @@
 """Parameter groups by patterns of names: own learning rate, weight decay or optimizer, or not trained."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple
 
+from annotated_types import Interval
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.schema import Natural, NonNegative, Positive, option
 
 DecayOn = Literal["all", "matrices"]
 OTHERS = "others"
 """The name of the group of all parameters that no pattern takes."""
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class ParameterGroup:
     """Own options of the parameters whose names fit a pattern.
-
-    Args:
-        patterns: shell patterns of parameter names, in which `*` is any text: "blocks.*", "*.bias". A tied parameter
-            has several names.
-        dims: only parameters of this many dimensions, 2 for matrices.
-        lr: learning rate; by default the optimizer's.
-        lr_factor: multiplies the learning rate.
-        weight_decay: weight decay; by default the optimizer's.
-        frozen: True for parameters that are not trained.
-        optimizer: class of the optimizer that steps them.
-        options: further arguments of the optimizer, such as `betas`.
 
     >>> ParameterGroup(patterns=("head.*",), lr_factor=10.0).lr_factor
     10.0
     """
 
-    patterns: tuple[str, ...]
-    dims: int | None = None
-    lr: float | None = None
-    lr_factor: float | None = None
-    weight_decay: float | None = None
+    _: KW_ONLY
+    patterns: Sequence[str]
+    """Names of parameters; `*` stands for any text: "blocks.*", "*.bias". A tied parameter has several names."""
+    dims: Natural | None = None
+    """Only parameters with this many dimensions, 2 for matrices. Any number by default."""
+    lr: Positive | None = None
+    """Learning rate; by default the optimizer's."""
+    lr_factor: Positive | None = None
+    """Multiplies the learning rate."""
+    weight_decay: NonNegative | None = None
+    """Weight decay; by default the optimizer's."""
     frozen: bool = False
+    """Do not train these parameters."""
     optimizer: type[Optimizer] | None = None
+    """Class of the optimizer that steps them."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of the optimizer, such as `betas`."""
 
-    def takes(self, one: "Described") -> bool:
+    def takes(self, one: "ParameterInfo") -> bool:
         fits = self.dims is None or one.dims == self.dims
         return fits and any(one.fits(pattern) for pattern in self.patterns)
 
 
-class Described(NamedTuple):
+class ParameterInfo(NamedTuple):
     """A parameter as groups see it; `also` holds the other names of a tied one."""
 
     name: str
@@ -67,7 +65,7 @@ class Described(NamedTuple):
         return self.dims >= 2 and not self.is_norm and self.name.rpartition(".")[2] != "bias"
 
 
-class GroupPart(NamedTuple):
+class SubGroup(NamedTuple):
     """Parameters of one group with one learning rate and decay; `depth` is None without layer-wise decay."""
 
     group: str
@@ -80,14 +78,14 @@ class GroupPart(NamedTuple):
         return "/".join([self.group, *layer, *([] if self.decays else ["no_decay"])])
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Grouping:
     """Assignment of parameters to groups; see `grouped_optimizer`."""
 
-    groups: Mapping[str, ParameterGroup] = field(default_factory=lambda: MappingProxyType({}))
+    _: KW_ONLY
+    groups: Mapping[str, ParameterGroup] = field(default_factory=dict[str, ParameterGroup])
     weight_decay_on: DecayOn = "all"
-    layer_decay: float | None = None
+    layer_decay: Annotated[float, Interval(gt=0, le=1)] | None = None
     layers: str | None = None
 
     def __post_init__(self) -> None:
@@ -98,34 +96,34 @@ class Grouping:
                 field="layer_decay",
             )
 
-    def deal(self, parameters: Sequence[Described]) -> dict[GroupPart, list[str]]:
+    def assign(self, parameters: Sequence[ParameterInfo]) -> dict[SubGroup, list[str]]:
         """The names of the trained parameters of each part, in the order of the groups, the others last."""
         owners = self._owners(parameters)
         depths = self._depths([one.name for one in parameters])
-        dealt: dict[GroupPart, list[str]] = {}
+        assigned: dict[SubGroup, list[str]] = {}
         for name in (*self.groups, OTHERS):
-            found: dict[GroupPart, list[str]] = {}
+            found: dict[SubGroup, list[str]] = {}
             for one in parameters:
                 if owners[one.name] == name and one.trained and not (name in self.groups and self.groups[name].frozen):
                     decays = self.weight_decay_on == "all" or one.is_matrix
-                    found.setdefault(GroupPart(name, depths.get(one.name), decays), []).append(one.name)
+                    found.setdefault(SubGroup(name, depths.get(one.name), decays), []).append(one.name)
             ordered = sorted(found, key=lambda part: (part.depth or 0, not part.decays))
-            dealt |= {part: found[part] for part in ordered}
-        return dealt
+            assigned |= {part: found[part] for part in ordered}
+        return assigned
 
-    def frozen(self, parameters: Sequence[Described]) -> list[str]:
+    def frozen(self, parameters: Sequence[ParameterInfo]) -> list[str]:
         """The names of the parameters of frozen groups."""
         owners = self._owners(parameters)
         return [one.name for one in parameters if (group := self.groups.get(owners[one.name])) and group.frozen]
 
-    def factor(self, part: GroupPart, num_layers: int) -> float:
+    def factor(self, part: SubGroup, num_layers: int) -> float:
         return 1.0 if part.depth is None or self.layer_decay is None else self.layer_decay ** (num_layers - part.depth)
 
-    def num_layers(self, parameters: Sequence[Described]) -> int:
+    def num_layers(self, parameters: Sequence[ParameterInfo]) -> int:
         """L + 1: the depth of what comes behind the last layer, even if nothing does."""
         return max(self._inside([one.name for one in parameters]).values(), default=0) + 1
 
-    def _owners(self, parameters: Sequence[Described]) -> dict[str, str]:
+    def _owners(self, parameters: Sequence[ParameterInfo]) -> dict[str, str]:
         owners: dict[str, str] = {}
         for one in parameters:
             takers = [name for name, group in self.groups.items() if group.takes(one)]
@@ -165,7 +163,7 @@ class Grouping:
         return inside
 
 
-def _unused(name: str, group: ParameterGroup, pattern: str, parameters: Sequence[Described]) -> ArgumentError:
+def _unused(name: str, group: ParameterGroup, pattern: str, parameters: Sequence[ParameterInfo]) -> ArgumentError:
     names = [one.name for one in parameters]
     close = get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.4) or names[:3]
     dims = "" if group.dims is None else f" of {group.dims} dimensions"

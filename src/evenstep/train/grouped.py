@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
-from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup
+from evenstep.optim.groups import OTHERS, DecayOn, Grouping, ParameterGroup, ParameterInfo
 from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import named_parameters, plain
@@ -66,9 +66,10 @@ def grouped_optimizer(
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
     parameters = _described(model, grouping)
     by_name = named_parameters(unwrapped(model))
-    dealt, num_layers = grouping.deal(parameters), grouping.num_layers(parameters)
+    assigned = grouping.assign(parameters)
+    num_layers = grouping.num_layers(parameters)
     made: dict[type, list[dict[str, Any]]] = {}
-    for part, names in dealt.items():
+    for part, names in assigned.items():
         group = grouping.groups.get(part.group, _NONE)
         kind = group.optimizer or optimizer
         rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0) * grouping.factor(part, num_layers)
@@ -116,7 +117,7 @@ def _others_first(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(groups, key=lambda group: group["name"].partition("/")[0] != OTHERS)
 
 
-def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
+def _described(model: nn.Module, grouping: Grouping) -> list[ParameterInfo]:
     norms = {
         plain(f"{name}.{inner}".removeprefix("."))
         for name, module in unwrapped(model).named_modules()
@@ -125,7 +126,7 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
     }
     also = _other_names(model)
     mine = [
-        Described(name, one.ndim, name in norms, one.requires_grad, also.get(name, ()))
+        ParameterInfo(name, one.ndim, name in norms, one.requires_grad, also.get(name, ()))
         for name, one in named_parameters(unwrapped(model)).items()
     ]
     if not isinstance(model, PipelineModel):
@@ -136,7 +137,7 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
             "an `lr_factor` each, or train without stages."
         )
     everybody = model.mesh.pipeline.gather([tuple(one) for one in mine])
-    every = [Described(*cast("Any", one)) for theirs in everybody for one in theirs]
+    every = [ParameterInfo(*cast("Any", one)) for theirs in everybody for one in theirs]
     return [*{one.name: one for one in every}.values()]
 
 
