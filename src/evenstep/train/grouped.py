@@ -19,8 +19,6 @@ from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import named_parameters, plain
 
-_NONE = ParameterGroup(patterns=("*",))
-
 
 def grouped_optimizer(
     model: nn.Module,
@@ -67,10 +65,11 @@ def grouped_optimizer(
     parameters = _described(model, grouping)
     by_name = named_parameters(unwrapped(model))
     assigned = grouping.assign(parameters)
+    all_others = ParameterGroup(patterns=("*",))
     num_layers = grouping.num_layers(parameters)
     made: dict[type, list[dict[str, Any]]] = {}
     for part, names in assigned.items():
-        group = grouping.groups.get(part.group, _NONE)
+        group = grouping.groups.get(part.group, all_others)
         kind = group.optimizer or optimizer
         rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0) * grouping.factor(part, num_layers)
         own = {"name": part.name, "lr": rate, **((options or {}) if kind is optimizer else {}), **group.options}
