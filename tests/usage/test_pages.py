@@ -230,7 +230,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | list[str], li
     heard: list[tuple[str, str | list[str], list[str]]] = []
 
     def stand_in(target: str) -> Any:
-        def listens(path: Any = "", settings: Any = (), **options: Any) -> int:
+        def listens(path: Any = "", settings: Any = (), *more: Any, **options: Any) -> int:
             heard.append((target, path, settings))
             return 0
 

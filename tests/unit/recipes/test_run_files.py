@@ -21,14 +21,14 @@ def threads_as_they_were() -> Iterator[None]:
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=[path.parent.name for path in RUN_FILES])
 def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixture[str]):
-    assert check.run(str(path), []) == 0
+    assert check.check(str(path), []) == 0
     assert "checked     1 update" in capsys.readouterr().out
 
 
 def test_a_mixture_shows_whose_batches_the_first_updates_hold(capsys: pytest.CaptureFixture[str]):
     path = RECIPES / "digits_multitask" / "run.toml"
     settings = ["--mixture.kind", "round_robin", "--tasks.box.repeats", "2", "--train.combine", "pc_grad"]
-    assert check.run(str(path), settings) == 0
+    assert check.check(str(path), settings) == 0
     shown = capsys.readouterr().out
     assert "updates 1 to 6: class | parity | box | box | class | parity" in shown
     assert "train/class/loss" in shown

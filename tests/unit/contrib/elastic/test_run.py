@@ -102,12 +102,12 @@ def test_a_process_that_has_not_met_the_first_one_resumes_from_nothing(tmp_path:
 def test_a_run_file_whose_ranks_were_started_together_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from evenstep.config.load import parse
     from evenstep.config.ranks import joined
-    from evenstep.config.run import RunConfig
     from evenstep.errors import ConfigError
 
     target = {"target": "a.py:b"}
-    config = RunConfig.model_validate(
+    config = parse(
         {
             "name": "run",
             "model": target,
