@@ -10,7 +10,7 @@ arXiv:1803.05407.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -94,20 +94,21 @@ def average_checkpoints(
     for reader in readers:
         for part in parts:
             _check_alike(reader, newest, part)
-    mean = _Mean(readers)
-    state: dict[str, Any] = {part: mean.of(part) for part in parts}
+    report = _Report()
+    means: dict[int, Tensor] = {}
+    state: dict[str, Any] = {part: _means(readers, part, means, report) for part in parts}
     for reader in readers:
         reader.verify()
-    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(mean.newest)}
+    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(report.newest)}
     state["run"] = newest.state.get("run", {})
     path = CheckpointWrite(folder, newest.update, state, name=name).run()
     return AveragedCheckpoint(
         path=path,
         of=tuple(reader.path for reader in readers),
-        averaged=mean.averaged,
-        same=mean.same,
-        newest=tuple(sorted(mean.newest)),
-        not_finite=tuple(sorted(mean.not_finite)),
+        averaged=report.averaged,
+        same=report.same,
+        newest=tuple(sorted(report.newest)),
+        not_finite=tuple(sorted(report.not_finite)),
     )
 
 
@@ -136,6 +137,14 @@ def averages_of(run: Path) -> Path:
     return (run.parent if run.name == CHECKPOINTS else run) / AVERAGES
 
 
+@dataclass(slots=True)
+class _Report:
+    averaged: int = 0
+    same: int = 0
+    newest: set[str] = field(default_factory=set[str])
+    not_finite: set[str] = field(default_factory=set[str])
+
+
 def _check_alike(reader: CheckpointReader, newest: CheckpointReader, part: str) -> None:
     one = _described(reader.state[part])
     other = _described(newest.state[part])
@@ -158,51 +167,41 @@ def _described(tensors: dict[str, Any]) -> dict[str, str]:
     }
 
 
-class _Mean:
-    def __init__(self, readers: Sequence[CheckpointReader]) -> None:
-        self._readers = readers
-        self._known: dict[int, Tensor] = {}
-        self.averaged = 0
-        self.same = 0
-        self.newest: set[str] = set()
-        self.not_finite: set[str] = set()
+def _means(readers: Sequence[CheckpointReader], part: str, means: dict[int, Tensor], report: _Report) -> dict[str, Any]:
+    held: dict[str, Any] = dict(readers[-1].state[part])
+    for name, outline in held.items():
+        if isinstance(outline, Tensor):
+            if id(outline) not in means:  # tied tensors are one
+                means[id(outline)] = _mean(readers, part, name, report)
+            held[name] = means[id(outline)]
+    return held
 
-    def of(self, part: str) -> dict[str, Any]:
-        return {name: self._one(part, name) for name in self._readers[-1].state[part]}
 
-    def _one(self, part: str, name: str) -> Any:
-        outline = self._readers[-1].state[part][name]
-        if not isinstance(outline, Tensor):
-            return outline
-        if id(outline) not in self._known:  # tied tensors are one
-            self._known[id(outline)] = self._mean(part, name)
-        return self._known[id(outline)]
-
-    def _mean(self, part: str, name: str) -> Tensor:
-        newest = _value(self._readers[-1], part, name)
-        has_mean = newest.is_floating_point() or newest.is_complex()
-        total = newest.to(torch.complex128 if newest.is_complex() else torch.float64, copy=True) if has_mean else newest
-        is_same = True
-        for reader in self._readers[:-1]:
-            value = _value(reader, part, name)
-            is_same = is_same and torch.equal(value, newest)
-            if has_mean:
-                total += value.to(total.dtype)
-        if is_same:
-            self.same += 1
-            if has_mean and not bool(total.isfinite().all()):
-                self.not_finite.add(name)
-            return newest
-        if not has_mean:
-            self.newest.add(name)
-            return newest
-        self.averaged += 1
-        mean = total / len(self._readers)
-        if not bool(mean.isfinite().all()):
-            raise CheckpointError(
-                f"`{name}` has a mean that is not finite; leave checkpoints out in which it is not.", field=name
-            )
-        return mean.to(newest.dtype)
+def _mean(readers: Sequence[CheckpointReader], part: str, name: str, report: _Report) -> Tensor:
+    newest = _value(readers[-1], part, name)
+    has_mean = newest.is_floating_point() or newest.is_complex()
+    total = newest.to(torch.complex128 if newest.is_complex() else torch.float64, copy=True) if has_mean else newest
+    is_same = True
+    for reader in readers[:-1]:
+        value = _value(reader, part, name)
+        is_same = is_same and torch.equal(value, newest)
+        if has_mean:
+            total += value.to(total.dtype)
+    if is_same:
+        report.same += 1
+        if has_mean and not bool(total.isfinite().all()):
+            report.not_finite.add(name)
+        return newest
+    if not has_mean:
+        report.newest.add(name)
+        return newest
+    report.averaged += 1
+    mean = total / len(readers)
+    if not bool(mean.isfinite().all()):
+        raise CheckpointError(
+            f"`{name}` has a mean that is not finite; leave checkpoints out in which it is not.", field=name
+        )
+    return mean.to(newest.dtype)
 
 
 def _value(reader: CheckpointReader, part: str, name: str) -> Tensor:

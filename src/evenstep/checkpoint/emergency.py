@@ -21,6 +21,8 @@ from evenstep.checkpoint.folders import (
     CLAIM,
     EMERGENCY,
     complete_checkpoints,
+    disk_error,
+    disk_errors,
     is_complete,
     step_name,
     step_update,
@@ -120,13 +122,8 @@ def discard_parts(run: Path) -> list[str]:
     folder = run / EMERGENCY
     if not folder.is_dir():
         return []
-    try:
+    with disk_errors(f"`{folder}`, left by a run that failed, cannot be deleted"):
         discard(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"`{error.filename or folder}`, left by a run that failed, cannot be deleted: {error.strerror}; delete it "
-            f"by hand."
-        ) from error
     return [f"removed `{EMERGENCY}`, in which a failed run had left parts of its state"]
 
 
@@ -140,7 +137,7 @@ def _write_once(folder: Path, name: str, write: Callable[[], Path]) -> Path | No
     except FileExistsError:
         return None
     except OSError as error:
-        raise CheckpointError(f"nothing can be saved in `{folder}`: {error.strerror}.") from error
+        raise disk_error(f"nothing can be saved in `{folder}`", error) from error
     try:
         return write()
     finally:
@@ -149,14 +146,12 @@ def _write_once(folder: Path, name: str, write: Callable[[], Path]) -> Path | No
 
 def _found(folder: Path) -> dict[tuple[int, int], dict[int, Path]]:
     found: dict[tuple[int, int], dict[int, Path]] = {}
-    try:
+    with disk_errors(f"`{folder}` cannot be listed"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             match = _NAME.fullmatch(path.name)
             if match and is_complete(path):
                 update, place, places = map(int, match.groups())
                 found.setdefault((update, places), {})[place] = path
-    except OSError as error:
-        raise CheckpointError(f"`{folder}` cannot be listed: {error.strerror}.") from error
     return found
 
 

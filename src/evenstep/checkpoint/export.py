@@ -20,6 +20,7 @@ from torch import Tensor
 
 from evenstep import files
 from evenstep.arguments import format_name, require_word
+from evenstep.checkpoint.folders import disk_error
 from evenstep.checkpoint.state import DTYPE_NAMES
 from evenstep.checkpoint.tensor_file import SUFFIX, save
 from evenstep.checkpoint.weights import INDEX_SUFFIX, StoredWeights, open_weights
@@ -111,10 +112,7 @@ def _write(
         for file in (*held, *indices):  # none of them existed before
             file.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise CheckpointError(
-                f"the weights could not be written to `{error.filename or folder}`: {error.strerror or error}; nothing "
-                f"is left of them. Put them on another disk, or make room."
-            ) from error
+            raise disk_error(f"the weights could not be written to `{folder}`, and nothing is left", error) from error
         raise
 
 

@@ -11,7 +11,10 @@ emergency/update-00001000-part-…       part of a state that one rank of a fail
 latest                                 the name of the newest, for people; nothing here reads it
 """
 
+import errno
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from evenstep.errors import ArgumentError, CheckpointError
@@ -70,14 +73,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     A checkpoint that is being replaced counts until the new one has its name.
     """
     found: dict[int, Path] = {}
-    try:
+    with disk_errors(f"the checkpoints in `{folder}` cannot be listed"):
         # `.replaced-step-…` sorts before `step-…`, which so takes its place
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             update = step_update(path.name)
             if update is not None and is_complete(path):
                 found[update] = path
-    except OSError as error:
-        raise CheckpointError(f"the checkpoints in `{folder}` cannot be listed: {error.strerror}.") from error
     return [found[update] for update in sorted(found)]
 
 
@@ -104,7 +105,7 @@ def named_by(path: Path) -> Path:
 
 def locate(path: Path) -> Path:
     """The step folder `path`, the one that `best` or `latest` names, or the newest of a folder."""
-    try:
+    with disk_errors(f"`{path}` cannot be read"):
         path = named_by(path.expanduser())
         if is_complete(path):
             return path
@@ -112,9 +113,12 @@ def locate(path: Path) -> Path:
             found = complete_checkpoints(checkpoints_folder(path))
             if found:
                 return found[-1]
-        raise CheckpointError(_nothing_at(path))
-    except OSError as error:
-        raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
+        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+        names = ", ".join(sorted(entry.name for entry in nearest.iterdir())[-_MAX_NAMES:]) or "nothing"
+    raise CheckpointError(
+        unsaved_run(path)
+        or f"`{path}` is no complete checkpoint, and no run folder with one; `{nearest}` holds {names}."
+    )
 
 
 def unsaved_run(folder: Path) -> str:
@@ -127,22 +131,19 @@ def unsaved_run(folder: Path) -> str:
     )
 
 
-def _nothing_at(path: Path) -> str:
-    unsaved = unsaved_run(path)
-    if unsaved:
-        return unsaved
-    if path.is_dir():
-        return (
-            f"`{path}` is no checkpoint, as it has no `{MANIFEST}`, and no run folder with one; it holds "
-            f"{_names(path)}. Give a run folder, its `{CHECKPOINTS}` folder or a complete `step-…` folder."
-        )
-    if path.exists():
-        return f"`{path}` is a file, not a checkpoint; give the folder that holds `{MANIFEST}`."
-    nearest = next(parent for parent in path.absolute().parents if parent.is_dir())
-    return f"`{path}` does not exist, so there is no checkpoint to read; `{nearest}` holds {_names(nearest)}."
+@contextmanager
+def disk_errors(what: str) -> Generator[None]:
+    """Raise a CheckpointError that begins with `what` for an OSError inside the `with`."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(what, error) from error
 
 
-def _names(folder: Path) -> str:
-    names = sorted(entry.name for entry in folder.iterdir())
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(f"`{name}`" for name in names[-_MAX_NAMES:]) + more if names else "nothing"
+def disk_error(what: str, error: OSError) -> CheckpointError:
+    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    place = f" at `{error.filename}`" if error.filename else ""
+    advice = "Make the folder one that this user may write to, or put the run elsewhere."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        advice = "Free some space, keep fewer checkpoints, or put the run on another disk."
+    return CheckpointError(f"{what}: {error.strerror or error} ({code}){place}. {advice}")

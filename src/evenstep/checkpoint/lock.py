@@ -4,7 +4,6 @@ The lock is the operating system's lock on the file `.lock`, which ends with the
 beside it names the holder, for people.
 """
 
-import errno
 import json
 import os
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from evenstep.checkpoint.folders import disk_error
 from evenstep.errors import CheckpointError
 from evenstep.files import replacing
 
@@ -52,10 +52,7 @@ def locked(folder: Path) -> Generator[str]:
         if lock.is_locked:
             lock.release()
             (folder / LOCK).unlink(missing_ok=True)
-        advice = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
-        raise CheckpointError(
-            f"the run folder `{folder}` cannot be locked: {error.strerror}; {advice} or put the run elsewhere."
-        ) from error
+        raise disk_error(f"the run folder `{folder}` cannot be locked", error) from error
     try:
         yield f"took over the lock of {left}, which has ended without giving it back" if left else ""
     finally:

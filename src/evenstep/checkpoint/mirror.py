@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from evenstep import files
-from evenstep.checkpoint.folders import MANIFEST, step_update
+from evenstep.checkpoint.folders import MANIFEST, disk_errors, step_update
 from evenstep.checkpoint.manifest import UnreadableError, read_manifest
 from evenstep.checkpoint.read import verify
 from evenstep.checkpoint.retention import superseded
@@ -53,13 +53,9 @@ class Mirror:
         self._has_folders = protocol in ("file", "local")
         try:
             found: tuple[Any, str] = url_to_fs(self.address, **({"auto_mkdir": True} if self._has_folders else {}))
-        except ImportError as error:
-            if protocol in _EXTRAS:
+        except (ImportError, ValueError) as error:
+            if isinstance(error, ImportError) and protocol in _EXTRAS:
                 raise MissingExtraError(*_EXTRAS[protocol]) from error
-            raise ArgumentError(
-                f"`mirror` is {address!r}, which can't be reached: {clause(error)}.", field="mirror"
-            ) from error
-        except ValueError as error:
             raise ArgumentError(
                 f"`mirror` must be an address that fsspec knows, such as 's3://BUCKET/FOLDER', but is {address!r}: "
                 f"{clause(error)}.",
@@ -131,20 +127,16 @@ class Mirror:
         """
         target = folder / name
         try:
-            files.make_folder(folder)
-            with files.replacing(target) as new:
-                new.mkdir()
-                self._download(f"{name}/{MANIFEST}", new / MANIFEST)
-                for file in read_manifest(new).files:
-                    self._download(f"{name}/{file}", new / file)
-                verify(new)
+            with disk_errors(f"`{self.address}/{name}` can't be fetched"):
+                files.make_folder(folder)
+                with files.replacing(target) as new:
+                    new.mkdir()
+                    self._download(f"{name}/{MANIFEST}", new / MANIFEST)
+                    for file in read_manifest(new).files:
+                        self._download(f"{name}/{file}", new / file)
+                    verify(new)
         except UnreadableError as error:
             raise UnreadableError(f"the copy `{self.address}/{name}` can't be used: {error}") from error
-        except OSError as error:
-            raise CheckpointError(
-                f"`{self.address}/{name}` can't be fetched, as `{error.filename or target}` can't be written: "
-                f"{error.strerror or error}."
-            ) from error
         return target
 
     def retain(self, *, keep_last: int | None, keep_every_updates: int | None, protect: Collection[str]) -> None:

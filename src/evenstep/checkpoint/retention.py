@@ -15,12 +15,15 @@ from evenstep.checkpoint.folders import (
     MANIFEST,
     REMOVING,
     complete_checkpoints,
+    disk_errors,
     is_complete,
     step_update,
 )
 from evenstep.checkpoint.manifest import check_structure
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.files import REPLACED, SAVING
+
+_LEFT = {SAVING: "a save", REMOVING: "a deletion", CLAIM: "an emergency save"}
 
 
 def retain(
@@ -85,17 +88,12 @@ def superseded(
 def remove_checkpoint(path: Path) -> None:
     """Delete the step folder `path`; at every instant it is either complete or no checkpoint."""
     doomed = path.with_name(f"{REMOVING}{path.name.removeprefix(REPLACED)}")
-    try:
+    with disk_errors(f"the checkpoint `{path}` cannot be deleted"):
         if doomed.exists():
             discard(doomed)
         files.rename(path, doomed)
         discard(doomed)
         files.sync_path(path.parent)
-    except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint `{path}` cannot be deleted: {error.strerror}; make its folder writable or delete "
-            f"it by hand."
-        ) from error
 
 
 def set_aside(path: Path) -> Path:
@@ -103,14 +101,9 @@ def set_aside(path: Path) -> Path:
     name = path.name.removeprefix(REPLACED)
     names = (path.with_name(f"left-{number}-{name}") for number in count(1))
     aside = next(one for one in names if not one.exists())
-    try:
+    with disk_errors(f"the checkpoint `{path}`, of a course that the run leaves, cannot be renamed"):
         files.rename(path, aside)
         files.sync_path(path.parent)
-    except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint `{path}`, of a course that the run leaves, cannot be renamed: {error.strerror}; make its "
-            f"folder writable, or give another `folder`."
-        ) from error
     return aside
 
 
@@ -124,26 +117,19 @@ def clean_leftovers(folder: Path) -> list[str]:
         CheckpointError: a leftover that cannot be deleted.
     """
     done: list[str] = []
-    try:
+    with disk_errors(f"leftovers of a killed process in `{folder}` cannot be removed"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.name.startswith((SAVING, REMOVING)):
-                discard(path)
-                what = "save" if path.name.startswith(SAVING) else "deletion"
-                done.append(f"removed `{path.name}`, left by a {what} that was cut off")
-            elif path.name.startswith(REPLACED):
+            if path.name.startswith(REPLACED):
                 done.append(settle_replaced(path.with_name(path.name.removeprefix(REPLACED))))
-            elif path.name.startswith(CLAIM):
+                continue
+            left = next((what for prefix, what in _LEFT.items() if path.name.startswith(prefix)), None)
+            if left is not None:
                 discard(path)
-                done.append(f"removed `{path.name}`, left by an emergency save that was cut off")
+                done.append(f"removed `{path.name}`, left by {left} that was cut off")
         pointer = folder.parent / f"{SAVING}{LATEST}"
         if pointer.is_file():
             files.remove_file(pointer)
             done.append(f"removed `{pointer.name}`, left by a save that was cut off")
-    except OSError as error:
-        raise CheckpointError(
-            f"`{error.filename or folder}`, left in `{folder}` by a process that was killed, cannot be cleaned up: "
-            f"{error.strerror}; make it writable or delete it by hand."
-        ) from error
     return done
 
 

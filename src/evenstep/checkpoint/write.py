@@ -11,7 +11,6 @@ is written by all, a file each. A checkpoint of the same update is replaced, sin
 it stays readable until the new one has its name.
 """
 
-import errno
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from zlib import crc32
 from torch import Tensor
 
 from evenstep import files
-from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, step_name
+from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, disk_error, step_name
 from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
@@ -118,9 +117,10 @@ class CheckpointWrite:
                 with files.replacing(self.target.parent.parent / LATEST) as new:
                     files.write(new, f"{self.target.name}\n".encode())
         except OSError as error:
-            raise CheckpointError(
+            raise disk_error(
                 f"the checkpoint of update {self.update} is complete in `{self.target}`, but may not survive a loss of "
-                f"power, or `{LATEST}` may name an older one, as a later step failed: {_cause(error)}. {_advice(error)}"
+                f"power, or `{LATEST}` may name an older one, as a later step failed",
+                error,
             ) from error
         return self.target
 
@@ -208,10 +208,12 @@ class CheckpointWrite:
 
     def _failed(self, error: OSError) -> CheckpointError:
         num_bytes = sum(tensor.nbytes for each in self.tensors.values() for tensor in each.values())
-        size = f"It needs {_size(num_bytes)} and " if num_bytes else ""
-        return CheckpointError(
-            f"the checkpoint of update {self.update} could not be written to `{self.target}`: {_cause(error)}. {size}"
-            f"{_free(self.target.parent)}; earlier checkpoints are untouched. {_advice(error)}"
+        existing = next(path for path in self.target.absolute().parents if path.is_dir())
+        return disk_error(
+            f"the checkpoint of update {self.update} could not be written to `{self.target}` (it needs "
+            f"{num_bytes / 1e6:.1f} MB, {shutil.disk_usage(existing).free / 1e6:.1f} MB are free; earlier checkpoints "
+            f"are untouched)",
+            error,
         )
 
 
@@ -254,35 +256,3 @@ def write_checkpoint(
 
 def _json_bytes(content: object) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
-
-
-def _cause(error: OSError) -> str:
-    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    place = f" at `{error.filename}`" if error.filename else ""
-    return f"{error.strerror or error} ({code}){place}"
-
-
-def _free(folder: Path) -> str:
-    try:
-        existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-        return f"{_size(shutil.disk_usage(existing).free)} are free"
-    except OSError as error:
-        return f"the free space is unknown ({error.strerror})"
-
-
-def _size(num_bytes: int) -> str:
-    """
-    >>> _size(2_500_000), _size(4_096)
-    ('2.5 MB', '4.1 kB')
-    """
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
-
-
-def _advice(error: OSError) -> str:
-    if error.errno == errno.EFBIG:
-        return "Raise the limit of a file's size (`ulimit -f`), or put the run on a file system that takes larger ones."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space, keep fewer checkpoints, or put the run on another disk."
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-        return "Make that a folder that this user may write to, or put the run elsewhere."
-    return "Look at the disk's health, or put the run on another one."

@@ -153,8 +153,8 @@ def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_di
     assert f"the checkpoint of update 7 could not be written to `{folder / 'step-00000007'}`" in message
     assert "No space left on device (ENOSPC)" in message
     assert "model.safetensors" in message
-    assert "It needs 8.0 MB and" in message
-    assert "earlier checkpoints are untouched. Free some space" in message
+    assert "it needs 8.0 MB, " in message
+    assert "Free some space" in message
 
 
 def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(folder: Path, state: State, failing_disk):
