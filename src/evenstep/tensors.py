@@ -15,11 +15,12 @@ LEARNED = ("task_coefficients", "task_balance")
 TASK_PARAMETERS = "task_parameters"
 """Part of a model with the modules of tasks."""
 
-_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # by `torch.compile` and torch's activation checkpointing
+# by `torch.compile`, torch's activation checkpointing, and FullyShardedDataParallel
+_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 def plain(name: str) -> str:
-    """Name of a tensor without the wrappers of `torch.compile` and of activation checkpointing.
+    """Name of a tensor without the wrappers of `torch.compile`, activation checkpointing and FSDP.
 
     >>> plain("blocks.0._orig_mod.weight"), plain("_orig_mod.head.bias")
     ('blocks.0.weight', 'head.bias')

@@ -369,3 +369,30 @@ def test_a_damaged_checkpoint_is_refused_before_anything_has_changed(tmp_path: P
     with pytest.raises(CheckpointError):
         load_weights(model, run)
     assert same(model, Net(2))
+
+
+def test_files_of_averaged_models_and_of_wrapped_modules_are_taken(tmp_path: Path) -> None:
+    model, fresh = Net(1), Net(2)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    torch.save(averaged.state_dict(), tmp_path / "averaged.pt")
+    report = load_weights(fresh, tmp_path / "averaged.pt")
+    assert (report.behind, report.unexpected) == ("module.", ())
+    assert same(fresh, model)
+    for prefix in ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."):
+        fresh = Net(2)
+        state = {name.replace("encoder.", f"encoder.{prefix}"): one for name, one in model.state_dict().items()}
+        torch.save({f"{prefix}{name}": one for name, one in state.items()}, tmp_path / "wrapped.pt")
+        load_weights(fresh, tmp_path / "wrapped.pt")
+        assert same(fresh, model)
+
+
+def test_a_lightning_file_with_a_criterion_is_taken_in_part(tmp_path: Path) -> None:
+    model, fresh = Net(1), Net(2)
+    state = {f"model.{name}": one for name, one in model.state_dict().items()}
+    torch.save({"state_dict": {**state, "criterion.weight": torch.ones(2)}, "epoch": 3}, tmp_path / "last.ckpt")
+    report = load_weights(fresh, tmp_path / "last.ckpt", partial=True)
+    assert report.unexpected == ("criterion.weight",)
+    assert same(fresh, model)
+    fresh = Net(2)
+    load_weights(fresh, tmp_path / "last.ckpt", only=("encoder.*", "head.*"))
+    assert same(fresh, model)
