@@ -7,9 +7,7 @@ import random
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from copy import deepcopy
 from ctypes import string_at
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -77,19 +75,3 @@ def undisturbed(device: torch.device | None = None) -> Generator[None]:
     finally:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-
-
-@lru_cache(maxsize=1024)  # asked of each attribute, and torch answers `isinstance` in Python
-def is_generator(kind: type) -> bool:
-    if issubclass(kind, random.SystemRandom):
-        return False  # the machine's own, which has no state
-    return issubclass(kind, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
-
-
-def generator_state(generator: Any) -> Any:
-    """A copy of it."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return deepcopy(generator.bit_generator.state)
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()

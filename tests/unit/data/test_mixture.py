@@ -1,7 +1,9 @@
 """Mixtures: pure, resumable, the same for any number of ranks, and with every end-of-data policy."""
 
+import json
 from collections import Counter
 from itertools import islice
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -81,6 +83,44 @@ def test_epochs_have_as_many_batches_as_they_say(mixture: Mixture) -> None:
     whole = taken(mixture, 40)
     ends = [batch[0].batch + 1 for batch in whole if batch[4]]
     assert ends == [mixture.num_batches(epoch, seed=3) for epoch in range(len(ends))]
+
+
+@given(mixture=mixed, resume=st.integers(0, 24), saved=st.integers(0, 24))
+@settings(max_examples=40)
+def test_a_mixture_goes_on_from_its_state_without_counting_from_the_start(
+    mixture: Mixture, resume: int, saved: int
+) -> None:
+    whole = taken(mixture, 30)
+    start = whole[max(resume, saved)][0]
+    state = json.loads(json.dumps(mixture.state_dict(whole[saved][0])))
+    again = Mixture(tasks(), mixing=mixture.mixing, end=mixture.end, limit_batches=mixture.limit_batches)
+    again.load_state_dict(state)
+    assert taken(again, 5, start) == whole[max(resume, saved) :][:5]
+    assert again.state_dict(start) == mixture.state_dict(start)
+    assert taken(again, 3) == whole[:3]  # as after a run that goes back
+
+
+def test_a_start_at_a_late_update_takes_no_time_that_grows_with_it() -> None:
+    mixture = Mixture(tasks(), mixing=Sampled())
+    position = Position(epoch=0, batch=10**6)
+    state = {
+        "seed": 3,
+        "position": list(position),
+        "number": 10**6,
+        "ended": [],
+        "places": dict.fromkeys("abc", (9, 0)),
+    }
+    mixture.load_state_dict(state)
+    begun = perf_counter()
+    assert taken(mixture, 1, position)[0][0] == position
+    assert perf_counter() - begun < 2
+
+
+def test_a_state_of_other_tasks_is_refused() -> None:
+    state = Mixture({"a": tasks()["a"]}).state_dict()
+    Mixture(tasks()).load_state_dict(state)  # which is empty: nothing was read
+    with pytest.raises(DataError):
+        Mixture(tasks()).load_state_dict({"places": {"a": [0, 0]}})
 
 
 def values(batches: list[Any], task: str) -> list[int]:
