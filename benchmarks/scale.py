@@ -28,8 +28,8 @@ from torch import Tensor, nn  # noqa: E402
 from contenders.bare import train_tuned  # noqa: E402
 from contenders.evenstep_ import Classify  # noqa: E402
 from contenders.evenstep_ import train as train_evenstep  # noqa: E402
-from evenstep import MapData, Trainer  # noqa: E402
-from evenstep.data import Position  # noqa: E402
+from evenstep import MapData, Mixture, Trainer  # noqa: E402
+from evenstep.data import Position, Sampled  # noqa: E402
 from evenstep.events import Storage  # noqa: E402
 from harness.rounds import Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
@@ -88,6 +88,17 @@ def first_batch(num_samples: int) -> None:
     next(data.batches(Position(epoch=1, batch=num_samples // BATCH // 2), seed=1))
 
 
+def mixture_at(update: int) -> None:
+    """From a mixture's saved state to its first batch after `update`."""
+    sizes = {"long": 10**9, "short": 10**5}
+    data = {name: MapData(range(size), global_batch_size=BATCH) for name, size in sizes.items()}
+    mixture, position = Mixture(data, mixing=Sampled(weights={"long": 1.0, "short": 1.0})), Position(batch=update)
+    places = {"long": [0, update // 2], "short": [update // 200, 0]}
+    state = {"seed": 1, "position": list(position), "number": update, "places": places, "ended": ["short"]}
+    mixture.load_state_dict(state)
+    next(mixture.batches(position, seed=1))
+
+
 def memory_mb(num_samples: int) -> Times:
     """The most that a first batch takes, which no other process changes."""
     tracemalloc.start()
@@ -106,6 +117,7 @@ def starts() -> list[Row]:
         *(time_of(number, times_ms(first_batch, number)) for number in SAMPLES),
         *(memory_of(number, memory_mb(number)) for number in SAMPLES),
         *(run_of(number, times_ms(one_update, number)) for number in SAMPLES),
+        within("a mixture resumed at update 10^6: time", 10**9, times_ms(mixture_at, 10**6), "ms", limit=START_MS),
     ]
 
 

@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import random
@@ -7,12 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
 
+import evenstep
 from evenstep.data import GlobalBatch, MapData, Position, Reading
 from evenstep.errors import DataError
 
@@ -221,6 +224,40 @@ from evenstep.data import Position
 data = MapData(list(range(16)), global_batch_size=8, micro_batch_size=4, num_workers=2)
 print(len(next(iter(data.batches(Position(), seed=1))).microbatches))
 """
+
+
+class Line(evenstep.Task):
+    def loss(self, output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        if output.isnan().any():
+            raise ValueError("not a number")
+        return (output - batch).square().sum()
+
+
+@pytest.mark.parametrize("ends", ["well", "with an error"])
+def test_no_process_or_descriptor_is_left_by_a_trainer(ends: str) -> None:
+    def data(value: float = 0.5) -> MapData:
+        return MapData([torch.tensor([value])] * 8, global_batch_size=4, num_workers=1)
+
+    def use() -> None:
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        valid = {"valid": data(0.5 if ends == "well" else float("nan"))}
+        trainer = evenstep.Trainer(
+            model=model, task=Line(), optimizer=optimizer, data=data(), evaluations=valid, epochs=1, device="cpu"
+        )
+        for act in (trainer.train, trainer.evaluate, lambda: trainer.predict(data())):
+            try:
+                act()
+            except ValueError:
+                assert ends != "well"
+            assert not set(multiprocessing.active_children()) - before
+
+    before = set(multiprocessing.active_children())
+    use()  # what torch opens once stays open
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    use()
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
 
 
 def test_a_program_that_closes_no_data_ends_all_the_same() -> None:
