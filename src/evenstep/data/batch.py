@@ -16,7 +16,7 @@ Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Position(NamedTuple):
-    """The global batch that is taken next: number `batch` of epoch `epoch`, both from 0. Earlier ones are smaller.
+    """Place of a global batch: number `batch` of epoch `epoch`, both from 0. Earlier ones compare as smaller.
 
     >>> Position(epoch=2, batch=7)
     Position(epoch=2, batch=7)
@@ -26,18 +26,22 @@ class Position(NamedTuple):
     batch: int = 0
 
     def after(self, *, ends_epoch: bool) -> "Position":
-        """The position of the next global batch, given whether this one is the last of its epoch."""
+        """Position of the next global batch.
+
+        Args:
+            ends_epoch: whether this one is the last of its epoch.
+        """
         return Position(self.epoch + 1, 0) if ends_epoch else Position(self.epoch, self.batch + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFault:
-    """Something that went wrong while a batch was fetched, and that the run survives.
+    """A fault while a batch was read that the run survives.
 
     Args:
-        message: what, and what was done about it.
-        samples: the dataset's numbers of the samples that it is about.
-        num_skipped: how many of them are left out.
+        message: the fault, and what was done about it.
+        samples: numbers of the samples concerned, in the dataset.
+        num_skipped: number of samples left out.
         details: the traceback, or "".
     """
 
@@ -49,17 +53,16 @@ class DataFault:
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Microbatch:
-    """What goes through forward and backward at once.
+    """Samples that go through forward and backward at once.
 
     Args:
-        index: its number 0..n-1 in the global batch, counted over all ranks.
-        data: the collated samples, on the CPU (in pinned memory if that was asked for).
-        num_samples: how many samples it holds.
-        samples: their numbers in the dataset, where they have some.
-        task: the name of the task that it is for; "" where a run has one task without a name.
-        counted: whether `num_samples` is known, and not told by the looks of a batch that came ready made.
-        in_columns: whether lists in it are known to be columns, as torch's default collate function makes them, and not
-            samples.
+        index: number 0..n-1 in the global batch, counted over all ranks.
+        data: the collated samples, on the CPU.
+        num_samples: number of samples.
+        samples: numbers of the samples in the dataset, if they have any.
+        task: name of the task; "" where a run has one task without a name.
+        counted: whether `num_samples` is certain, and not taken from the shapes of a ready-made batch.
+        in_columns: whether lists in `data` are columns, as torch's default collate function makes them.
     """
 
     index: int
@@ -72,18 +75,18 @@ class Microbatch:
 
     @property
     def known_samples(self) -> int | None:
-        """How many samples it holds, where that is known."""
+        """Number of samples; None where it is not certain."""
         return self.num_samples if self.counted else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One batch of one task in a global batch of several; its micro-batches are numbered one after the other.
+    """One task's batch in a global batch of several; its micro-batches have consecutive numbers.
 
     Args:
-        num_microbatches: it was cut into, over all ranks.
+        num_microbatches: over all ranks.
         num_samples: over all ranks.
-        data_s: how long this rank waited for it, in seconds.
+        data_s: time that this rank waited for it, in seconds.
     """
 
     task: str
@@ -97,14 +100,14 @@ class GlobalBatch:
     """All samples of one update, of which this rank holds `microbatches`.
 
     Args:
-        position: which batch this is.
-        following: the position after it; what a checkpoint taken now resumes at.
-        microbatches: this rank's, in order; may be none.
+        position: position of this batch.
+        following: position after it, at which a checkpoint taken now resumes.
+        microbatches: those of this rank, in order; may be none.
         num_microbatches: over all ranks.
-        num_samples: over all ranks, those counted that a rank had to leave out.
+        num_samples: over all ranks, samples that were left out included.
         ends_epoch: whether `following` is in the next epoch.
-        faults: what went wrong on this rank while it was fetched.
-        parts: the batches that it is made of, in the order of their micro-batches; none for one batch of one task.
+        faults: faults on this rank while it was read.
+        parts: batches of several tasks, in the order of their micro-batches; none for one batch of one task.
     """
 
     position: Position
@@ -120,7 +123,7 @@ class GlobalBatch:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch of a named task; it is never taken for several.
+    """One batch of a named task.
 
     >>> Batch(task="box", data=[1, 2]).task
     'box'
@@ -146,13 +149,14 @@ def batches_in(item: object) -> list[Batch]:
         return [named_batch(item)]
     several = cast("tuple[object, ...]", item)
     if not several:
-        raise DataError("an update was given as an empty tuple, but must hold one batch at least.")
+        raise DataError("an update was given as an empty tuple, but must hold one batch at least.", field="data")
     bare = next((one for one in several if _is_bare(one)), None)
     if bare is not None and len(several) > 1:
         raise DataError(
             f"an update was given as a tuple of {len(several)} with a bare {type(bare).__name__} in it, which may be "
             f"one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
-            f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.'
+            f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.',
+            field="data",
         )
     return [named_batch(one) for one in several]
 
@@ -166,7 +170,7 @@ def _is_pair(item: tuple[object, ...]) -> bool:
 
 
 def named_batch(item: object) -> Batch:
-    """One batch with its task's name: of a `Batch` and a pair (data, task name) theirs, of anything else ""."""
+    """A batch with its task's name: as given in a `Batch` or a pair (data, name), else ""."""
     if isinstance(item, Batch):
         return item
     if type(item) is tuple and _is_pair(cast("tuple[object, ...]", item)):

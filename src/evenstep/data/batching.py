@@ -96,7 +96,7 @@ def cut_by_tokens(
 
 
 def cut_by_sum(lengths: Sequence[int] | NDArray[np.int64], *, max_tokens: int) -> list[int]:
-    """Cut greedily, in order, into batches of Σ lengths ≤ `max_tokens`, as samples take that stand in rows together.
+    """Cut greedily, in order, into batches of Σ lengths ≤ `max_tokens`, for samples packed into rows.
 
     >>> cut_by_sum([3, 3, 5, 2, 2, 2], max_tokens=8)
     [0, 2, 4, 6]

@@ -32,7 +32,7 @@ def data_of(given: object, argument: str) -> Data:
         return _of_loader(cast("DataLoader[Any]", given), argument)
     raise ArgumentError(
         f"`{argument}` must be evenstep's `Data` or a `DataLoader`, but is a {type(given).__name__}; write "
-        f"`{argument}=MapData(dataset, global_batch_size=32)`, or `StreamData` for what has no length.",
+        f"`{argument}=MapData(dataset, global_batch_size=32)`, or `StreamData` for a stream.",
         field=argument,
     )
 

@@ -188,8 +188,8 @@ class StreamShare:
             raise self._differ(f"in epoch {epoch} those of {int(giving)} ranks give something")
         if not giving:
             raise DataError(
-                f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "
-                f"can be iterated only once: give an object whose `__iter__` begins anew."
+                f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only "
+                f"once: give an object whose `__iter__` starts again."
             )
         return True
 
@@ -438,8 +438,8 @@ class StreamData(Data):
                 return
             if not self._has_global_state:
                 raise DataError(
-                    f"the stream, put at batch {position.batch} of epoch {position.epoch}, gives nothing more, though "
-                    f"there was more when the run was saved; it is another stream, or its `load_state_dict` is wrong."
+                    f"the stream gives nothing after batch {position.batch} of epoch {position.epoch}, but gave more "
+                    f"before the checkpoint; give the same stream, and check its `load_state_dict`."
                 )
             cursor.exhausted = True
         cursor.pending_state = state["stream"], state["stream_epoch"]
@@ -563,7 +563,7 @@ class StreamData(Data):
             self._cursor = None
             raise DataError(
                 f"the stream raised {clause(error)} (reading batch {position.batch} of epoch {position.epoch}); "
-                f"correct the stream, or let it leave out what it cannot read."
+                f"correct the stream, or let it leave out unreadable items."
             ) from error
 
 
@@ -605,11 +605,7 @@ class UpdateData(StreamData):
 
 
 def check_stream(stream: object, *, gives_batches: bool) -> None:
-    """Raise ArgumentError unless `stream` can be iterated and its items are what they are taken for.
-
-    Args:
-        gives_batches: whether its items may be batches of samples.
-    """
+    """Raise ArgumentError unless `stream` can be iterated and gives samples, or with `gives_batches` batches."""
     name = type(stream).__name__
     if isinstance(stream, str | bytes | Mapping) or not hasattr(stream, "__iter__"):
         raise ArgumentError(f"`stream` must give samples when it is iterated, but is a {name}.", field="stream")

@@ -128,16 +128,16 @@ class MapData(Data):
 
     @property
     def num_samples(self) -> int:
-        """How many samples an epoch visits: those of the dataset without the skipped ones."""
+        """Number of samples of an epoch: those of the dataset without the skipped ones."""
         return self._sampling.num_samples - self._sampling.num_skipped
 
     @property
     def num_skipped(self) -> int:
-        """How many samples are left out of every epoch because they are longer than a token budget."""
+        """Number of samples left out of every epoch because they are longer than a token budget."""
         return self._sampling.num_skipped
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        """How many global batches `epoch` has.
+        """Number of global batches of `epoch`.
 
         >>> MapData([1, 2, 3], global_batch_size=2).num_batches(0, seed=1)
         2
@@ -200,8 +200,8 @@ class MapData(Data):
         if start.batch and start.batch >= self.num_batches(start.epoch, seed=seed):
             raise DataError(
                 f"the data cannot start at batch {start.batch} of epoch {start.epoch}, which has "
-                f"{self.num_batches(start.epoch, seed=seed)}; the dataset or the batch size is another than when "
-                "the run was saved: set it back, or start a new run."
+                f"{self.num_batches(start.epoch, seed=seed)}; the dataset or the batch size has changed since the "
+                f"checkpoint: set it back, or start a new run."
             )
         return self._generate(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory and can_pin())
 

@@ -51,24 +51,30 @@ class Mixing(ABC):
         """What must be equal for a resumed run to be exact."""
 
 
+@option
+class _Repeated(Mixing):
+    _: KW_ONLY
+    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
+    """Batches of a task in each update, or updates in each round, by task; 1 by default."""
+
+    def check(self, tasks: Sequence[str]) -> None:
+        _check_known("repeats", self.repeats, tasks)
+
+    def _turns(self, tasks: Mapping[str, int]) -> list[str]:
+        return [name for name in tasks for _ in range(self.repeats.get(name, 1))]
+
+
 @final
 @option
-class AllTasks(Mixing):
+class AllTasks(_Repeated):
     """One batch of each task, or as many as its repeat factor says.
 
     >>> AllTasks(repeats={"box": 2})(0, {"class": 9, "box": 9}, seed=1)
     ['class', 'box', 'box']
     """
 
-    _: KW_ONLY
-    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
-    """Batches of a task in each update, by task; 1 by default."""
-
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        return _repeated(sizes, self.repeats)
-
-    def check(self, tasks: Sequence[str]) -> None:
-        _check_known("repeats", self.repeats, tasks)
+        return self._turns(sizes)
 
     def fingerprint(self) -> dict[str, JSON]:
         return {"kind": "all", "repeats": dict(self.repeats)}
@@ -76,7 +82,7 @@ class AllTasks(Mixing):
 
 @final
 @option
-class RoundRobin(Mixing):
+class RoundRobin(_Repeated):
     """One task after the other, each for as many updates as its repeat factor says.
 
     >>> mixing = RoundRobin(repeats={"box": 2})
@@ -84,16 +90,9 @@ class RoundRobin(Mixing):
     [['class'], ['box'], ['box'], ['class']]
     """
 
-    _: KW_ONLY
-    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
-    """Updates of a task in each round, by task; 1 by default."""
-
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        turns = _repeated(sizes, self.repeats)
+        turns = self._turns(sizes)
         return [turns[number % len(turns)]]
-
-    def check(self, tasks: Sequence[str]) -> None:
-        _check_known("repeats", self.repeats, tasks)
 
     def fingerprint(self) -> dict[str, JSON]:
         return {"kind": "round_robin", "repeats": dict(self.repeats)}
@@ -143,10 +142,6 @@ class Sampled(Mixing):
     def fingerprint(self) -> dict[str, JSON]:
         options: dict[str, JSON] = {"temperature": float(self.temperature), "weights": dict(self.weights)}
         return {"kind": "sampled", **options, "draws": self.draws}
-
-
-def _repeated(tasks: Mapping[str, int], repeats: Mapping[str, int]) -> list[str]:
-    return [name for name in tasks for _ in range(repeats.get(name, 1))]
 
 
 def _place(edges: list[float], drawn: int) -> int:
@@ -354,8 +349,8 @@ class Mixture(Data):
         walk = self._walk = self._walk_to(start, seed)
         if walk.position != start:
             raise DataError(
-                f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or the way of mixing are "
-                f"others than when the run was saved: set them back, or start a new run."
+                f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or mixing have "
+                f"changed since the checkpoint: set them back, or start a new run."
             )
         return self._generate(walk, rank=rank, ranks=ranks, pin_memory=pin_memory)
 

@@ -52,7 +52,7 @@ def in_order(start: int, stop: int) -> NDArray[np.int64]:
 
 @final
 class Enciphered:
-    """A keyed bijection of 0..n-1, computed for just those places that are asked for, a block at a time.
+    """Keyed bijection of 0..n-1, computed a block of places at a time.
 
     A Feistel network over pairs of digits (l, r) with l < a, r < b and a·b a little above n: each round hashes one
     digit and adds that to the other one, (l, r) ← (r, (l + F(r)) mod a), the next with b. What falls outside of 0..n-1
@@ -136,7 +136,7 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
 
 
 def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """The whole order in which `epoch` visits the samples; the arguments are those of `order_of`.
+    """Order in which `epoch` visits all samples; for the arguments see `order_of`.
 
     Returns:
         A permutation of 0..num_samples-1, `[num_samples]`.

@@ -62,7 +62,7 @@ def drawing_alone(method: str) -> Generator[None]:
 
 @contextmanager
 def undisturbed(device: torch.device | None = None) -> Generator[None]:
-    """Give the caller's generators back as they were when the `with` ends: Python's, numpy's, torch's.
+    """Restore the global generators of Python, numpy and torch at the end of the `with`.
 
     Args:
         device: whose generator is given back as well, if it is a CUDA device.

@@ -75,7 +75,7 @@ def checksums(batch: Any) -> dict[str, int]:
 
 
 def copied(item: Any) -> Any:
-    """The same batch with tensors and containers of its own; an object that has no copy is shared.
+    """A copy of a batch: new tensors and containers; an object that can't be copied is shared.
 
     >>> batch = {"x": torch.zeros(2), "names": ["a", "b"]}
     >>> twin = copied(batch); twin["x"] += 1; _ = twin.pop("names"); batch
