@@ -9,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY
 from errno import EMFILE
 from itertools import islice
 from multiprocessing.util import Finalize
@@ -33,6 +33,7 @@ from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
 from evenstep.keys import key, mix
 from evenstep.process import REQUEUE
+from evenstep.schema import Count, Natural, Positive, option
 
 Collate = Callable[[list[Any]], object]
 DEFAULT_COLLATE = cast(Collate, default_collate)
@@ -42,27 +43,26 @@ _OUTLIVED = (*REQUEUE, signal.SIGINT)
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@option
 class Reading:
-    """How `MapData` reads samples; which samples make an update does not depend on it.
-
-    Args:
-        prefetch_batches: global batches that the workers read ahead, all together.
-        timeout_s: longest wait for a worker, in seconds.
-        retries: how many times a sample that fails is read again.
-        skip_failing: whether a sample that still fails is left out, as an incident, with its weight; if it fails in
-            `collate` or `__getitems__`, with all of its micro-batch. Else it is an error.
-        seed_samples: False leaves the generators alone, for datasets that draw no random numbers.
+    """Options of how `MapData` reads samples; the samples of an update do not depend on them.
 
     >>> Reading(retries=2).timeout_s
     300.0
     """
 
-    prefetch_batches: int = 2
-    timeout_s: float = 300.0
-    retries: int = 0
+    _: KW_ONLY
+    prefetch_batches: Count = 2
+    """Global batches that the workers read ahead, all together."""
+    timeout_s: Positive = 300.0
+    """Longest wait for a worker, in seconds."""
+    retries: Natural = 0
+    """Number of times that a sample that fails is read again."""
     skip_failing: bool = False
+    """Leave out a sample that still fails, as an incident, with its weight; if it fails in `collate` or `__getitems__`,
+    with all of its micro-batch. Else it is an error."""
     seed_samples: bool = True
+    """Seed the random generators for each sample; False for datasets that draw no random numbers."""
 
 
 class Request(NamedTuple):
@@ -188,7 +188,7 @@ def _survived(failure: Failure, outcome: str, samples: Sequence[int], *, num_ski
 
 @final
 class InlineLoader:
-    """Answers requests in this process, when asked, leaving its random generators as they were."""
+    """Answers requests in this process, and restores its random generators."""
 
     def __init__(self, fetcher: Fetcher, *, pins: bool) -> None:
         self._fetcher = fetcher
@@ -310,7 +310,7 @@ def _end(replies: object, *, at_once: bool = False) -> None:
     with _sigchld_kept(meanwhile=signal.SIG_DFL):
         if at_once:
             for worker in workers:
-                worker.kill()  # a worker that hangs would not hear a request to end, for which torch waits 5 s
+                worker.kill()  # torch would wait 5 s for a worker that hangs
         end_workers(replies)
         for worker in workers:
             if worker.is_alive():  # it does not end at torch's SIGTERM
