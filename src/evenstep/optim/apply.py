@@ -52,7 +52,7 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
         for parameter in parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()
-    grads = [grad for parameter in parameters if (grad := parameter.grad) is not None]
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return [grad.values() if grad.is_sparse else grad for grad in grads] if sparse else grads
 
 

@@ -109,31 +109,16 @@ def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
 
 
 def _adam(group: _Group, lists: _Lists) -> _Launch | None:
-    (beta1, beta2), (parameters, grads, states) = group["betas"], lists
+    beta1, beta2 = group["betas"]
     if group["capturable"] or isinstance(beta1, Tensor) or isinstance(beta2, Tensor):
         return None
+    parameters, grads, states = lists
     counts, steps = _counts(states)
-    means, squares = list(map(_means, states)), list(map(_squares, states))
-    amsgrad: bool = group["amsgrad"]
-    largest = list(map(_largest, states)) if amsgrad else []
+    moments = [list(map(_means, states)), list(map(_squares, states))]
+    largest = list(map(_largest, states)) if group["amsgrad"] else []
+    options = {name: group[name] for name in ("amsgrad", "lr", "weight_decay", "eps", "maximize")}
     kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
-    launch = partial(
-        kernel,
-        parameters,
-        grads,
-        means,
-        squares,
-        largest,
-        steps,
-        amsgrad=amsgrad,
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-    )
-    return launch, counts
+    return partial(kernel, parameters, grads, *moments, largest, steps, beta1=beta1, beta2=beta2, **options), counts
 
 
 def _counts(states: list[_State]) -> tuple[list[Tensor], list[Tensor]]:
@@ -160,20 +145,9 @@ def _sgd(group: _Group, lists: _Lists) -> _Launch | None:
     momenta = [state.get("momentum_buffer") for state in states]
     if not group["momentum"] or any(one is None for one in momenta):
         return None
-    launch = partial(
-        fused_sgd,
-        parameters,
-        grads,
-        momenta,
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        is_first_step=False,
-    )
-    return launch, []
+    names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
+    options = {name: group[name] for name in names}
+    return partial(fused_sgd, parameters, grads, momenta, is_first_step=False, **options), []
 
 
 _KINDS = {Adam: _adam, AdamW: _adam, SGD: _sgd}
