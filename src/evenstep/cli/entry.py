@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; see `evenstep.cli.main`."""
     if arguments is not None:
         return _run(list(arguments), leaves=False)
+    if "_EVENSTEP_COMPLETE" in os.environ:  # a shell asks for completions
+        app(prog_name="evenstep")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     ignore_at_the_end()
@@ -89,8 +91,6 @@ def _caught(given: list[str], *, leaves: bool) -> int:
 
 
 def _dispatch(given: list[str], *, leaves: bool) -> int:
-    if "_EVENSTEP_COMPLETE" in os.environ:  # a shell asks for completions
-        app(prog_name="evenstep")
     group = cast(TyperGroup, get_command(app))
     own = [in_home(argument) for argument in given if argument != "--traceback"] or ["--help"]
     settings: list[str] = []
@@ -110,7 +110,8 @@ def _dispatch(given: list[str], *, leaves: bool) -> int:
         return done.exit_code
     except TyperException as error:
         shown = "evenstep" if command is None else f"evenstep {name}"
-        raise ConfigError([f"{error.format_message().rstrip('.')}; see `{shown} --help`."]) from None
+        text = error.format_message().rstrip(".")
+        raise ConfigError([f"{text}{'' if text.endswith('?') else ';'} see `{shown} --help`."]) from None
 
 
 def _exit_code(error: BaseException) -> int:

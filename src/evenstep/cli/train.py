@@ -6,7 +6,7 @@ All parts are built before the folder is made. A run that fails before its first
 import shutil
 import sys
 from collections.abc import Collection, Generator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from shlex import quote
 from typing import Any, cast
@@ -214,8 +214,6 @@ def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
         yield
     except BaseException:
         if trainer.is_first_rank and is_new and trainer.progress.update == 0:
-            with suppress(KeyboardInterrupt):  # a signal of the launcher, as another rank has ended
-                shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

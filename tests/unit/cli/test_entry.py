@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,6 +85,24 @@ def test_wrong_command_line_ends_with_2(evenstep: Run, arguments: list[str]) -> 
     done = evenstep(*arguments)
     assert done.code == 2
     assert done.err.startswith("evenstep: ")
+
+
+def test_a_misspelt_word_is_answered_with_the_closest(evenstep: Run) -> None:
+    assert "Did you mean 'train'?" in evenstep("trian", "run.toml").err
+    assert "--depth" in evenstep("summary", "run.toml", "--depht", "2").err
+    assert "did you mean `train.updates`?" in evenstep("check", "run.toml", "--train.updats", "2").err
+
+
+def test_of_a_setting_that_is_given_twice_the_last_holds(evenstep: Run) -> None:
+    done = evenstep("train", "--train.updates", "2", "run.toml", "--train.updates=3", "--lr_schedule.warmup_updates=1")
+    assert done.code == 0 and "run         3 updates" in done.out, done.err
+
+
+def test_commands_are_completed() -> None:
+    asked = {"_EVENSTEP_COMPLETE": "complete_bash", "COMP_WORDS": "evenstep tr", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "evenstep"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["train"]
 
 
 def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: Run) -> None:
