@@ -50,7 +50,7 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         totals={"": float(sum(sizes))},
         dealing=Dealing.of_one(3 + 2 * len(sizes)),
         each={one.index: float(one.num_samples) for one in work},
-        divisors={one.index: 1.0 for one in work},
+        divisors={"": 1.0},
         work=work,
         num_tasks=1,
     )

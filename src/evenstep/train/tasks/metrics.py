@@ -1,7 +1,6 @@
-"""Metric objects of tasks: what they are given of a micro-batch, by name, and whether a run can use them.
+"""Names and inputs of metrics: of a task's metric objects, derived metrics, pairs and counts.
 
-How their states are kept, taken back and reduced over ranks is told in `events.meters`. No metric is computed here;
-torchmetrics does that, or any object of its `Metric`.
+How the states of metric objects are kept and reduced over ranks is in `events.metrics.meters`.
 """
 
 import inspect
@@ -21,7 +20,6 @@ from evenstep.internals import pytree
 from evenstep.lazy import load_optional
 from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
-# what stands beside a task's metrics of training, and would be averaged with theirs
 _OF_UPDATES = ("lr", "grad_norm", "clipped", "loss_scale")
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
 _SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
@@ -29,7 +27,7 @@ _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: float | None = None) -> Storage:
-    """What takes the metrics of a run, or of an evaluation beside one.
+    """The storage for metrics of a run, or of an evaluation beside one.
 
     Args:
         clip_norm: of the run, for the metric that says which updates were clipped.
@@ -40,11 +38,12 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
     """
     for task in tasks.values():
         for name, function in task.derived.items():
-            where = f"the derived metric `{name}` of {type(task).__name__}"
-            if not callable(function):
-                raise ArgumentError(f"{where} must be a function of the other metrics, but is {said(function)}.")
-            if not isinstance(cast("object", name), str) or _is_taken(name) or name in task.metrics:
-                raise ArgumentError(f"{where} must have a name that no other metric has; rename it.")
+            if not callable(function) or _is_taken(name) or name in task.metrics:
+                raise ArgumentError(
+                    f"the derived metric `{name}` of {type(task).__name__} must be a function of the other metrics, "
+                    f"and have a name that no other metric has.",
+                    field="derived",
+                )
     own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
     derived = DerivedMetrics({name: task.derived for name, task in tasks.items()}, evaluating=own)
     meters, throughput = build_meters(tasks, device), _throughput(tasks)
@@ -96,71 +95,32 @@ def _check(task: Task, name: str, metric: Any) -> None:
 
 
 def check_names(task: Task, loss: Loss) -> None:
-    """Raise TaskError for metrics without names, and for one that would be mixed into the engine's of the same name."""
-    if not isinstance(cast("object", loss.metrics), Mapping):
-        raise TaskError(
-            f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
-            f"{said(loss.metrics)}; leave them out where there are none."
-        )
+    """Raise TaskError for a metric or count that would be mixed with another of the same name."""
     for name in loss.metrics:
-        if not isinstance(cast("object", name), str) or not name:
-            raise TaskError(f"the names of the metrics of {type(task).__name__} must be words, but one is {name!r}.")
-        if name in task.derived:
+        if name in task.derived or name in _TAKEN or name.startswith(_SPACES):
             raise TaskError(
-                f"{type(task).__name__} gives a metric called `{name}`, which it derives as well; rename one."
+                f"{type(task).__name__} gives a metric called `{name}`, which is the name of another; rename it.",
+                field=name,
             )
-        if name in _TAKEN or name.startswith(_SPACES):
-            what = "the trained loss is" if "loss" in name else "evenstep's own metrics are"
+    for name in loss.counts:
+        if name in loss.metrics or name in task.derived or _is_taken(name):
             raise TaskError(
-                f"{type(task).__name__} gives a metric called `{name}`, which is what {what} recorded as; rename it."
+                f"{type(task).__name__} gives a count called `{name}`, which is the name of a metric; rename it.",
+                field=name,
             )
-
-
-def checked_counts(task: Task, loss: Loss) -> Mapping[str, Tensor | float]:
-    """The counts that came with a loss.
-
-    Raises:
-        TaskError: they are no numbers by name, or have a name that is taken.
-    """
-    if not isinstance(cast("object", loss.counts), Mapping):
-        raise TaskError(
-            f"the counts of {type(task).__name__} must be numbers by name, `{{'correct': 12}}`, but are "
-            f"{said(loss.counts)}; leave them out where there are none."
-        )
-    for name, count in loss.counts.items():
-        if not isinstance(cast("object", name), str) or name in loss.metrics or name in task.derived or _is_taken(name):
-            raise TaskError(
-                f"the counts of {type(task).__name__} must have names that no metric has, but one is {name!r}; rename "
-                f"it."
-            )
-        if not is_number(count):
-            raise TaskError(
-                f"the count `{name}` of {type(task).__name__} must be a number, but is {said(count)}; give the sum "
-                f"over the batch."
-            )
-    return loss.counts
 
 
 def no_pair(task: Task, name: str, given: object) -> TaskError:
     """The error for a metric that is a single number, which can't be averaged over batches of different sizes."""
-    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else f"{given!r}"
     return TaskError(
         f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
-        f"Σsum/Σweight, but is {what}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)` for a mean."
+        f"Σsum/Σweight, but is {said(given)}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)`.",
+        field=name,
     )
 
 
-def is_number(given: object) -> bool:
-    """Whether it can be a metric's sum or weight; of a tensor, its shape is looked at when it is read.
-
-    >>> is_number(3), is_number(torch.tensor(3)), is_number("3"), is_number(None)
-    (True, True, False, False)
-    """
-    return isinstance(given, Tensor) or hasattr(given, "__float__")
-
-
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What each metric of the task sees of a micro-batch: the arguments of its `update`, by name.
+    """The arguments of `update` of each metric of the task, by name, for a micro-batch.
 
     Raises:
         TaskError: the task did not say, or left out what a metric needs.
@@ -172,7 +132,8 @@ def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str,
         raise TaskError(
             f"{type(task).__name__} has metrics ({', '.join(task.metrics)}), but its `loss` did not say what they see "
             f"of micro-batch {microbatch}; return `Loss(…, observed={{…}})` with the arguments of their `update`, or "
-            f"`observed={{}}` where there is nothing to see."
+            f"`observed={{}}` where there is nothing to see.",
+            field="observed",
         )
     if not observed:
         return

@@ -10,7 +10,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
 from evenstep.train.cut import SubBatch
-from evenstep.train.tasks.metrics import check_names, checked_counts, is_number, no_pair, observations
+from evenstep.train.tasks.metrics import check_names, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.weigh import Weights
@@ -57,16 +57,6 @@ class Recording:
             )
         if not isinstance(loss, Loss):
             return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index, method))
-        if loss.observed and task.metrics is Task.metrics:
-            raise TaskError(
-                f"`Loss.observed` is what the metric objects of a task see, but `{type(task).__name__}` has no "
-                f"`metrics`; give it some, or log plain numbers by `Loss(…, metrics={{name: (sum, weight)}})`."
-            )
-        if loss.counts and not task.derived:
-            raise TaskError(
-                f"`Loss.counts` are what `derived` metrics are made of, but `{type(task).__name__}` has none; say what "
-                f"is made of them, `derived = {{'bleu': function}}`, or log them as metrics, pairs (sum, weight)."
-            )
         if task.late_weight and loss.weight is None and loss.count is not None:
             loss = replace(loss, weight=loss.count)
         if loss.count is not None and torch.is_grad_enabled() and _is_known_to_be_nothing(loss.count):
@@ -108,31 +98,18 @@ class Recording:
 
     def _record_told(self, task: Task, one: Microbatch, loss: Loss, prefix: str) -> None:
         storage, update = self._context.storage, self._update
-        if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
-            self._record_metrics(task, loss, prefix)
-        if loss.counts.__class__ is not dict or loss.counts:
-            for name, count in checked_counts(task, loss).items():
-                storage.count(prefix + name, count.detach() if isinstance(count, Tensor) else count, update=update)
+        if loss.metrics or loss.counts:
+            check_names(task, loss)
+        for name, pair in loss.metrics.items():
+            metric_sum, metric_weight = _pair(task, name, pair)
+            storage.put(prefix + name, metric_sum, metric_weight, update=update)
+        for name, count in loss.counts.items():
+            storage.count(prefix + name, count.detach() if isinstance(count, Tensor) else count, update=update)
         for name, value in loss.shown.items():
             storage.show(prefix + name, value, update=update)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
                 storage.observe(self._prefix, f"{one.task}/{name}" if one.task else name, seen, update=update)
-
-    def _record_metrics(self, task: Task, loss: Loss, prefix: str) -> None:
-        check_names(task, loss)
-        for name, pair in loss.metrics.items():
-            if isinstance(pair, Tensor):  # of two numbers, which need not be a sum and its weight
-                raise no_pair(task, name, pair)
-            try:
-                metric_sum, metric_weight = pair
-            except (TypeError, ValueError) as error:
-                raise no_pair(task, name, pair) from error
-            if not (is_number(metric_sum) and is_number(metric_weight)):
-                raise no_pair(task, name, pair)
-            if isinstance(metric_sum, Tensor):
-                metric_sum = metric_sum.detach()
-            self._context.storage.put(prefix + name, metric_sum, metric_weight, update=self._update)
 
     def _weight_of(self, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
         if loss.weight is not None:
@@ -166,6 +143,19 @@ class Recording:
             factor = torch.where(total > 0, context.coefficients.value(name, self._update) / total, 0.0)
             part = 1.0 / weights.totals[name] / weights.num_tasks
             context.storage.put(f"{self._prefix}loss", trained * factor, part, update=self._update)
+
+
+def _pair(task: Task, name: str, given: Any) -> tuple[Tensor | float, Tensor | float]:
+    if isinstance(given, Tensor):  # of two numbers, which need not be a sum and its weight
+        raise no_pair(task, name, given)
+    try:
+        metric_sum, metric_weight = given
+    except (TypeError, ValueError) as error:
+        raise no_pair(task, name, given) from error
+    for number in (metric_sum, metric_weight):
+        if not hasattr(number, "__float__"):
+            raise no_pair(task, name, given)
+    return metric_sum.detach() if isinstance(metric_sum, Tensor) else metric_sum, metric_weight
 
 
 def _checked(task: Task, total: Any, weight: object, microbatch: int, method: str) -> Tensor | None:
