@@ -1,10 +1,8 @@
-"""Modules whose activations are not kept: their forward is computed again in the backward, and gives the same numbers.
+"""Recomputes activations of modules in the backward, with the same bits.
 
-torch's non-reentrant checkpoint stands in the place of a module's own `forward`, so names, state dicts and the module's
-own hooks stay as they are, and the graph that gradients come back through is that of the first forward: the same bits.
-What a forward depends on beside its arguments is as it was then: torch's generators and autocast (by torch), Python's
-and numpy's generators, the keys of layers within, and buffers. What it does to buffers it does once. It does not choose
-the modules (`blocks`), and knows nothing of what a forward keeps in attributes: that is done twice.
+torch's non-reentrant checkpoint replaces a module's `forward`, so names, state dicts and hooks stay as they are. The
+second forward sees the state of the first: torch's generators and autocast (by torch), Python's and numpy's generators,
+the keys of layers within, and buffers, which change once. State in attributes changes twice.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,15 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
-from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import is_norm
 from evenstep.train.randomness import Randomness, RandomnessSnapshot
-
-MAY_DEPEND = (
-    "it may depend on what it keeps in attributes, or in a cache that it is given, as models of transformers do unless "
-    "`Task.inputs` gives them `use_cache=False`. Let `memory.checkpoint`, or a checkpoint of the model's own, leave it "
-    "out, or let it keep nothing."
-)
 
 
 def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Randomness) -> None:
@@ -123,7 +114,7 @@ class _RecordedForward:
             leaves = [tensors[one.place] if isinstance(one, _TensorIndex) else one for one in self._leaves]
             args, kwargs = pytree.tree_unflatten(leaves, self._form)
             with of.randomness.again(self._moment), self._buffers_again():
-                return self._forward_again(*args, **kwargs)
+                return of.forward(*args, **kwargs)
         (args, kwargs), self._called_with = self._called_with, ((), {})
         versions = self._keep_buffers()
         with of.randomness.noted() as moment:
@@ -131,16 +122,6 @@ class _RecordedForward:
         self._moment = moment
         self._see_buffers(versions)
         return output
-
-    def _forward_again(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._of.forward(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError, LookupError) as error:
-            if not is_out_of_memory(error):
-                error.add_note(
-                    f"`{self._of.name}` was computed again, in the backward, and failed only then: {MAY_DEPEND}"
-                )
-            raise
 
     def _keep_buffers(self) -> list[int]:
         of = self._of
@@ -169,9 +150,10 @@ class _RecordedForward:
         new = sorted(number for number in moved - of.moving if self._held[number] is not None)
         if new:
             raise TaskError(
-                f"the forward of `{of.name}` is to be computed again in the backward (`memory.checkpoint`), but it has "
-                f"now moved its buffer `{of.buffers[new[0]].name}`, which its first forward did not, so that what it "
-                f"was before is not known; let `memory.checkpoint` name other modules, or move the buffer always."
+                f"the forward of `{of.name}`, which `memory.checkpoint` computes again, has changed its buffer "
+                f"`{of.buffers[new[0]].name}` now, but not in its first call, so the value before is not known; leave "
+                f"the module out, or change the buffer in each forward.",
+                field=of.name,
             )
         for number in self._copies.keys() - of.moving:
             del self._copies[number]

@@ -31,15 +31,14 @@ class TrainedParameters:
     Args:
         model: on its device, wrapped by the strategy.
         optimizer: of its parameters, or of those that this rank steps.
-        names: of the optimizer's groups' parameters, over all ranks.
-        share: given the parameters whose gradients are summed over ranks, now and after each change.
+        names: of the parameters in the optimizer's groups, over all ranks.
+        share: called with the parameters whose gradients are summed over ranks, now and after each change.
         check: raises for parameters, by name, that must not be trained as they are.
 
     Attributes:
-        names: see the arguments.
         with_grad: parameters that get a gradient.
-        outside: parameters that get a gradient, which is dropped, as the optimizer does not hold them.
-        stamp: a number that ranks which train the same parameters have in common.
+        outside: parameters that get a gradient but are not in the optimizer; it is dropped.
+        stamp: checksum of what is trained.
 
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)); _ = model[0].requires_grad_(False)
     >>> sgd = __import__("torch").optim.SGD(model.parameters(), lr=0.1)

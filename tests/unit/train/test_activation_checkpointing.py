@@ -358,21 +358,6 @@ def test_a_buffer_that_begins_to_move_late_is_refused_by_name() -> None:
         run.update(*batches(1))
 
 
-def test_a_forward_that_does_something_else_the_second_time_is_explained() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return self.linear(x).tanh() if self.calls % 2 else self.linear(x[:1]).sigmoid()
-
-    with pytest.raises(RuntimeError) as raised:
-        engine(nn.Sequential(nn.Linear(4, WIDTH), Odd(), nn.Linear(WIDTH, 1)), "1").update(*batches(1))
-    assert "Let `memory.checkpoint`" in "".join(raised.value.__notes__)
-
-
 class Tells(nn.Module):
     """Writes into what it is called with: a list, a mapping, or an object that holds such in another."""
 
@@ -425,24 +410,6 @@ def test_what_a_block_writes_into_its_arguments_arrives_and_is_not_there_when_it
         for batch in batches(3):
             run.update(batch)
     assert_same_state(*states)
-
-
-def test_a_forward_that_fails_the_second_time_is_explained() -> None:
-    class Keeps(nn.Module):
-        """Joins what it is given to what it has kept, as decoders do that generate."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.kept = nn.Linear(WIDTH, WIDTH), torch.empty(0, WIDTH)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.kept = torch.cat([self.kept, x.detach()])
-            return self.linear(x + self.kept).tanh()
-
-    with pytest.raises(RuntimeError, match="size of tensor") as raised:
-        engine(nn.Sequential(nn.Linear(4, WIDTH), Keeps(), nn.Linear(WIDTH, 1)), "1").update(*batches(1))
-    (note,) = [one for one in raised.value.__notes__ if "again" in one]
-    assert "`1` was computed again, in the backward" in note and "`use_cache=False`" in note
 
 
 # which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors

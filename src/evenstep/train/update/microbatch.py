@@ -8,7 +8,6 @@ from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
 
 from evenstep.data import Microbatch
 from evenstep.internals import run_backward, unwrapped
@@ -17,7 +16,6 @@ from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
-from evenstep.train.recompute import MAY_DEPEND
 from evenstep.train.tasks.task import evaluates_itself, loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch_events import MicrobatchEvents
@@ -172,7 +170,8 @@ class MicrobatchStep:
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
         with self._events.backward(one):
-            backward_of(loss, self._seed_of(loss, one))
+            # the engine itself: `torch.autograd.backward` first looks at the gradient, which costs three kernels
+            run_backward(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""
@@ -204,40 +203,6 @@ class MicrobatchStep:
     ) -> None:
         self._context.randomness.end_passage()
         self._events.end_all(error)
-
-
-def backward_of(loss: Tensor, gradient: Tensor) -> None:
-    """Add to every parameter's `.grad` the gradient of `loss` times `gradient`; the graph is freed.
-
-    `torch.autograd.backward` first looks at the gradient it is given: its shape with symbolic sizes, its dtype, whether
-    it is complex. Here that was made like the loss, and looking at it costs as much as three small kernels, so the
-    engine is called where `backward` itself, and torch's pipelining runtime, call it.
-
-    >>> import torch
-    >>> w = torch.tensor(3.0, requires_grad=True)
-    >>> backward_of(w * w, torch.tensor(0.5))
-    >>> w.grad
-    tensor(3.)
-    """
-    try:
-        run_backward(loss, gradient)
-    except RuntimeError as error:
-        if "backward through the graph a second time" in str(error):
-            error.add_note(
-                "evenstep goes back from the loss itself: `Task.loss` must not call `backward`, and what it computes "
-                "from must be of this micro-batch's forward, not kept from an earlier one."
-            )
-        if "modified by an inplace operation" in str(error):
-            error.add_note(
-                "Where a module's forward is computed again (`memory.checkpoint`), what it was called with must not be "
-                "changed in place, by it or behind it: write `x = x + y` for `x += y`, or leave it out."
-            )
-        if isinstance(error, CheckpointError):
-            error.add_note(
-                "A module's forward has computed something else when it was computed again in the backward: "
-                + MAY_DEPEND
-            )
-        raise
 
 
 @contextmanager
