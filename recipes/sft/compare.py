@@ -24,7 +24,7 @@ from questions import PAD, Sample, questions, rows
 
 from evenstep import Logging, MapData, Trainer, Training, Writer
 from evenstep.events import Record
-from evenstep.hf import CausalLM, Packing, from_config
+from evenstep.integrations.hf import CausalLM, Packing, from_config
 
 HERE = Path(__file__).parent
 UPDATES, LR, CLIP_NORM, GLOBAL_BATCH, PIECES = 30, 1e-3, 1.0, 16, 4

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal, TypedDict
 
-from evenstep.hf import Packing
+from evenstep.integrations.hf import Packing
 
 Split = Literal["train", "valid"]
 

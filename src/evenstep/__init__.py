@@ -15,7 +15,7 @@ from evenstep.version import __version__ as __version__
 if sys.platform == "win32":
     raise ImportError("evenstep does not run on Windows: it needs POSIX signals, locks and processes; use WSL 2.")
 
-_PARTS = ("checkpoint", "data", "errors", "events", "lightning", "optim", "parallel", "pipeline", "precision", "train")
+_PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
 _NOT_STARRED = (*_PARTS, "Constant", "Histogram", "Image", "Linear", "Step", "Text")  # scripts have such names, too
 
 
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> object:
         return lazy_names(__name__, homes)[0](name)
     except AttributeError:
         for part in _PARTS if name[:1] != "_" else ():
-            if part != "lightning" and name in getattr(import_module(f"evenstep.{part}"), "__all__", ()):
+            if name in getattr(import_module(f"evenstep.{part}"), "__all__", ()):
                 raise AttributeError(
                     f"module 'evenstep' has no attribute '{name}'; it is `evenstep.{part}.{name}`"
                 ) from None

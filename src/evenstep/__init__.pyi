@@ -7,7 +7,6 @@ from evenstep import (
     data as data,
     errors as errors,
     events as events,
-    lightning as lightning,
     optim as optim,
     parallel as parallel,
     pipeline as pipeline,

@@ -48,7 +48,7 @@ _NAMES = {
     "Callback": "Hook",
     "EarlyStopping": "EarlyStop",
     "Fabric": "Engine",
-    "LightningModule": "lightning",
+    "LightningModule": "integrations.lightning",
     "ModelCheckpoint": "Checkpointing",
     "TrainerCallback": "Hook",
     "TrainingArguments": "Training",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from evenstep import Logging, MapData, Task, Trainer
-from evenstep.hf import CausalLM, Packing, SavePretrained, Seq2Seq
+from evenstep.integrations.hf import CausalLM, Packing, SavePretrained, Seq2Seq
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 
 DOCUMENTS = [[(7 * n + 3 * k) % 48 + 1 for k in range(3 + n % 5)] for n in range(24)]

@@ -41,10 +41,9 @@ ALLOWED: dict[str, set[str]] = {
     "config": {*CORE, OPTIONS, "contrib"},  # whose constructors hold the defaults
     "contrib": CORE,
     "tools": {*CORE, OPTIONS, "builders", "config", "cli"},  # commands that `cli` knows by name only
-    "hf": CORE,  # models of transformers, which the core does not know
-    "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
+    "integrations": CORE,  # of other libraries, which the core does not know
     "builders": {*CORE, OPTIONS, "config", "contrib"},
-    "cli": {*CORE, OPTIONS, "builders", "config", "hf"},
+    "cli": {*CORE, OPTIONS, "builders", "config", "integrations"},
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }
@@ -150,7 +149,7 @@ def test_files_that_name_each_other_for_type_checkers_stay_few() -> None:
     assert max(map(len, circles)) <= 3
 
 
-@pytest.mark.parametrize("package", [*sorted(CORE), "contrib.multitask", "hf"])
+@pytest.mark.parametrize("package", [*sorted(CORE), "contrib.multitask", "integrations.hf"])
 def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
     """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
     module = import_module(f"evenstep.{package}".rstrip("."))
@@ -188,7 +187,7 @@ def loaded() -> list[list[str]]:
 
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
-    heavy += ["transformers", "peft", "evenstep.hf"]
+    heavy += ["transformers", "peft", "evenstep.integrations.hf"]
     heavy += ["evenstep.contrib", "evenstep.tools", "evenstep.checkpoint.planning"]
     assert not set(heavy) & set(loaded()[0])
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
 from evenstep.errors import ArgumentError, NonFiniteError
+from evenstep.integrations.lightning import parts
 from refused import refused
 
 with warnings.catch_warnings():
@@ -72,7 +73,7 @@ def _trainer(module: Any, micro: int = MICRO, **options: Any) -> evenstep.Traine
     dataset = TensorDataset(INPUTS, CLASSES)
     data = evenstep.MapData(dataset, global_batch_size=GLOBAL, micro_batch_size=micro, shuffle=False)
     asked = {key: options.pop(key) for key in ("updates", "count", "without") if key in options}
-    given = evenstep.lightning.parts(module, **asked)
+    given = parts(module, **asked)
     return evenstep.Trainer(**given, data=data, device="cpu", **{"epochs": EPOCHS, **options})
 
 
@@ -137,7 +138,7 @@ def test_a_last_short_micro_batch_counts_by_its_samples(micro: int) -> None:
         cross_entropy(whole(dataset.tensors[0][part]), dataset.tensors[1][part]).backward()
         optimizer.step()
     data = evenstep.MapData(dataset, global_batch_size=16, micro_batch_size=micro, shuffle=False)
-    evenstep.Trainer(**evenstep.lightning.parts(cut), data=data, epochs=1, device="cpu").train()
+    evenstep.Trainer(**parts(cut), data=data, epochs=1, device="cpu").train()
     for one, other in zip(whole.parameters(), cut.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 
@@ -200,10 +201,7 @@ def test_it_resumes_exactly(tmp_path: Any, interval: str) -> None:
 
 def test_a_loop_that_loads_a_state_goes_on_at_the_rates_of_the_scheduler() -> None:
     schedule = _rates(lambda each: torch.optim.lr_scheduler.ExponentialLR(each, 0.5), interval="step")
-    one, other = (
-        evenstep.Engine(**evenstep.lightning.parts(_with(configure_optimizers=schedule)), device="cpu")
-        for _ in range(2)
-    )
+    one, other = (evenstep.Engine(**parts(_with(configure_optimizers=schedule)), device="cpu") for _ in range(2))
     one.update((INPUTS, CLASSES))
     other.load_state_dict(one.state_dict())
     for _ in range(2):
@@ -281,7 +279,7 @@ def test_a_scheduler_may_be_made_for_no_more_epochs_than_the_run_has(length: dic
         TensorDataset(INPUTS, CLASSES), global_batch_size=GLOBAL, micro_batch_size=MICRO, shuffle=False
     )
     clipped = evenstep.Training(clip_norm=0.5)
-    evenstep.Trainer(**evenstep.lightning.parts(ours), data=data, device="cpu", train=clipped, **length).train()
+    evenstep.Trainer(**parts(ours), data=data, device="cpu", train=clipped, **length).train()
     _by_lightning(theirs)
     for name, value in theirs.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name), value)
@@ -419,7 +417,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "manual optimization": {"__init__": _manual},
     "two optimizers": {"configure_optimizers": _two},
     "a hook": {"on_train_epoch_end": lambda self: None},
-    "a hook of Lightning 1": {"training_epoch_end": lambda self: None},
     "a scheduler that follows a metric": {"configure_optimizers": _rates(_plateau)},
     "a scheduler that moves the momentum": {"configure_optimizers": _rates(_cycle, interval="step")},
     "a scheduler that counts batches": {"configure_optimizers": _rates(_decay, interval="step", frequency=2)},

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from evenstep import Logging, MapData, Memory, Task, Trainer, Training
 from evenstep.errors import EvenstepError
-from evenstep.hf import CausalLM, Classification, Seq2Seq
+from evenstep.integrations.hf import CausalLM, Classification, Seq2Seq
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 

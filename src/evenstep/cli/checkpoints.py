@@ -185,7 +185,7 @@ def _run_of(path: Path) -> Path:
 
 
 def _save_pretrained(path: Path, weights: Path | StoredWeights, to: Path, **options: Any) -> list[Path]:
-    from evenstep.hf.saving import save_pretrained
+    from evenstep.integrations.hf.saved import save_pretrained
 
     with open_run(find_config(_run_of(path))) as run:
         model = make_model(run)

@@ -51,7 +51,7 @@ def transformers() -> Any:
 @pytest.fixture
 def made(transformers: Any) -> Callable[..., nn.Module]:
     """A model of these settings, in float64: `made(LLAMA, tie_word_embeddings=True)`."""
-    from evenstep.hf import from_config
+    from evenstep.integrations.hf import from_config
 
     def make(settings: dict[str, Any], *, kind: str = "CausalLM", lora: Any = None, **more: Any) -> nn.Module:
         torch.manual_seed(1)

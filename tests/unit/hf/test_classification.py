@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep import Logging, MapData, Memory, Trainer, Training
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf import Classification
+from evenstep.integrations.hf import Classification
 from refused import refused
 
 from .conftest import DOCUMENTS, LLAMA

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evenstep import Logging, MapData, Task, Trainer, Training
-from evenstep.hf import CausalLM, Classification, Seq2Seq
+from evenstep.integrations.hf import CausalLM, Classification, Seq2Seq
 
 from .conftest import DOCUMENTS, T5
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from evenstep import Logging, MapData, PipelineModel, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.hf import CausalLM, Seq2Seq
+from evenstep.integrations.hf import CausalLM, Seq2Seq
 from refused import refused
 
 from .conftest import DOCUMENTS, LLAMA, T5, VOCABULARY

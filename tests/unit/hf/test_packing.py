@@ -13,8 +13,8 @@ from torch.nn import functional
 from evenstep import Logging, MapData, Trainer
 from evenstep.data import Position
 from evenstep.errors import ArgumentError
-from evenstep.hf import CausalLM, Packing
-from evenstep.hf.packing import rows_of
+from evenstep.integrations.hf import CausalLM, Packing
+from evenstep.integrations.hf.packing import rows_of
 from refused import refused
 
 from .conftest import DOCUMENTS, LLAMA

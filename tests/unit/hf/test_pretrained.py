@@ -12,7 +12,7 @@ from evenstep import Best, Checkpointing, Ema, Logging, MapData, Trainer, Traini
 from evenstep.checkpoint import read_checkpoint
 from evenstep.cli import main
 from evenstep.errors import CheckpointError
-from evenstep.hf import CausalLM, Packing, SavePretrained
+from evenstep.integrations.hf import CausalLM, Packing, SavePretrained
 
 from .conftest import DOCUMENTS, LLAMA
 
@@ -117,7 +117,7 @@ RUN = """
 name = "first"
 device = "cpu"
 [model]
-target = "evenstep.hf:from_config"
+target = "evenstep.integrations.hf:from_config"
 [model.args.config]
 model_type = "llama"
 vocab_size = 50
@@ -126,7 +126,7 @@ intermediate_size = 48
 num_hidden_layers = 1
 num_attention_heads = 4
 [task]
-target = "evenstep.hf:CausalLM"
+target = "evenstep.integrations.hf:CausalLM"
 args = { packed = true }
 [data]
 global_batch_size = 8
@@ -141,10 +141,10 @@ lr = 0.01
 [log]
 writers = []
 [[hooks]]
-target = "evenstep.hf:SavePretrained"
+target = "evenstep.integrations.hf:SavePretrained"
 """
 ROWS = """
-from evenstep.hf import Packing
+from evenstep.integrations.hf import Packing
 rows = Packing()
 def documents():
     return [[1, 2, 3, 4]] * 16

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Logging, MapData, Trainer, Training, load_weights
 from evenstep.checkpoint import read_checkpoint
-from evenstep.hf import CausalLM, Packing, from_config, from_pretrained, save_pretrained
+from evenstep.integrations.hf import CausalLM, Packing, from_config, from_pretrained, save_pretrained
 
 from .conftest import DOCUMENTS, LLAMA
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.hf import CausalLM
+from evenstep.integrations.hf import CausalLM
 
 
 @pytest.fixture

@@ -11,6 +11,6 @@ def documents(split: str = "train"):
 
 
 def rows(samples):
-    from evenstep.hf import Packing
+    from evenstep.integrations.hf import Packing
 
     return Packing()(samples)

@@ -1,8 +1,8 @@
 """The last linear layer of a language model, giving a summed loss instead of scores for all tokens.
 
-The task says, before each forward, what the tokens' targets are; the layer's next forward takes them and gives Σ of
-`chunked_cross_entropy` in the place of scores. So it computes within the model's forward, where shards are whole, and
-the rest of the model is left as it is. Whether the model gives the layer's scores unchanged is tried first.
+The task says, before each forward, the tokens' targets; the layer's next forward gives Σ of `chunked_cross_entropy` in
+place of scores. So it computes within the model's forward, where shards are whole, and the rest of the model is left as
+it is. That the model gives the layer's scores unchanged is tried first.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from evenstep.train.evaluating import evaluating
 
 @final
 class ChunkedHead:
-    """What a task tells the head of its model."""
+    """The targets that a task gives to the head of its model."""
 
     def __init__(self) -> None:
         self._expected: tuple[Tensor, Tensor | None] | None = None
@@ -27,49 +27,43 @@ class ChunkedHead:
         """Let the model's head give losses where targets are expected, and scores elsewhere.
 
         Raises:
-            ArgumentError: the model has no such head, or does more with its scores than to give them.
+            ArgumentError: the model has no such head, or changes its scores.
         """
-        linear = _head_of(model)
+        asked: Any = getattr(model, "get_output_embeddings", None)
+        linear: object = None if asked is None else asked()
+        if type(linear) is not nn.Linear:
+            raise ArgumentError(
+                f"`chunked` needs a model whose head is one `nn.Linear`, but that of {type(model).__name__} is a "
+                f"{type(linear).__name__}.",
+                field="chunked",
+            )
         linear.__dict__.pop("forward", None)  # that of another task
         _check_scores(model, linear)
         linear.forward = partial(self._forward, linear)
 
     def expect(self, targets: Tensor, weights: Tensor | None) -> None:
-        """Say what the scores of the next forward are for.
-
-        Args:
-            targets: `[rows, length]`, −100 where none is counted.
-            weights: of the targets.
-        """
+        """Set the targets of the next forward, `[rows, length]`, −100 where none is counted, and their weights."""
         self._expected = targets, weights
 
     def loss_in(self, logits: Tensor) -> Tensor:
-        """The summed loss that the model gave in the place of scores.
+        """The summed loss that the model gave in place of scores.
 
         Raises:
             TaskError: it gave scores.
         """
         if logits.ndim:
-            raise TaskError("`chunked` serves one task and one model at a time, but this model has another task now.")
+            raise TaskError(
+                "`chunked` serves one task and one model at a time, but this model has another task now.",
+                field="chunked",
+            )
         return logits
 
     def _forward(self, linear: nn.Linear, input: Tensor) -> Tensor:
         if self._expected is None:
             return nn.Linear.forward(linear, input)
-        (targets, weights), self._expected = self._expected, None
+        targets, weights = self._expected
+        self._expected = None
         return chunked_cross_entropy(input, linear.weight, targets, bias=linear.bias, weights=weights)
-
-
-def _head_of(model: nn.Module) -> nn.Linear:
-    asked: Any = getattr(model, "get_output_embeddings", None)
-    found: object = None if asked is None else asked()
-    if type(found) is not nn.Linear:
-        what = "none" if found is None else f"a {type(found).__name__}"
-        raise ArgumentError(
-            f"`chunked` needs a model whose head is one `nn.Linear`, but {type(model).__name__} has {what}.",
-            field="chunked",
-        )
-    return found
 
 
 def _check_scores(model: nn.Module, linear: nn.Linear) -> None:

@@ -1,20 +1,18 @@
 """Models of `transformers` for run files, which can give no object: from settings, or from a folder with weights.
 
-Nothing is fetched: a path is a folder of this machine. Beside the model itself, adapters of `peft` are put in here.
+Nothing is fetched: a path is a folder of this machine. Adapters of `peft` are put in here.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError
 from evenstep.lazy import load_optional
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _FORMATS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,14 +24,14 @@ def from_config(
     dtype: str = "float32",
     lora: Mapping[str, Any] | None = None,
     **options: Any,
-) -> "nn.Module":
+) -> nn.Module:
     """A model with random parameters, drawn from torch's generator.
 
     Args:
         config: settings, among them `model_type`; or a folder with a `config.json`.
-        kind: which of transformers' classes `AutoModelFor…`, such as `CausalLM`, `Seq2SeqLM`,
-            `SequenceClassification` or `TokenClassification`.
-        dtype: of the parameters; in which formats is computed and stepped is the run's `precision`.
+        kind: one of transformers' classes `AutoModelFor…`, such as `CausalLM`, `Seq2SeqLM`, `SequenceClassification`
+            or `TokenClassification`.
+        dtype: format of the parameters; the run's `precision` says in which formats it computes and steps.
         lora: options of `peft.LoraConfig`: the model is frozen, and adapters are trained; by default there are none.
         options: of the class's `from_config`, such as `attn_implementation="eager"`.
 
@@ -41,22 +39,20 @@ def from_config(
         ArgumentError: there is no such class, format or folder.
         MissingExtraError: transformers or peft is not installed.
     """
-    transformers = library("transformers")
-    chosen = _class(transformers, kind)
     if isinstance(config, str):
-        settings: Any = transformers.AutoConfig.from_pretrained(_folder(config), local_files_only=True)
+        settings = library("transformers").AutoConfig.from_pretrained(_folder(config), local_files_only=True)
     else:
-        settings = transformers.AutoConfig.for_model(**config)
-    return _adapted(chosen.from_config(settings, dtype=_format(dtype), **options), lora)
+        settings = library("transformers").AutoConfig.for_model(**config)
+    return _adapted(_class(kind).from_config(settings, dtype=_format(dtype), **options), lora)
 
 
 def from_pretrained(
     path: str, *, kind: str = "CausalLM", dtype: str = "float32", lora: Mapping[str, Any] | None = None, **options: Any
-) -> "nn.Module":
+) -> nn.Module:
     """The model in a folder of this machine, in the hub's layout, in training mode.
 
     Args:
-        path: the folder; a run that goes on needs it again.
+        path: the folder; a resume needs it again.
         kind, dtype, lora: see `from_config`.
         options: of the class's `from_pretrained`.
 
@@ -64,17 +60,8 @@ def from_pretrained(
         ArgumentError: there is no such class, format or folder.
         MissingExtraError: transformers or peft is not installed.
     """
-    transformers = library("transformers")
-    chosen = _class(transformers, kind)
-    model = chosen.from_pretrained(_folder(path), dtype=_format(dtype), local_files_only=True, **options)
-    return _adapted(model.train(), lora)
-
-
-def _adapted(model: "nn.Module", lora: Mapping[str, Any] | None) -> "nn.Module":
-    if lora is None:
-        return model
-    peft = library("peft")
-    return peft.get_peft_model(model, peft.LoraConfig(**lora))
+    options = {"dtype": _format(dtype), "local_files_only": True, **options}
+    return _adapted(_class(kind).from_pretrained(_folder(path), **options).train(), lora)
 
 
 def library(name: str) -> Any:
@@ -82,8 +69,15 @@ def library(name: str) -> Any:
     return load_optional(name, "hf")
 
 
-def _class(transformers: Any, kind: str) -> Any:
-    chosen = getattr(transformers, f"AutoModelFor{kind}", None)
+def _adapted(model: nn.Module, lora: Mapping[str, Any] | None) -> nn.Module:
+    if lora is None:
+        return model
+    peft = library("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(**lora))
+
+
+def _class(kind: str) -> Any:
+    chosen = getattr(library("transformers"), f"AutoModelFor{kind}", None)
     if chosen is None:
         raise ArgumentError(f"`kind` is {kind!r}, but transformers has no `AutoModelFor{kind}`.", field="kind")
     return chosen
@@ -96,5 +90,7 @@ def _format(dtype: str) -> torch.dtype:
 
 def _folder(path: str) -> str:
     if not (Path(path) / "config.json").is_file():
-        raise ArgumentError(f"`{path}` must be a folder of this machine with a `config.json`; fetch it first.")
+        raise ArgumentError(
+            f"`{path}` must be a folder of this machine with a `config.json`; fetch it first.", field="path"
+        )
     return path

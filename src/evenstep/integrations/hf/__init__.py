@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evenstep.hf.classification import Classification
-    from evenstep.hf.language import CausalLM, Seq2Seq
-    from evenstep.hf.models import from_config, from_pretrained
-    from evenstep.hf.packing import Packing
-    from evenstep.hf.pretrained import SavePretrained
-    from evenstep.hf.saving import save_pretrained
+    from evenstep.integrations.hf.models import from_config, from_pretrained
+    from evenstep.integrations.hf.packing import Packing
+    from evenstep.integrations.hf.saved import SavePretrained, save_pretrained
+    from evenstep.integrations.hf.tasks import CausalLM, Classification, Seq2Seq
 
 __all__ = [
     "CausalLM",
@@ -29,11 +27,9 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".classification": "Classification",
-        ".language": "CausalLM Seq2Seq",
         ".models": "from_config from_pretrained",
         ".packing": "Packing",
-        ".pretrained": "SavePretrained",
-        ".saving": "save_pretrained",
+        ".saved": "SavePretrained save_pretrained",
+        ".tasks": "CausalLM Classification Seq2Seq",
     },
 )

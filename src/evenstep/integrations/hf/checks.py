@@ -1,0 +1,152 @@
+"""Trials of a model of `transformers` before it is trained, and rows that hold several documents.
+
+Models of transformers take `position_ids` that begin anew at each document, and hide documents from each other where
+they are given no other mask and keep nothing for generation. Some do not, and some look ahead unless their config says
+otherwise: a model that sees the tokens it should predict learns to copy. Both are tried on a few tokens.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.data.tree import rebuilt
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import PipelineModel
+from evenstep.train.evaluating import evaluating
+
+_TOKENS = 8
+_FIRST = 4  # tokens of the first document of a trial
+_SECOND = 5
+
+
+def check_whole(task: object, model: nn.Module) -> None:
+    """Raise ArgumentError for a model in stages, and for losses of a model's own, which the tasks would leave out."""
+    name = type(task).__name__
+    if isinstance(model, PipelineModel):
+        raise ArgumentError(f'`{name}` does not train models in stages; use `strategy="fsdp"`.', field="model")
+    config: Any = getattr(model, "config", None)
+    for one in (config, getattr(config, "text_config", None)):
+        if getattr(one, "output_router_logits", False):
+            raise ArgumentError(
+                "the loss that `output_router_logits` adds depends on how a batch is cut; set it to False in the "
+                "model's config.",
+                field="output_router_logits",
+            )
+    if getattr(config, "z_loss_coefficient", 0.0):
+        raise ArgumentError(
+            f"`{name}` would leave out the loss of `config.z_loss_coefficient`; set it to 0.",
+            field="z_loss_coefficient",
+        )
+
+
+def check_causal(model: nn.Module) -> None:
+    """Raise ArgumentError for a model of tokens whose scores at a place depend on later tokens."""
+    embeddings: Any = getattr(model, "get_input_embeddings", None)
+    try:
+        found: object = None if embeddings is None else embeddings()
+    except NotImplementedError:  # models of images
+        return
+    if not isinstance(found, nn.Embedding):
+        return
+    weight = found.weight
+    tokens = (torch.arange(_TOKENS, device=weight.device) * 7 + 3) % len(weight)
+    other = tokens.clone()
+    other[-1] = (tokens[-1] + 1) % len(weight)
+
+    def scores(ids: Tensor) -> Tensor:
+        output: Any = model(input_ids=ids.unsqueeze(0), use_cache=False)
+        return cast(Tensor, output["logits"])[0, :-1].double()
+
+    try:
+        with evaluating(model, weight.device):
+            one = scores(tokens)
+            beside = scores(other)
+    except Exception:  # noqa: BLE001 - the model may need more than tokens, of which nothing is known here
+        return
+    moved = float((one - beside).abs().max())
+    # experts take their tokens together, so rounding may differ; a token that is seen differs by far more
+    if moved > torch.finfo(weight.dtype).eps ** 0.75 * float(one.abs().max()):
+        raise ArgumentError(
+            f"`CausalLM` needs scores that depend on earlier tokens alone, but a later token moves those of "
+            f"{type(model).__name__} by {moved:.2g}; build it as a decoder (`config.is_decoder = True`).",
+            field="model",
+        )
+
+
+def check_documents(model: nn.Module) -> None:
+    """Raise ArgumentError for a model in which one document of a row moves the scores of another."""
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise ArgumentError(
+            "`packed` does not go with a learned prompt, which stands before a row; leave it out.", field="packed"
+        )
+    weight = next(model.parameters())
+    vocab = len(cast(Any, model).get_input_embeddings().weight)
+    tokens = torch.arange(_FIRST + _SECOND, device=weight.device) * 7 % vocab
+    other = tokens.clone()
+    other[:_FIRST] = (tokens[:_FIRST] + 3) % vocab
+    positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)]).to(weight.device)
+
+    def scores(ids: Tensor, places: Tensor) -> Tensor:
+        output: Any = model(input_ids=ids.unsqueeze(0), position_ids=places.unsqueeze(0), use_cache=False)
+        return cast(Tensor, output["logits"])[0, -_SECOND:].double()
+
+    with evaluating(model, weight.device):
+        alone = scores(tokens[_FIRST:], positions[_FIRST:])
+        packed = scores(tokens, positions)
+        beside = scores(other, positions)
+    largest = float(alone.abs().max())
+    rounding = torch.finfo(weight.dtype).eps
+    coarse = max(rounding, torch.finfo(torch.float32).eps)  # some have their softmax in float32, of any weights
+    seen = float((packed - beside).abs().max())
+    moved = float((packed - alone).abs().max())
+    if seen > 4 * rounding * largest or moved > coarse**0.5 * largest:
+        raise ArgumentError(
+            f"`packed` needs a model that keeps the documents of a row apart, but in {type(model).__name__} one moves "
+            f"the scores of another by {max(seen, moved):.2g}; try `attn_implementation='sdpa'`.",
+            field="packed",
+        )
+
+
+def restarts(positions: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Places where a document begins that is not the first of its row; after padding none does.
+
+    Args:
+        positions: `[rows, length]`.
+        mask: `[rows, length]`, 0 on padding.
+
+    >>> restarts(torch.tensor([[0, 1, 0, 1, 2]])).int().tolist()
+    [[0, 0, 1, 0, 0]]
+    """
+    begins = torch.zeros_like(positions, dtype=torch.bool)
+    begins[:, 1:] = positions[:, 1:] == 0
+    if mask is not None:
+        begins[:, 1:] &= mask[:, :-1] != 0
+    return begins
+
+
+def halves_of_row(batch: Any) -> list[Any] | None:
+    """A batch of one row in two, between the documents nearest to its middle; None where that can't be done.
+
+    >>> row = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]]), "position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
+    >>> [half["input_ids"].tolist() for half in halves_of_row(row)]
+    [[[5, 6, 7]], [[8, 9]]]
+    """
+    positions = batch.get("position_ids") if isinstance(batch, Mapping) else None
+    if not isinstance(positions, Tensor) or len(positions) != 1:
+        return None
+    begins: list[int] = restarts(positions)[0].nonzero().flatten().tolist()
+    if not begins:
+        return None
+    length = positions.shape[1]
+    cut = min(begins, key=lambda begin: abs(2 * begin - length))
+
+    def part(begin: int, end: int) -> Any:
+        return rebuilt(batch, lambda one: one[:, begin:end] if _is_row(one, length) else one)
+
+    return [part(0, cut), part(cut, length)]
+
+
+def _is_row(one: Any, length: int) -> bool:
+    return isinstance(one, Tensor) and one.shape[:2] == (1, length)

@@ -1,0 +1,195 @@
+"""A run's weights as the hub has models: `config.json`, safetensors, and all else that `from_pretrained` reads.
+
+The libraries write their own layouts: `transformers` that of a model (tied weights once, large files cut), `peft` that
+of adapters alone. A folder appears whole under its name, or not at all.
+"""
+
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast, final
+
+import torch
+from torch import nn
+
+from evenstep.arguments import require_word
+from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
+from evenstep.checkpoint.weights import StoredWeights, open_weights
+from evenstep.errors import ArgumentError, CheckpointError, HookError, clause
+from evenstep.events import Best, Hook, TrainBegin, TrainEnd
+from evenstep.files import replacing
+from evenstep.integrations.hf.models import library
+from evenstep.internals import unwrapped
+from evenstep.internals.fsdp import class_before_sharding
+from evenstep.optim.modes import has_modes
+from evenstep.optim.multi import inner
+from evenstep.tensors import state_of
+from evenstep.train import load_weights
+
+_NAME = "pretrained"
+
+
+def save_pretrained(
+    model: nn.Module,
+    to: Path | str,
+    *,
+    weights: Path | str | StoredWeights,
+    average: bool = False,
+    dtype: ExportFormat | None = None,
+    max_file_bytes: int | None = None,
+    tokenizer: Path | str | None = None,
+) -> list[Path]:
+    """Write the weights of a run into the new folder `to`, as `from_pretrained` reads them; gives the files.
+
+    Of a model with adapters of `peft` only these are written, as `PeftModel.from_pretrained` reads them.
+
+    Args:
+        model: built as it was for the run, on the CPU; it gets the weights, and `dtype`.
+        weights: a run (its newest checkpoint), a checkpoint, or an average of several; of any strategy.
+        average: take the average that the run has kept of its parameters.
+        dtype: format of floating-point tensors; None keeps that of the model.
+        max_file_bytes: the most bytes of tensors in a file; by default as transformers does.
+        tokenizer: a folder of this machine whose tokenizer is to be in `to` as well.
+
+    Raises:
+        ArgumentError: a model that transformers has not made, or a folder that exists already.
+        CheckpointError: weights that can't be read, that are not the model's, or that the format can't hold.
+    """
+    to = Path(to)
+    if not _is_of_transformers(model):
+        raise ArgumentError(f"`model` must be one of transformers, but is a {type(model).__name__}.", field="model")
+    _check_options(dtype, tokenizer)
+    if to.exists():
+        raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.", field="to")
+    open_weights(weights, average=average).check_evaluated()
+    load_weights(model, weights, average=average)
+    if dtype is not None:
+        for name, one in model.state_dict().items():
+            converted(one, name, dtype)  # raises for values that the format can't hold
+        model.to(FORMATS[dtype])
+    options = {} if max_file_bytes is None else {"max_shard_size": max_file_bytes}
+    try:
+        with replacing(to) as new:
+            cast("Any", model).save_pretrained(str(new), **options)
+            if tokenizer is not None:
+                read = library("transformers").AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
+                read.save_pretrained(str(new))
+    except OSError as error:
+        raise CheckpointError(f"`{to}` could not be written: {clause(error)}; nothing is left of it.") from error
+    return sorted(to.iterdir())
+
+
+@final
+class SavePretrained(Hook):
+    """Write the folder `pretrained` of the run folder when training ends: a model that `from_pretrained` reads.
+
+    It holds the model in transformers' layout, or adapters in peft's. After an error it is not written. On several
+    ranks the first writes it.
+
+    Args:
+        checkpoint: the "last" one, or the "best", which `checkpoint.best` keeps.
+        average: take the average that the run keeps of its parameters (`ema`).
+        dtype: format of floating-point tensors, "fp32", "bf16" or "fp16"; None: that of the checkpoint.
+        tokenizer: a folder of this machine whose tokenizer is to be in it as well.
+
+    Raises:
+        ArgumentError: a format that does not exist, or a folder without a tokenizer.
+
+    >>> hook = SavePretrained(checkpoint="best", dtype="bf16")
+    """
+
+    priority = 200  # after all hooks that ask for a checkpoint
+    may_evaluate = False
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Literal["last", "best"] = "last",
+        average: bool = False,
+        dtype: ExportFormat | None = None,
+        tokenizer: Path | str | None = None,
+    ) -> None:
+        _check_options(dtype, tokenizer)
+        require_word("checkpoint", checkpoint, ("last", "best"))
+        self._checkpoint = checkpoint
+        self._average = average
+        self._tokenizer = tokenizer
+        self._dtype: ExportFormat | None = dtype
+
+    def before_train(self, event: TrainBegin) -> None:
+        trainer = self.trainer
+        if trainer.folder is None:
+            raise HookError(f"hook `{self.name}` writes into the run folder; give `folder`.", field="folder")
+        model = unwrapped(trainer.model)
+        if not _is_of_transformers(model):
+            raise ArgumentError(f"hook `{self.name}` is for whole models of transformers; leave it out.", field="model")
+        if self._average and not trainer.keeps_average:
+            raise HookError(f"hook `{self.name}` writes the average, but the run keeps none; set `ema`.", field="ema")
+        if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in trainer.hooks):
+            raise HookError(
+                f"hook `{self.name}` writes the best checkpoint; set `checkpoint.best`.", field="checkpoint.best"
+            )
+        if not self._average and any(has_modes(one) for one in inner(trainer.optimizer)):
+            raise ArgumentError(
+                f"hook `{self.name}` does not write the weights that this optimizer evaluates; use `evenstep export`.",
+                field="optimizer",
+            )
+        self._check_built_again(model)
+
+    def after_train(self, event: TrainEnd) -> None:
+        if event.error is None:
+            self.trainer.first_rank_does(partial(self._write, cast("Path", self.trainer.folder)))
+
+    def _check_built_again(self, model: nn.Module) -> None:
+        if hasattr(model, "get_base_model"):  # adapters stand in the base
+            return
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            again = _like(model)
+        if {*state_of(model)} != {*state_of(again)}:
+            raise ArgumentError(
+                f"hook `{self.name}` builds the model again from its config, which gives other parameters; "
+                f"use `evenstep.integrations.hf.save_pretrained` after the run.",
+                field="model",
+            )
+
+    def _write(self, folder: Path) -> None:
+        weights = folder
+        if self._checkpoint == "best":
+            if not (folder / "best").is_file():
+                raise HookError(f"hook `{self.name}` finds no best checkpoint in `{folder}`.", field="checkpoint")
+            weights = folder / "checkpoints" / (folder / "best").read_text().strip()
+        with replacing(folder / _NAME) as new, torch.random.fork_rng(devices=[]):
+            model = _like(unwrapped(self.trainer.model))
+            save_pretrained(
+                model, new, weights=weights, average=self._average, dtype=self._dtype, tokenizer=self._tokenizer
+            )
+
+
+def _like(model: nn.Module) -> nn.Module:
+    """A model of the same class and config, with other weights."""
+    live: Any = model
+    if hasattr(live, "get_base_model"):  # a model of peft
+        base = _like(live.get_base_model())
+        (first, chosen), *others = live.peft_config.items()
+        adapted = library("peft").get_peft_model(base, deepcopy(chosen), adapter_name=first)
+        for name, other in others:
+            adapted.add_adapter(name, deepcopy(other))
+        return adapted
+    made = class_before_sharding(model)(deepcopy(live.config))
+    if getattr(live, "generation_config", None) is not None:
+        made.generation_config = deepcopy(live.generation_config)
+    formats = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    return made.to(torch.float64 if torch.float64 in formats else torch.float32)  # checkpoints of 16 bits have masters
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    return callable(getattr(model, "save_pretrained", None))
+
+
+def _check_options(dtype: object, tokenizer: Path | str | None) -> None:
+    if dtype is not None:
+        require_word("dtype", dtype, FORMATS)
+    if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
+        raise ArgumentError(
+            f"`tokenizer` must be a folder with a tokenizer's files, but `{tokenizer}` has none.", field="tokenizer"
+        )

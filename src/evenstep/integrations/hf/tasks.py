@@ -1,0 +1,364 @@
+"""Tasks for models of `transformers`: language models, encoder-decoders, classification.
+
+Batches are mappings, as tokenizers and data collators make them. All but `labels` and `weights` is given to the model
+by its name. The model never gets the labels, and its own loss, which is a mean, is not used: a token or row with label
+y and weight w (1 by default) adds w · (−log p(y)) to the loss and w to the batch's weight, so that an update divides
+once by all of them, however they came in batches. The label −100 is not counted.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.integrations.hf.checks import check_causal, check_documents, check_whole, halves_of_row, restarts
+from evenstep.integrations.hf.head import ChunkedHead
+from evenstep.internals import unwrapped
+from evenstep.train import Loss, Task
+
+IGNORED = -100  # label that is not counted
+Problem = Literal["single_label", "multi_label", "regression"]
+_OF_A_BATCH = ("aux_loss", "router_loss", "z_loss")  # how names of losses over a whole batch end
+_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")
+
+
+class _Labelled(Task):
+    """A task whose batches have `labels` and perhaps `weights` of their shape."""
+
+    def prepare(self, model: nn.Module) -> None:
+        check_whole(self, model)
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        return {name: one for name, one in self._mapping(batch).items() if name not in ("labels", "weights")}
+
+    def predict(self, output: Any, batch: Any) -> Tensor:
+        return self._logits(output)
+
+    def _mapping(self, batch: Any) -> Mapping[str, Any]:
+        if not isinstance(batch, Mapping):
+            raise TaskError(f"{type(self).__name__} takes batches that are a dict, but got a {type(batch).__name__}.")
+        return cast("Mapping[str, Any]", batch)
+
+    def _labels(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        given = self._mapping(batch)
+        labels = given.get("labels")
+        weights = given.get("weights")
+        if not isinstance(labels, Tensor):
+            raise TaskError(f"{type(self).__name__} needs a tensor `labels` in each batch.", field="labels")
+        if weights is not None and weights.shape != labels.shape:
+            raise TaskError(
+                f"`weights` must be of shape {list(labels.shape)}, but are of shape {list(weights.shape)}.",
+                field="weights",
+            )
+        return labels, weights
+
+    def _logits(self, output: Any) -> Tensor:
+        """Scores of the model, in float32 at least."""
+        if isinstance(output, Mapping):
+            given = cast("Mapping[str, Any]", output)
+            for name, value in given.items():
+                if name.endswith(_OF_A_BATCH) and value is not None:
+                    raise TaskError(
+                        f"the model gives `{name}`, which depends on how a batch is cut; set "
+                        f"`output_router_logits = False` in its config.",
+                        field=name,
+                    )
+            output = given.get("logits")
+        elif isinstance(output, tuple | list):
+            output = cast("Any", output)[0]
+        if not isinstance(output, Tensor):
+            raise TaskError(
+                f"{type(self).__name__} needs a model that gives `logits`, but got a {type(output).__name__}."
+            )
+        return output.float() if output.itemsize < 4 else output
+
+
+def _weight(counts: Tensor, weights: Tensor | None) -> Tensor:
+    return counts.sum() if weights is None else weights.double().mul(counts).sum()
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float) -> Tensor:
+    losses = functional.cross_entropy(
+        logits.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=label_smoothing,
+        reduction="sum" if weights is None else "none",
+    )
+    return losses if weights is None else losses.mul(weights.flatten()).sum()
+
+
+class _Tokens(_Labelled):
+    unit = "tokens"
+
+    def __init__(self, *, label_smoothing: float, chunked: bool) -> None:
+        if chunked and label_smoothing:
+            raise ArgumentError(
+                "`label_smoothing` does not go with `chunked`; leave one of them out.", field="label_smoothing"
+            )
+        self._label_smoothing = float(label_smoothing)
+        self._head = ChunkedHead() if chunked else None
+
+    def prepare(self, model: nn.Module) -> None:
+        super().prepare(model)
+        if self._head is not None:
+            self._head.attach(model)
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        given = super().inputs(batch)
+        if self._head is not None and "labels" in batch:
+            self._head.expect(*self._counted(batch))
+        return {"use_cache": False, **given}
+
+    def weight(self, batch: Any) -> Tensor:
+        targets, weights = self._counted(batch)
+        return _weight(targets != IGNORED, weights)
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        logits = self._logits(output)
+        if self._head is not None:
+            return Loss(self._head.loss_in(logits))
+        targets, weights = self._counted(batch)
+        if logits.shape[:-1] != targets.shape:
+            raise TaskError(
+                f"the model gives logits of shape {list(logits.shape)} for labels of shape {list(targets.shape)}; "
+                f"{type(self).__name__} needs one row of scores for each label.",
+                field="labels",
+            )
+        return Loss(_cross_entropy(logits, targets, weights, self._label_smoothing))
+
+    def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        """Target of each place, −100 where none is counted, and the targets' weights."""
+        labels, weights = self._labels(batch)
+        if labels.ndim != 2:
+            raise TaskError(
+                f"`labels` must be of shape [rows, length], but are of shape {list(labels.shape)}.", field="labels"
+            )
+        return labels, weights
+
+
+class CausalLM(_Tokens):
+    """The next token, for decoders such as Llama: the scores at place t are for the label at place t + 1.
+
+    `labels` and `weights` are of shape `[rows, length]`. Not counted are labels of −100, the first token of a packed
+    document, and a token after padding: no token stands before them.
+
+    Args:
+        packed: rows hold several documents, which `position_ids` that begin anew tell apart. Before training it is
+            tried that the model hides them from each other.
+        chunked: scores are made, and made again in the backward, for some tokens at a time, so that they are never in
+            memory all at once; for models whose scores are those of one linear layer.
+        label_smoothing: ε: the target is (1 − ε) on the label and ε spread evenly over the vocabulary.
+
+    Raises:
+        ArgumentError: choices that do not go together; later, a model that can't be trained so.
+
+    >>> import torch
+    >>> task = CausalLM()
+    >>> batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[-100, 6, 7]])}
+    >>> int(task.weight(batch)), sorted(task.inputs(batch))
+    (2, ['input_ids', 'use_cache'])
+    """
+
+    def __init__(self, *, packed: bool = False, chunked: bool = False, label_smoothing: float = 0.0) -> None:
+        super().__init__(label_smoothing=label_smoothing, chunked=chunked)
+        self._packed = packed
+        self._prompt = 0  # tokens of a learned prompt
+
+    def prepare(self, model: nn.Module) -> None:
+        adapter: Any = getattr(model, "active_peft_config", None)
+        kind = getattr(getattr(adapter, "peft_type", None), "value", None)
+        self._prompt = int(adapter.num_virtual_tokens) if kind in _PROMPTS else 0
+        super().prepare(model)
+        check_causal(model)
+        if self._packed:
+            check_documents(model)
+
+    def weight(self, batch: Any) -> Tensor:
+        self._check_row(self._mapping(batch))
+        return super().weight(batch)
+
+    def predict(self, output: Any, batch: Any) -> Tensor:
+        """The scores, without those of a learned prompt."""
+        return super().predict(output, batch)[:, self._prompt :]
+
+    def split(self, batch: Any) -> list[Any]:
+        """In two by rows; a row of several documents between two of them."""
+        return (halves_of_row(batch) if self._packed else None) or super().split(batch)
+
+    def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        labels, weights = super()._counted(batch)
+        counted = labels != IGNORED
+        mask = _mask_of(batch)
+        if mask is not None:
+            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0), value=self._prompt > 0)
+        positions = batch.get("position_ids")
+        if positions is not None:
+            counted = counted & ~restarts(positions, mask)
+        # a learned prompt has scores too: its last are for the first token
+        shift = (self._prompt - 1, 1)
+        targets = functional.pad(labels.masked_fill(~counted, IGNORED), shift, value=IGNORED)
+        return targets, None if weights is None else functional.pad(weights, shift)
+
+    def _check_row(self, batch: Mapping[str, Any]) -> None:
+        positions = batch.get("position_ids")
+        if positions is None or not bool(restarts(positions, _mask_of(batch)).any()):
+            return
+        if not self._packed:
+            raise TaskError(
+                "a row holds several documents (`position_ids` restart); write `CausalLM(packed=True)`.", field="packed"
+            )
+        if batch.get("attention_mask") is not None:
+            raise TaskError(
+                "a row of several documents must come without `attention_mask`, or they see each other.",
+                field="attention_mask",
+            )
+
+
+def _mask_of(batch: Mapping[str, Any]) -> Tensor | None:
+    mask: Any = batch.get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+class Seq2Seq(_Tokens):
+    """The tokens that an encoder-decoder such as T5 or BART gives for others: the scores at place t are for label t.
+
+    `labels` and `weights` are of shape `[rows, length]`. Without `decoder_input_ids` the decoder gets the labels one
+    place further right, as the model's `prepare_decoder_input_ids_from_labels` puts them, else after its
+    `decoder_start_token_id`.
+
+    Args:
+        chunked, label_smoothing: see `CausalLM`.
+
+    Raises:
+        ArgumentError: choices that do not go together; later, a model that can't be trained so.
+    """
+
+    def __init__(self, *, chunked: bool = False, label_smoothing: float = 0.0) -> None:
+        super().__init__(label_smoothing=label_smoothing, chunked=chunked)
+        self._begin: int | None = None
+        self._pad: int | None = None
+        self._model: ref[nn.Module] | None = None
+
+    def prepare(self, model: nn.Module) -> None:
+        config = getattr(model, "config", None)
+        self._model = ref(model)  # the task does not own it
+        self._begin = getattr(config, "decoder_start_token_id", None)
+        self._pad = getattr(config, "pad_token_id", None)
+        super().prepare(model)
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        given = super().inputs(batch)
+        if "decoder_input_ids" not in given and "labels" in batch:
+            given["decoder_input_ids"] = self._shifted(batch["labels"])
+        return given
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        own: Any = getattr(self._model and self._model(), "prepare_decoder_input_ids_from_labels", None)
+        if self._pad is not None and own is not None:
+            try:
+                return own(labels)
+            except (AttributeError, TypeError, ValueError):  # it begins with a token that the config lacks
+                if self._begin is not None:
+                    raise
+        if self._begin is None or self._pad is None:
+            raise TaskError("the model's config needs `decoder_start_token_id` and `pad_token_id`; set them.")
+        begin = labels.new_full((len(labels), 1), self._begin)
+        return torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._pad)], 1)
+
+
+class Classification(_Labelled):
+    """One class, several labels or numbers, for models with a classification head.
+
+    | `problem` | `labels` | loss, summed over labels |
+    |---|---|---|
+    | single_label | whole numbers `[rows]`, or `[rows, length]` for tokens; −100 is not counted | −log p(label) |
+    | multi_label | 0 and 1 `[rows, classes]` | −Σ_c log p_c(label_c), each class by itself |
+    | regression | numbers `[rows]` or `[rows, outputs]` | Σ (output − label)² |
+
+    The weight of a batch is the number of labels that are counted, or the sum of their weights. Single labels also give
+    the metric `accuracy`.
+
+    Args:
+        problem: one of them; the model's `config.problem_type` is not read.
+        label_smoothing: ε: the target of a single label is (1 − ε) on it and ε spread evenly over the classes.
+
+    Raises:
+        ArgumentError: choices that do not go together.
+
+    >>> import torch
+    >>> task = Classification()
+    >>> batch = {"input_ids": torch.zeros(3, 4, dtype=torch.long), "labels": torch.tensor([1, 0, -100])}
+    >>> int(task.weight(batch))
+    2
+    """
+
+    def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
+        if problem not in ("single_label", "multi_label", "regression"):
+            raise ArgumentError(
+                f"`problem` must be single_label, multi_label or regression, but is {problem!r}.", field="problem"
+            )
+        if label_smoothing and problem != "single_label":
+            raise ArgumentError(
+                f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out.",
+                field="label_smoothing",
+            )
+        self._problem = problem
+        self._label_smoothing = float(label_smoothing)
+        self._more = dict[str, bool]()
+
+    def prepare(self, model: nn.Module) -> None:
+        super().prepare(model)
+        self._more = _without_cache(model)
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        return self._more | super().inputs(batch)
+
+    def weight(self, batch: Any) -> Tensor:
+        labels, weights = self._labels(batch)
+        counts = labels != IGNORED if self._problem == "single_label" else torch.ones_like(labels, dtype=torch.bool)
+        return _weight(counts, weights)
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        logits = self._logits(output)
+        labels, weights = self._labels(batch)
+        if self._problem == "regression" and logits.shape == (*labels.shape, 1):
+            labels = labels.unsqueeze(-1)
+        wanted = logits.shape[:-1] if self._problem == "single_label" else logits.shape
+        if labels.shape != wanted:
+            raise TaskError(
+                f"`labels` must be of shape {list(wanted)} for `{self._problem}`, but are of shape "
+                f"{list(labels.shape)}; choose another `problem` or head.",
+                field="labels",
+            )
+        if self._problem == "single_label" and logits.shape[-1] == 1:
+            raise TaskError(
+                "`single_label` needs two classes or more, but the model has one; set its `num_labels`.",
+                field="num_labels",
+            )
+        if self._problem == "single_label":
+            counts = labels != IGNORED
+            right = (logits.argmax(-1) == labels) & counts
+            total = _cross_entropy(logits, labels, weights, self._label_smoothing)
+            return Loss(total, metrics={"accuracy": (right.sum(), counts.sum())})
+        reduction = "sum" if weights is None else "none"
+        if self._problem == "multi_label":
+            losses = functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
+        else:
+            losses = functional.mse_loss(logits, labels.to(logits.dtype), reduction=reduction)
+        return Loss(losses if weights is None else losses.flatten().mul(weights.flatten()).sum())
+
+
+def _without_cache(model: nn.Module) -> dict[str, bool]:
+    """Argument by which a decoder keeps no keys and values for generation; none where its `forward` lists none."""
+    whole: Any = unwrapped(model)
+    kinds = [type(whole)]
+    if hasattr(whole, "get_base_model"):  # a model of peft hands on arguments that it does not know
+        kinds.append(type(whole.get_base_model()))
+    takes = any("use_cache" in inspect.signature(kind.forward).parameters for kind in kinds)
+    return {"use_cache": False} if takes else {}

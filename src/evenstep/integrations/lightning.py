@@ -1,0 +1,406 @@
+"""A `LightningModule` as it is: the arguments of `Trainer` and `Engine` made of one.
+
+`training_step` becomes the forward, the mean that it returns a sum over the units of its batch, `self.log` metrics with
+the number of samples as weights, the torch scheduler a function of the update's number. Manual optimization and hooks
+that this engine does not call are refused by name. Lightning itself is not imported.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import signature
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from evenstep.errors import ArgumentError, TaskError, clause
+from evenstep.internals import say_stepped, share_contents
+from evenstep.optim.schedules import LrSchedule, Need
+from evenstep.train.tasks.task import Loss, Task, default_weight
+
+__all__ = ["LightningParts", "parts"]
+
+# Beginnings of the names of hooks, and of those that training does not call or `parts` does.
+_HOOKS = (
+    *("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward", "teardown"),
+    *("get_extra_state", "set_extra_state"),
+)
+_NOT_OF_TRAINING = ("configure_optimizers", "configure_model", "on_test_", "on_predict_")
+
+_Logged: TypeAlias = "list[tuple[Tensor | float, float | None]]"
+"""Numbers that a step has logged under one name, each with the number of samples given with it."""
+
+
+class LightningParts(TypedDict):
+    """Arguments of `Trainer` and `Engine`; `lr_schedule` if the module has a scheduler."""
+
+    model: nn.Module
+    task: Task
+    optimizer: Optimizer
+    lr_schedule: NotRequired[LrSchedule]
+
+
+def parts(
+    module: nn.Module,
+    *,
+    updates: int | None = None,
+    count: Callable[[Any], float | Tensor] | None = None,
+    without: Collection[str] = (),
+) -> LightningParts:
+    """Model, task, optimizer and LR schedule of a `LightningModule`.
+
+    For micro-batches m of w_m units, of which `training_step` returns the means l_m, an update takes the gradient
+
+        g = Σ w_m ∇l_m / Σ w_m
+
+    Lightning takes the mean of the means, 1/M · Σ ∇l_m, which differs where batches differ in size.
+
+    Args:
+        module: its parameters are trained in place, under the names that they have in it.
+        updates: value of `self.trainer.estimated_stepping_batches` in `configure_optimizers`.
+        count: number of units that the mean of a batch is over, on the CPU; its number of samples by default.
+        without: hooks that the module overrides and this engine does not call, which it can do without.
+
+    Raises:
+        ArgumentError: it is no `LightningModule`, optimizes by itself, or overrides hooks that are not called.
+
+    >>> from evenstep.integrations import lightning
+    >>> model = lightning.parts(nn.Linear(2, 1))
+    Traceback (most recent call last):
+    evenstep.errors.ArgumentError: `module` must be a LightningModule, but is a Linear.
+    """
+    base = _base_of(module)
+    lightning: Any = module
+    if not lightning.automatic_optimization:
+        raise ArgumentError(
+            f"`{type(module).__name__}` makes its updates itself (`automatic_optimization = False`); write its loop "
+            f"with `evenstep.Engine`.",
+            field="automatic_optimization",
+        )
+    _check_hooks(module, base, without)
+    trainer = _TrainerStandIn(type(module).__name__, updates)
+    lightning.trainer = trainer
+    lightning.setup("fit")
+    lightning.configure_model()
+    optimizer, schedule = _optimizer_and_schedule(lightning, trainer)
+    task = type(type(module).__name__, (_StepTask,), {})(lightning, trainer, count)  # messages name a task by its class
+    made = LightningParts(model=_Steps(lightning), task=task, optimizer=optimizer)
+    return made if schedule is None else {**made, "lr_schedule": schedule}
+
+
+def _base_of(module: object) -> type:
+    bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
+    if not bases or not isinstance(module, nn.Module):
+        raise ArgumentError(f"`module` must be a LightningModule, but is a {type(module).__name__}.", field="module")
+    return bases[-1]
+
+
+def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> None:
+    hooks = [name for name in dir(base) if name.startswith(_HOOKS) and not name.startswith(_NOT_OF_TRAINING)]
+    own = [name for name in hooks if name in vars(module) or getattr(type(module), name) is not getattr(base, name)]
+    lost = [name for name in own if name not in without and callable(getattr(module, name))]
+    if lost:
+        raise ArgumentError(
+            f"`{type(module).__name__}` overrides {', '.join(f'`{name}`' for name in lost)}, which this engine does "
+            f"not call; do it in the steps or in an `evenstep.Hook`, then write `without={lost!r}`.",
+            field="without",
+        )
+
+
+@final
+class _TrainerStandIn:
+    """Lightning's trainer for a module: it gives the numbers of the run, and refuses all else."""
+
+    def __init__(self, name: str, updates: int | None) -> None:
+        self._name = name
+        self._updates = updates
+        self._asked = False
+        self._task: Task | None = None
+
+    @property
+    def global_step(self) -> int:
+        if self._task is None:
+            return 0
+        return self._task.now.update - self._task.now.is_training
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        if self._updates is None:
+            raise ArgumentError(
+                f"`{self._name}` asks `self.trainer.estimated_stepping_batches`; give the number, "
+                f"`parts(module, updates=…)`.",
+                field="updates",
+            )
+        self._asked = True
+        return self._updates
+
+    @property
+    def max_steps(self) -> int:
+        return self.estimated_stepping_batches
+
+    @property
+    def asked_updates(self) -> int | None:
+        return self._updates if self._asked else None
+
+    def __getattr__(self, asked: str) -> Any:
+        if asked.startswith("__"):
+            raise AttributeError(asked)
+        raise TaskError(
+            f"`{self._name}` asks `{asked}` of Lightning's trainer, which does not run here; do it in an "
+            f"`evenstep.Hook`, and log in the module's own steps.",
+            field=asked,
+        )
+
+
+@final
+class _Log:
+    """Takes the calls of `self.log` in one step."""
+
+    def __init__(self) -> None:
+        self.logged: dict[str, _Logged] = {}
+
+    def __call__(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+        number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+        self.logged.setdefault(name, []).append((number, batch_size))
+
+
+@final
+class _Steps(nn.Module):
+    """The module with its steps as the forward; it shares the contents of the module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        share_contents(self, module)
+        self.__dict__["lightning"] = module  # not as a child: its parameters are here already
+        self.__dict__["calls"] = {step: _call_of(module, step) for step in ("training_step", "validation_step")}
+        self.training = module.training
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "training" and "lightning" in self.__dict__:
+            self.__dict__["lightning"].training = value
+
+    def train(self, mode: bool = True) -> "_Steps":
+        self.__dict__["lightning"].train(mode)  # it may keep some of its layers as they are
+        self.training = mode
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> "_Steps":
+        self.__dict__["lightning"].to(*args, **kwargs)  # it notes the device for `self.device`
+        return self
+
+    def forward(self, batch: Any, step: str) -> tuple[Any, dict[str, _Logged]]:
+        module = self.__dict__["lightning"]
+        module.__dict__["log"] = log = _Log()
+        try:
+            given = self.__dict__["calls"][step](batch)
+        finally:
+            del module.__dict__["log"]
+        return given, log.logged
+
+
+def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
+    """A call of a step with a batch, whose index is None: it depends on how the global batch was cut."""
+    act: Callable[..., Any] | None = getattr(module, step, None)
+    if act is None:
+        return None
+    taken = signature(act)
+    of_set = {"dataloader_idx": None} if step == "validation_step" and "dataloader_idx" in taken.parameters else {}
+    for arguments, named in (((None,), {}), ((), {"batch_idx": None}), ((), {})):
+        try:
+            taken.bind(None, *arguments, **named, **of_set)
+        except TypeError:
+            continue
+        return lambda batch: getattr(module, step)(batch, *arguments, **named, **of_set)
+    raise ArgumentError(
+        f"`{type(module).__name__}.{step}{taken}` must take a batch and its index alone; give the others a default.",
+        field=step,
+    )
+
+
+class _StepTask(Task):
+    def __init__(self, module: Any, trainer: _TrainerStandIn, count: Callable[[Any], float | Tensor] | None) -> None:
+        self._name = type(module).__name__
+        self._count = count
+        own = getattr(module, "validation_step", None)
+        base_step = getattr(_base_of(module), "validation_step", None)
+        self._validates = own is not None and getattr(own, "__func__", own) is not base_step
+        vars(trainer)["_task"] = self
+
+    def inputs(self, batch: Any) -> Any:
+        return batch, self._step()
+
+    def weight(self, batch: Any) -> float | Tensor:
+        return default_weight(self, batch) if self._count is None else self._count(batch)
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        given, logged = output
+        samples = self.weight(batch)
+        # the engine has a metric `loss` of its own
+        metrics = {name: _pair(own, samples) for name, own in logged.items() if name != "loss"}
+        return Loss.of_mean(self._mean(given, logged, samples), samples, metrics=metrics)
+
+    def predict(self, output: Any, batch: Any) -> Any:
+        raise TaskError(f"predictions of `{self._name}` are those of the module itself, not of its step; call it.")
+
+    def _step(self) -> str:
+        return "validation_step" if self._validates and self.now.is_evaluating else "training_step"
+
+    def _mean(self, given: Any, logged: Mapping[str, _Logged], samples: float | Tensor) -> Tensor:
+        mean = cast("Mapping[str, Any]", given).get("loss") if isinstance(given, Mapping) else given
+        if isinstance(mean, Tensor) and mean.numel() == 1:
+            return mean.reshape(())
+        step = self._step()
+        losses = [name for name in logged if name.endswith("loss")]
+        if step == "training_step" or len(losses) != 1:
+            raise TaskError(
+                f"`{self._name}.{step}` must return the loss, one number, but gave a {type(mean).__name__}.", field=step
+            )
+        total, size = _pair(logged[losses[0]], samples)
+        mean = logged[losses[0]][0][0] if len(logged[losses[0]]) == 1 else total / size
+        return torch.as_tensor(mean, dtype=None if isinstance(mean, Tensor) else torch.float64)
+
+
+def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Sum and weight of the numbers that were logged under one name."""
+    sizes = [samples if size is None else size for _, size in logged]
+    return sum(_wide(value) * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
+
+
+def _wide(number: Tensor | float) -> Tensor | float:
+    if not isinstance(number, Tensor):
+        return number
+    if number.is_floating_point():
+        return number.float() if number.itemsize < 4 else number
+    return number.long()
+
+
+@final
+class _TorchRates(LrSchedule):
+    """A torch scheduler as a function of the number of its steps: it makes them ahead, and notes the rates.
+
+    Args:
+        scheduler: its optimizer gets its rates back as they were.
+        by_epoch: it makes its steps at the ends of epochs.
+        every: updates, or epochs, between its steps.
+        asked: number of updates that the scheduler was built for, if the module has asked.
+    """
+
+    def __init__(self, scheduler: LRScheduler, *, by_epoch: bool, every: int, asked: int | None = None) -> None:
+        self._scheduler = scheduler
+        self._name = type(scheduler).__name__
+        self._by_epoch = by_epoch
+        self._every = every
+        self._asked = asked
+        self._kept = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+        self._live = [dict(group) for group in self._kept]
+        self._factors = [self._factor()]
+        self._put([{**group, "lr": group["initial_lr"]} for group in self._kept])
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._scheduler.optimizer.param_groups
+
+    def _put(self, values: list[dict[str, Any]]) -> None:
+        for group, value in zip(self._groups, values, strict=True):
+            group.update(value)
+
+    def _factor(self) -> float:
+        if any(float(group["lr"]) for group in self._groups if not group["initial_lr"]):
+            raise ArgumentError(f"{self._name} moves a rate that begins at 0; give its group the rate to reach.")
+        factors = {float(group["lr"]) / float(group["initial_lr"]) for group in self._groups if group["initial_lr"]}
+        if not factors:
+            return 1.0
+        if max(factors) - min(factors) > 1e-12 * max(factors):
+            raise ArgumentError(f"{self._name} moves groups differently; write `lr_schedule=PerGroup(…)`.")
+        return factors.pop()
+
+    def _after(self, steps: int) -> float:
+        if len(self._factors) <= steps:
+            before = [dict(group) for group in self._groups]
+            self._put(self._live)
+            try:
+                while len(self._factors) <= steps:
+                    self._step()
+                pairs = zip(self._groups, self._kept, strict=True)
+                self._live = [{key: group[key] for key in kept} for group, kept in pairs]
+            finally:
+                self._put(before)
+        return self._factors[steps]
+
+    def _step(self) -> None:
+        say_stepped(self._scheduler.optimizer)
+        try:
+            self._scheduler.step()
+        except ValueError as error:
+            raise ArgumentError(f"{self._name} ends before the run: {clause(error)}.") from None
+        self._factors.append(self._factor())
+        for group, kept in zip(self._groups, self._kept, strict=True):
+            moved = [key for key, value in kept.items() if key != "lr" and group.get(key) != value]
+            if moved:
+                raise ArgumentError(
+                    f"{self._name} also moves `{moved[0]}`; build it without, such as with `cycle_momentum=False`.",
+                    field=moved[0],
+                )
+
+    @property
+    def needs(self) -> Collection[Need]:
+        return ("epochs",) if self._by_epoch else ()
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        # an update after the run is only asked
+        return self._after((min(update, updates or update) - 1) // self._every)
+
+    def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
+        return self._after(epoch // self._every) if self._by_epoch else self(update, updates)
+
+    def check(self, updates: int | None) -> None:
+        if self._asked is not None and updates is not None and self._asked != updates:
+            raise ArgumentError(
+                f"`parts(…, updates={self._asked})` must be the {updates} updates of the run, which a scheduler is "
+                f"built for.",
+                field="updates",
+            )
+        self._after(0 if self._by_epoch or updates is None else (updates - 1) // self._every)
+
+
+def _optimizer_and_schedule(module: Any, trainer: _TrainerStandIn) -> tuple[Optimizer, LrSchedule | None]:
+    """Optimizer and LR schedule of `configure_optimizers`, which gives them in one of Lightning's forms."""
+    given: Any = module.configure_optimizers()
+    schedulers: list[Any] = []
+    if isinstance(given, list | tuple) and len(given) == 2 and isinstance(given[0], list | tuple):
+        given, listed = cast("Sequence[Any]", given)
+        schedulers = [*listed] if isinstance(listed, list | tuple) else [listed]
+    if isinstance(given, list | tuple) and len(given) == 1:
+        (given,) = cast("Sequence[Any]", given)
+    if isinstance(given, Mapping):
+        table = cast("Mapping[str, Any]", given)
+        schedulers += [table["lr_scheduler"]] if table.get("lr_scheduler") is not None else []
+        given = table.get("optimizer")
+    if not isinstance(given, Optimizer) or len(schedulers) > 1:
+        raise ArgumentError(
+            f"`{type(module).__name__}.configure_optimizers` must give one optimizer and at most one scheduler; use an "
+            f"`Engine` for each of several.",
+            field="configure_optimizers",
+        )
+    return given, _schedule(schedulers[0], given, trainer) if schedulers else None
+
+
+def _schedule(given: Any, optimizer: Optimizer, trainer: _TrainerStandIn) -> LrSchedule:
+    table = cast("dict[str, Any]", given) if isinstance(given, dict) else {"scheduler": given}
+    scheduler = table.get("scheduler")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ArgumentError(
+            "ReduceLROnPlateau follows an evaluation; write `lr_schedule=Plateau(…)` for the trainer instead.",
+            field="lr_schedule",
+        )
+    interval, every = table.get("interval", "epoch"), table.get("frequency", 1)
+    is_whole = interval == "epoch" or (interval == "step" and every == 1)
+    if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer or not is_whole:
+        raise ArgumentError(
+            f"the scheduler must be one of torch, of the optimizer beside it, with the interval 'epoch', or 'step' "
+            f"with frequency 1, but is a {type(scheduler).__name__} with {interval!r} and {every}.",
+            field="lr_scheduler",
+        )
+    return _TorchRates(scheduler, by_epoch=interval == "epoch", every=every, asked=trainer.asked_updates)
