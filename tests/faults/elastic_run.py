@@ -100,7 +100,6 @@ def train(group: Group, number: int) -> None:
     model = nn.Sequential(*layers)
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
     rows = [(row, row.sum()) for row in points]
-    average = evenstep.Ema(decay=0.9)
     trainer = evenstep.Trainer(
         model=model,
         task=Square(strike.now),
@@ -113,7 +112,7 @@ def train(group: Group, number: int) -> None:
         hooks=[strike, Save(every_updates=3), Evaluate(every_updates=4)],
         log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=FOLDER / "run",
-        train=evenstep.Training(ema=average),
+        train=evenstep.Training(ema=evenstep.Ema(decay=0.9)),
     )
     again = FOLDER / f"again-{number}"
     if again.exists():
@@ -124,7 +123,7 @@ def train(group: Group, number: int) -> None:
         trainer.train()
     except Exception as raised:  # noqa: BLE001 - the test looks at it
         error = f"{type(raised).__name__}: {raised}"
-    weights = [*model.state_dict().values(), *average.state_dict().values()]
+    weights = [*model.state_dict().values(), *trainer.state_dict()["ema"].values()]
     tensors = [*weights, *(t for s in trainer.optimizer.state.values() for t in s.values())]
     digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
     said = {

@@ -74,21 +74,19 @@ class RunFileBench:
                 yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
 
     def layered(self) -> str:
+        """Reason why the model can't be cut into stages, or ""."""
         with open_run(self._path, self.settings(Variant())) as opened:
-            made = make_model(opened)
-            if isinstance(made, Layers):
-                return ""
             try:
-                Layers.of(made)
+                Layers.of(make_model(opened))
             except EvenstepError as error:
                 return f"its layers are not known: {error}"
         return ""
 
     def fit_tokens(self) -> str:
-        """Choose the budgets of batches that are cut by tokens; why they can't be cut, or ""."""
+        """Choose the budgets of batches that are cut by tokens; gives the reason why they can't be cut, or ""."""
         with open_run(self._path, self._given) as opened:
             tables = {key: table for key, table in opened.config.sets.items() if _by_tokens(table)}
-        said = ""
+        reason = ""
         for share in (16, 8, 4, 2, 1):
             self.tokens = {
                 key: max(4, (largest(table.global_batch_tokens) or 0) // share) for key, table in tables.items()
@@ -97,8 +95,8 @@ class RunFileBench:
                 with self.open(Variant(cut="4")):
                     return ""
             except DataError as error:
-                said = str(error)
-        return f"its global batches can't be cut in four: {said}" if tables else ""
+                reason = str(error)
+        return f"its global batches can't be cut in four: {reason}" if tables else ""
 
 
 def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:

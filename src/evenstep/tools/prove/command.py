@@ -5,9 +5,9 @@ of an update that differs.
 """
 
 import json as json_module
-import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -102,18 +102,7 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]
                 console.print(Padding(Text(text, style=color), (0, 0, 0, width + 2), expand=False))
         if name == "loss" and len(rows) > 1 and verdict.holds is not None:
             console.print(f"{'':<{width}}  all of it takes about {_spelled(_expected(rows, seconds))}", style="dim")
-        found.append(
-            {
-                "row": name,
-                "measure": verdict.measure,
-                "value": _jsonable(verdict.value),
-                "bound": _jsonable(verdict.bound),
-                "holds": verdict.holds,
-                "note": verdict.note,
-                "causes": list(verdict.causes),
-                "seconds": round(seconds, 2),
-            }
-        )
+        found.append({"row": name, **asdict(verdict), "seconds": round(seconds, 2)})
     held = sum(row["holds"] is True for row in found)
     failed = [str(row["row"]) for row in found if row["holds"] is False]
     summary = f"{held} rows hold, {len(found) - held - len(failed)} not for this run, "
@@ -133,10 +122,6 @@ def _spelled(seconds: float) -> str:
 
 def _short(value: float | str) -> str:
     return value[:10] if isinstance(value, str) else f"{value:.2g}"
-
-
-def _jsonable(value: float | str) -> float | str:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 Where bits are promised, two sha256 are compared; else a difference with a measured bound (see `compare`).
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -135,7 +136,7 @@ class Prover:
         holds = apart.value <= limit
         return Verdict(
             measure=measure.what + ("" if self.is_wide else ", float32"),
-            value=apart.value,
+            value=apart.value if math.isfinite(apart.value) else "inf",
             bound=limit,
             holds=holds,
             note=self._inexact if holds else f"the difference{_largest(apart)}",

@@ -22,7 +22,7 @@ from evenstep.events import (
     UpdateBegin,
     UpdateEnd,
 )
-from evenstep.tools.prove.compare import distance
+from evenstep.tools.prove.compare import difference, distance, norm
 from evenstep.tools.prove.runs import gradients_of, run_once
 from evenstep.tools.prove.state import states_of
 from evenstep.tools.prove.subject import Open, Subject, Variant
@@ -268,14 +268,10 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 def _worst(one: Values, other: Values, *, exact: bool) -> str:
     """Name of the tensor that differs most; "" where none does."""
-    scale = sum(float(each.double().norm()) ** 2 for each in one.values()) ** 0.5 or 1.0
-    found, size = "", 0.0
-    for name in one.keys() & other.keys():
-        bound = 0 if exact else _APART.get(one[name].dtype, 1e-2) * scale
-        far = distance(one[name], other[name])
-        if far > max(bound, size):
-            found, size = name, far
-    return found
+    common = {name: value for name, value in one.items() if name in other}
+    worst = difference(common, other, norm(common) or 1.0)
+    bound = 0.0 if exact or not worst.of else _APART.get(one[worst.of].dtype, 1e-2)
+    return worst.of if worst.value > bound else ""
 
 
 def _parameters(model: nn.Module) -> Values:
