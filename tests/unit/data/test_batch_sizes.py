@@ -1,7 +1,6 @@
 """Global batches whose size changes: cut against a plain loop over the whole run."""
 
 import json
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -42,39 +41,6 @@ def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(
 def test_a_long_run_is_not_walked_through() -> None:
     sizes = BatchSizes(begins=(0, 10), sizes=(2, 4), unit="updates")
     assert len(sizes.cut(10**12, 10**9)) == 10**12 // 4
-
-
-def test_the_order_is_that_of_one_size_and_only_the_cut_changes() -> None:
-    def samples(size: object, epoch: int, **more: object) -> tuple[list[int], list[int]]:
-        data = MapData([*range(23)], global_batch_size=size, num_epochs=epoch + 1, **more)
-        batches = [*data.batches(Position(epoch=epoch), seed=5)]
-        return [*chain(*(batch.microbatches[0].samples for batch in batches))], [one.num_samples for one in batches]
-
-    for epoch in range(4):
-        order, _ = samples(4, epoch)
-        by_update, sizes = samples([(1, 4), (9, 8)], epoch)
-        assert by_update == order
-        assert sizes == [[4] * 5 + [3], [4, 4, 8, 7], [8, 8, 7], [8, 8, 7]][epoch]  # updates 7 and 8 are still of 4
-        by_epoch, sizes = samples(((1, 4), (3, 16)), epoch, batch_size_unit="epochs")
-        assert by_epoch == order
-        assert sizes == ([4] * 5 + [3] if epoch < 2 else [16, 7])
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_any_position_is_a_place_to_start_on_any_number_of_ranks(ranks: int) -> None:
-    data = MapData([*range(23)], global_batch_size=[(1, 3), (5, 6), (12, 2)], micro_batch_size=2, num_epochs=3)
-
-    def walk(start: Position) -> list[tuple[Position, list[int]]]:
-        parts = [[*data.batches(start, seed=5, rank=rank, ranks=ranks)] for rank in range(ranks)]
-        return [
-            (same[0].position, [sample for one in same for micro in one.microbatches for sample in micro.samples])
-            for same in zip(*parts, strict=True)
-        ]
-
-    whole = walk(Position())
-    assert sum(data.num_batches(epoch, seed=5) for epoch in range(3)) == len(whole)
-    for number, (position, _) in enumerate(whole):
-        assert walk(position) == whole[number:]
 
 
 def test_budgets_of_tokens_change_by_epochs() -> None:

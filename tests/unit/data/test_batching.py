@@ -1,12 +1,15 @@
 from itertools import chain, pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, share, shuffle_batches
-from evenstep.errors import ArgumentError
+from evenstep.data.batching import cut_by_tokens, fitting, group_by_length, measure, share, shuffle_batches
+from evenstep.errors import ArgumentError, DataError
+from refused import refused
 
 
 def greedy_by_brute_force(
@@ -33,14 +36,6 @@ def batches_of(edges: list[int]) -> list[list[int]]:
     return [list(range(start, end)) for start, end in pairwise(edges)]
 
 
-@pytest.mark.parametrize(("num_samples", "size"), [(0, 3), (1, 3), (3, 3), (4, 3), (7, 100)])
-def test_a_cut_by_count_drops_and_repeats_nothing(num_samples: int, size: int) -> None:
-    batches = batches_of(cut_by_count(num_samples, size))
-    assert list(chain(*batches)) == list(range(num_samples))
-    assert all(len(batch) == size for batch in batches[:-1])
-    assert all(batches)
-
-
 @pytest.mark.parametrize(
     ("max_tokens", "max_samples", "multiple"),
     list(product([12, 20, 50, 1000], [None, 1, 3, 8], [1, 2, 4, 8])),
@@ -53,34 +48,11 @@ def test_a_cut_by_tokens_is_the_greedy_one(max_tokens: int, max_samples: int | N
         assert batches_of(edges) == greedy_by_brute_force(lengths, max_tokens, max_samples, multiple)
 
 
-@given(
-    lengths=st.lists(st.integers(0, 9), max_size=40),
-    max_tokens=st.integers(9, 60),
-    max_samples=st.none() | st.integers(1, 10),
-    multiple=st.integers(1, 9),
-)
-def test_a_cut_by_tokens_keeps_every_sample_once_and_every_batch_in_budget(
-    lengths: list[int], max_tokens: int, max_samples: int | None, multiple: int
-) -> None:
-    batches = batches_of(cut_by_tokens(lengths, max_tokens=max_tokens, max_samples=max_samples, multiple=multiple))
-    assert list(chain(*batches)) == list(range(len(lengths)))
-    for batch in batches:
-        assert max(lengths[place] for place in batch) * len(batch) <= max_tokens
-        assert max_samples is None or len(batch) <= max_samples
-        assert len(batch) % multiple == 0 or len(batch) < multiple
-    assert batches == greedy_by_brute_force(lengths, max_tokens, max_samples, multiple)
-
-
 def test_batches_of_hundreds_of_samples_are_the_greedy_ones() -> None:
     lengths = np.random.default_rng(6).integers(0, 9, 900).tolist()
     for values in (lengths, sorted(lengths), [0] * 400 + lengths[:50]):
         cut = batches_of(cut_by_tokens(values, max_tokens=1500, multiple=8))
         assert cut == greedy_by_brute_force(values, 1500, None, 8)
-
-
-def test_a_sample_over_the_budget_cannot_be_cut() -> None:
-    with pytest.raises(ArgumentError):
-        cut_by_tokens([1, 2, 9], max_tokens=8)
 
 
 @given(samples=st.permutations(range(30)), window=st.integers(1, 40))
@@ -103,15 +75,31 @@ def test_shuffling_batches_leaves_each_batch_whole(sizes: list[int], shuffle_key
     assert moved_edges[-1] == len(samples)
 
 
-def test_another_key_shuffles_batches_otherwise() -> None:
-    samples, edges = np.arange(20), list(range(21))
-    first, _ = shuffle_batches(samples, edges, shuffle_key=1)
-    second, _ = shuffle_batches(samples, edges, shuffle_key=2)
-    assert first.tolist() != second.tolist()
-
-
 @given(num_microbatches=st.integers(0, 50), ranks=st.integers(1, 20))
 def test_shares_are_contiguous_and_balanced(num_microbatches: int, ranks: int) -> None:
     shares = [share(num_microbatches, rank=rank, ranks=ranks) for rank in range(ranks)]
     assert list(chain(*shares)) == list(range(num_microbatches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("lengths", [[3, 0, 2], np.array([3, 0, 2]), torch.tensor([3, 0, 2]), [3, 0, 2].__getitem__])
+def test_lengths_are_taken_from_a_list_an_array_a_tensor_or_a_function(lengths: object) -> None:
+    measured = measure(lengths, 3)
+    assert measured.tolist() == [3, 0, 2]
+    assert measured.dtype == np.int64
+
+
+def test_oversized_samples_can_be_left_out() -> None:
+    fits = fitting(np.array([3, 11, 2, 10]), max_tokens=10, oversized="skip")
+    assert fits.tolist() == [True, False, True, True]
+
+
+def test_leaving_out_every_sample_is_an_error() -> None:
+    with pytest.raises(DataError):
+        fitting(np.array([3, 4]), max_tokens=1, oversized="skip")
+
+
+@pytest.mark.parametrize("lengths", [[1], [1.5, 2.0], ["a", "b"], [None, 1], [True, False], [1, -1]])
+def test_lengths_that_are_not_whole_numbers_for_each_sample_are_refused(lengths: Any) -> None:
+    with refused(ArgumentError, "lengths"):
+        measure(lengths, 2)

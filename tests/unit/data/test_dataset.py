@@ -1,6 +1,5 @@
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
@@ -52,12 +51,6 @@ def test_a_subset_fetches_many_only_if_its_dataset_does() -> None:
     assert not fetches_many([1, 2])
 
 
-def test_only_plain_containers_are_known_to_draw_nothing() -> None:
-    assert draws_nothing(Subset(TensorDataset(torch.zeros(3)), [1]))
-    assert draws_nothing(np.zeros(3))
-    assert not draws_nothing(Subset(Squares(), [1]))
-
-
 def test_rows_are_what_the_default_collate_function_makes() -> None:
     whole = TensorDataset(torch.randn(9, 2, 3), torch.arange(9), torch.arange(9) > 4)
     for dataset in (whole, Subset(whole, [8, 1, 5, 5, 2]), Subset(Subset(whole, [7, 8, 1, 3, 4]), [4, 0, 2, 1, 3])):
@@ -79,16 +72,6 @@ def test_a_dataset_with_its_own_item_access_is_not_read_by_rows() -> None:
     dataset = Noisy(torch.zeros(3))
     assert rows_of(dataset) is None
     assert not draws_nothing(dataset)
-
-
-def test_a_fingerprint_is_an_attribute_or_a_method() -> None:
-    class WithMethod(Squares):
-        def fingerprint(self) -> dict[str, object]:
-            return {"files": ["a", "b"], "size": 3}
-
-    assert fingerprint_of(Squares()) == "squares-1"
-    assert fingerprint_of(WithMethod()) == {"files": ["a", "b"], "size": 3}
-    assert fingerprint_of([1]) is None
 
 
 def test_a_subset_with_other_samples_has_another_fingerprint() -> None:

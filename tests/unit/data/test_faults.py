@@ -54,9 +54,3 @@ def test_a_sample_that_still_fails_is_left_out(tmp_path: Path, num_workers: int)
     assert values == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
     assert [(list(fault.samples), fault.num_skipped) for fault in faults] == [([5], 1)]
     assert "flaky disk" in faults[0].message
-
-
-def test_a_micro_batch_of_which_nothing_is_left_is_none(tmp_path: Path) -> None:
-    values, faults = taken(made(tmp_path, 99, reading=Reading(skip_failing=True), micro_batch_size=1))
-    assert values == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-    assert len(faults) == 1

@@ -2,8 +2,7 @@ from itertools import islice
 
 import pytest
 
-from evenstep.data import Data, GlobalBatch, MapData, Mixture, Position, StreamData
-from evenstep.errors import DataError
+from evenstep.data import Data, GlobalBatch, MapData, Position, StreamData
 
 START = Position()
 
@@ -30,29 +29,10 @@ def test_each_epoch_is_the_beginning_of_the_whole_one_in_its_own_order(num_worke
     first.close()
 
 
-def test_it_starts_at_any_of_its_positions() -> None:
-    first = MapData(list(range(20)), global_batch_size=4, limit_batches=3)
-    everything = taken(first)
-    for number, one in enumerate(everything):
-        later = taken(first, one.position, 7 - number)
-        assert [samples(other) for other in later] == [samples(other) for other in everything[number:]]
-    with pytest.raises(DataError):
-        taken(first, Position(0, 3))
-
-
 def test_more_than_there_are_leave_the_data_as_they_are() -> None:
     whole, first = (MapData(range(10), global_batch_size=4, num_epochs=2, limit_batches=n) for n in (None, 9))
     assert [samples(one) for one in taken(first)] == [samples(one) for one in taken(whole)]
     assert first.num_batches(0, seed=3) == 3
-
-
-def test_the_epochs_of_a_mixture_end_early_too() -> None:
-    def sets() -> dict[str, Data]:
-        return {name: MapData(list(range(12)), global_batch_size=2) for name in ("a", "b")}
-
-    found = taken(Mixture(sets(), limit_batches=2), count=4)
-    assert [tuple(one.position) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert [samples(one) for one in found] == [samples(one) for one in taken(Mixture(sets()), count=4)]
 
 
 def test_a_stream_ends_with_the_limit() -> None:

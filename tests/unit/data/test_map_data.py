@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 
 from evenstep.data import GlobalBatch, MapData, Position, Reading
 from evenstep.errors import DataError
@@ -61,20 +61,6 @@ class Failing(Dataset[int]):
 def samples(batch: GlobalBatch) -> list[list[int]]:
     """The samples of a batch of a dataset of numbers, collated by `list`."""
     return [list(microbatch.data) for microbatch in batch.microbatches]
-
-
-def test_a_global_batch_is_one_micro_batch_unless_a_size_says_otherwise() -> None:
-    batch = next(MapData(range(10), global_batch_size=4).batches(Position(), seed=1))
-    assert batch.num_microbatches == 1
-    assert batch.microbatches[0].num_samples == 4
-
-
-def test_micro_batches_are_numbered_over_all_ranks() -> None:
-    data = MapData(range(10), global_batch_size=10, micro_batch_size=2)
-    of_ranks = [next(data.batches(Position(), seed=1, rank=rank, ranks=2)) for rank in range(2)]
-    assert [[microbatch.index for microbatch in batch.microbatches] for batch in of_ranks] == [[0, 1], [2, 3, 4]]
-    assert [batch.num_microbatches for batch in of_ranks] == [5, 5]
-    assert [batch.num_samples for batch in of_ranks] == [10, 10]
 
 
 @given(
@@ -155,15 +141,6 @@ def test_nothing_is_given_after_the_last_epoch() -> None:
     assert len(list(data.batches(Position(epoch=1), seed=1))) == 3
 
 
-def test_samples_over_the_budget_are_skipped_and_counted() -> None:
-    data = MapData(
-        range(6), global_batch_tokens=10, lengths=[3, 11, 5, 2, 40, 1], oversized="skip", collate=list, num_epochs=1
-    )
-    assert (data.num_samples, data.num_skipped) == (4, 2)
-    visited = [index for batch in data.batches(Position(), seed=1) for index in chain(*samples(batch))]
-    assert sorted(visited) == [0, 2, 3, 5]
-
-
 def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
     data = MapData(
         range(6),
@@ -201,17 +178,6 @@ def test_augmentation_differs_between_epochs_and_seeds() -> None:
     assert values(0, 1) != values(1, 1)
     assert values(0, 1) != values(0, 2)
     assert values(1, 1) == values(1, 1)
-
-
-def test_a_subset_is_augmented_sample_by_sample() -> None:
-    def values(micro_batch_size: int) -> list[object]:
-        data = MapData(
-            Subset(Noisy(9), [8, 2, 4, 6]), global_batch_size=4, micro_batch_size=micro_batch_size, collate=list
-        )
-        batch = next(data.batches(Position(), seed=1))
-        return [sample for microbatch in batch.microbatches for sample in microbatch.data]
-
-    assert values(1) == values(4)
 
 
 def test_a_dataset_that_fetches_many_is_seeded_for_each_micro_batch() -> None:
@@ -257,24 +223,6 @@ def test_without_seeding_the_generators_are_the_users() -> None:
     assert next(data.batches(Position(), seed=1)).microbatches[0].data[0][1] == expected
 
 
-def test_rows_of_tensors_come_as_the_default_collate_function_makes_them() -> None:
-    inputs, targets = torch.randn(10, 3), torch.arange(10)
-
-    class Slow(Dataset[tuple[torch.Tensor, ...]]):
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
-            return inputs[index], targets[index]
-
-    fast = MapData(TensorDataset(inputs, targets), global_batch_size=4, micro_batch_size=3, num_epochs=1)
-    slow = MapData(Slow(), global_batch_size=4, micro_batch_size=3, num_epochs=1)
-    for one, other in zip(fast.batches(Position(), seed=1), slow.batches(Position(), seed=1), strict=True):
-        for ours, theirs in zip(one.microbatches, other.microbatches, strict=True):
-            assert torch.equal(ours.data[0], theirs.data[0])
-            assert torch.equal(ours.data[1], theirs.data[1])
-
-
 def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -> None:
     dataset = Remembering()
     data = MapData(dataset, global_batch_size=2, collate=list)
@@ -282,18 +230,6 @@ def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -
     assert dataset.told == [3, 4, 5]
     for batch in batches:
         assert all(epoch == batch.position.epoch for _, epoch in batch.microbatches[0].data)
-
-
-def test_a_failing_sample_is_named_with_its_epoch_and_its_traceback() -> None:
-    data = MapData(Failing(), global_batch_size=4, shuffle=False)
-    batches = data.batches(Position(epoch=2, batch=3), seed=1)
-    next(batches)
-    with pytest.raises(DataError) as caught:
-        next(batches)
-    message = str(caught.value)
-    assert message.startswith("sample 17 of the dataset raised ValueError: bad pixel")
-    assert "micro-batch 0 of batch 4 of epoch 2" in message
-    assert 'raise ValueError("bad pixel")' in caught.value.__notes__[0]
 
 
 def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch() -> None:

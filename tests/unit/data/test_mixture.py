@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Position, RoundRobin, Sampled, StreamData
 from evenstep.errors import ArgumentError, DataError
@@ -136,19 +135,19 @@ def test_max_takes_every_sample_once_and_lets_those_that_are_through_wait() -> N
     assert epoch[-1][4]
 
 
+def test_cycle_begins_again_until_all_are_through() -> None:
+    mixture = Mixture(tasks())
+    assert mixture.num_batches(0, seed=3) == 4
+    counts = Counter(values(taken(mixture, 4), "b"))
+    assert set(counts.values()) == {2}  # twice through three samples, in two batches each time
+
+
 def test_min_ends_with_the_first_and_the_others_go_on_where_they_are() -> None:
     mixture = Mixture(tasks(), end="min")
     assert [mixture.num_batches(epoch, seed=3) for epoch in (0, 1)] == [2, 1]
     batches = taken(mixture, 4)
     assert [batch[4] for batch in batches] == [False, True, True, True]  # b is through, then c, then a and b
     assert sorted(values(batches, "a")) == list(range(7))
-
-
-def test_cycle_begins_again_until_all_are_through() -> None:
-    mixture = Mixture(tasks())
-    assert mixture.num_batches(0, seed=3) == 4
-    counts = Counter(values(taken(mixture, 4), "b"))
-    assert set(counts.values()) == {2}  # twice through three samples, in two batches each time
 
 
 def test_tasks_on_one_dataset_visit_it_in_different_orders() -> None:
@@ -186,13 +185,6 @@ def test_data_that_end_are_an_error_in_a_mixture_that_goes_on() -> None:
         taken(mixture, 2)
 
 
-def test_a_task_may_be_given_a_loader_of_torch_as_a_trainer_may() -> None:
-    given = {"a": range(5), "b": range(2)}
-    loaders = Mixture({name: DataLoader(one, batch_size=2) for name, one in given.items()})
-    mixture = Mixture({name: MapData(one, global_batch_size=2, shuffle=False) for name, one in given.items()})
-    assert loaders.fingerprint() == mixture.fingerprint()
-
-
 def test_the_fingerprint_tells_mixtures_apart() -> None:
     given = [
         Mixture(tasks()),
@@ -205,11 +197,6 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
     prints = [str(mixture.fingerprint()) for mixture in given]
     assert len(set(prints)) == len(prints)
     assert Mixture(tasks()).fingerprint() == given[0].fingerprint()
-
-
-def test_a_position_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(DataError):
-        Mixture(tasks()).batches(Position(batch=99), seed=1)
 
 
 @pytest.mark.parametrize(

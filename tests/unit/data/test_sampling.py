@@ -4,19 +4,12 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from evenstep.data.order import order
 from evenstep.data.sampling import Sampling
 
 
 def all_batches(sampling: Sampling, epoch: int, seed: int = 1) -> list[list[int]]:
     batches = sampling.epoch(epoch, seed=seed)
     return [batches.batch(number).tolist() for number in range(batches.num_batches)]
-
-
-def test_batches_by_count_are_the_order_cut() -> None:
-    sampling = Sampling(num_samples=10, global_batch_size=4)
-    expected = order(10, seed=3, epoch=2).tolist()
-    assert all_batches(sampling, 2, seed=3) == [expected[:4], expected[4:8], expected[8:]]
 
 
 def test_curriculum_epochs_come_in_the_datasets_order_and_later_ones_are_shuffled() -> None:
@@ -28,19 +21,6 @@ def test_curriculum_epochs_come_in_the_datasets_order_and_later_ones_are_shuffle
         False,
         False,
     ]
-
-
-def test_an_unshuffled_epoch_cut_by_tokens_keeps_the_datasets_order() -> None:
-    lengths = np.array([5, 1, 4, 2, 3])
-    sampling = Sampling(num_samples=5, global_batch_tokens=8, lengths=lengths, shuffle=False)
-    assert all_batches(sampling, 0) == [[0], [1, 2], [3, 4]]
-
-
-def test_epochs_cut_by_tokens_differ_in_their_batches() -> None:
-    lengths = np.arange(40) % 6 + 1
-    sampling = Sampling(num_samples=40, global_batch_tokens=24, lengths=lengths)
-    assert all_batches(sampling, 0) != all_batches(sampling, 1)
-    assert all_batches(sampling, 0) == all_batches(sampling, 0)
 
 
 def test_batches_cut_by_tokens_do_not_come_from_short_to_long() -> None:

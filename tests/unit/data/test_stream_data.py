@@ -1,15 +1,16 @@
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 from evenstep.data import GlobalBatch, MapData, Position, StreamData
+from evenstep.data.iterable import stream_epoch_setters
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -94,22 +95,12 @@ def by_samples(stream: object, global_batch_size: int, **options: object) -> Str
     return StreamData(stream, global_batch_size=global_batch_size, collate=list, **options)
 
 
-def test_an_epoch_that_fills_its_last_batch_ends_with_it() -> None:
-    batches = list(islice(by_samples(range(8), 4).batches(Position(), seed=1), 4))
-    assert [batch.ends_epoch for batch in batches] == [False, True, False, True]
-
-
 def test_a_global_batch_is_cut_into_micro_batches() -> None:
     batch = next(by_samples(range(10), 10, micro_batch_size=4).batches(Position(), seed=1))
     assert numbers(batch) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [microbatch.index for microbatch in batch.microbatches] == [0, 1, 2]
     assert [microbatch.num_samples for microbatch in batch.microbatches] == [4, 4, 2]
     assert batch.num_microbatches == 3
-
-
-def test_samples_are_collated_as_torch_does_by_default() -> None:
-    batch = next(StreamData([1, 2, 3], global_batch_size=2).batches(Position(), seed=1))
-    assert torch.equal(batch.microbatches[0].data, torch.tensor([1, 2]))
 
 
 def test_ready_made_batches_are_grouped_and_the_last_group_may_be_short() -> None:
@@ -120,17 +111,6 @@ def test_ready_made_batches_are_grouped_and_the_last_group_may_be_short() -> Non
     assert [batch.num_microbatches for batch in batches] == [2, 2, 1, 2]
     assert [batch.ends_epoch for batch in batches] == [False, False, True, False]
     assert batches[1].microbatches[1].data is ready[3]
-
-
-def test_the_samples_of_a_ready_made_batch_can_be_counted_by_a_function() -> None:
-    data = StreamData([{"edges": 3, "graphs": 7}], batched=True, samples_in=lambda batch: batch["graphs"])
-    assert next(data.batches(Position(), seed=1)).num_samples == 7
-
-
-def test_a_generator_ends_with_its_only_epoch() -> None:
-    batches = list(by_samples((number for number in range(5)), 2).batches(Position(), seed=1))
-    assert [batch.num_samples for batch in batches] == [2, 2, 1]
-    assert batches[-1].ends_epoch
 
 
 def test_an_iterator_that_begins_anew_gives_epoch_after_epoch() -> None:
@@ -149,20 +129,10 @@ def test_an_iterator_that_begins_anew_gives_epoch_after_epoch() -> None:
     assert [numbers(batch) for batch in batches] == [[[2, 1]], [[0]], [[2, 1]], [[0]], [[2, 1]]]
 
 
-def test_an_endless_stream_has_one_epoch() -> None:
-    batches = by_samples(count(), 3).batches(Position(), seed=1)
-    assert not any(batch.ends_epoch for batch in islice(batches, 50))
-
-
 @pytest.mark.parametrize("stream", [[], iter(())])
 def test_a_stream_that_gives_nothing_is_an_error(stream: object) -> None:
     with pytest.raises(DataError):
         next(by_samples(stream, 2).batches(Position(), seed=1))
-
-
-def test_the_stream_is_told_of_each_epoch() -> None:
-    batches = islice(by_samples(Counting(3), 2).batches(Position(epoch=4), seed=1), 4)
-    assert [numbers(batch) for batch in batches] == [[[400, 401]], [[402]], [[500, 501]], [[502]]]
 
 
 @given(
@@ -204,12 +174,6 @@ def test_the_state_is_that_of_the_batch_handed_out_and_not_of_what_was_read_ahea
     next(batches)
     assert stream.next == 4
     assert data.state_dict()["stream"] == {"next": 3}
-
-
-def test_an_empty_state_is_the_beginning() -> None:
-    data = by_samples(Counting(4), 2)
-    data.load_state_dict({})
-    assert numbers(next(data.batches(Position(), seed=1))) == [[0, 1]]
 
 
 def test_a_state_of_another_position_is_refused() -> None:
@@ -285,13 +249,6 @@ def test_a_stream_goes_on_where_it_was_left_in_the_same_process() -> None:
     assert [numbers(batch) for batch in rest] == [[[2, 3]], [[4, 5]], [[6]]]
 
 
-def test_an_evaluation_begins_anew_each_time() -> None:
-    data = by_samples(range(5), 2)
-    for _ in range(2):
-        batches = data.batches(Position(), seed=1)
-        assert [numbers(next(batches)) for _ in range(3)] == [[[0, 1]], [[2, 3]], [[4]]]
-
-
 def test_a_whole_batch_is_given_before_the_failure_of_the_next_is_told() -> None:
     batches = by_samples(Breaking(4), 2).batches(Position(), seed=1)
     assert [numbers(next(batches)) for _ in range(2)] == [[[0, 1]], [[2, 3]]]
@@ -357,14 +314,6 @@ def test_what_could_not_be_counted_is_given_again_to_whoever_begins_there_again(
     assert next(again).microbatches[0].data == 2
 
 
-def test_after_a_failure_the_same_process_takes_the_last_global_batch_again() -> None:
-    data = by_samples(Counting(10), 2)
-    batches = list(islice(data.batches(Position(), seed=1), 3))
-    data.close()
-    again = list(islice(data.batches(batches[2].position, seed=1), 2))
-    assert [numbers(batch) for batch in again] == [[[4, 5]], [[6, 7]]]
-
-
 def test_a_stream_that_iterating_goes_on_with_is_read_from_its_beginning_where_a_run_goes_back_there() -> None:
     class GoesOn:
         at = 0
@@ -404,3 +353,24 @@ def test_a_stream_stays_in_its_epoch_though_a_part_of_its_dataset_is_evaluated_m
 def test_what_is_no_stream_is_refused(stream: Any) -> None:
     with refused(ArgumentError, "stream"):
         StreamData(stream, global_batch_size=4)
+
+
+class ToldSampler(RandomSampler):
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_an_epoch_reaches_the_dataset_and_the_sampler_inside_a_data_loader() -> None:
+    dataset = Remembering()
+    sampler = ToldSampler(dataset)
+    for set_epoch in stream_epoch_setters(DataLoader(dataset, batch_size=2, sampler=sampler)):
+        set_epoch(3)
+    assert (dataset.epoch, sampler.epoch) == (3, 3)
+
+
+def test_persistent_workers_that_never_hear_of_an_epoch_are_refused() -> None:
+    loader = DataLoader(Remembering(), num_workers=1, persistent_workers=True)
+    with pytest.raises(ArgumentError):
+        stream_epoch_setters(loader)

@@ -152,12 +152,6 @@ def test_ranks_of_a_stream_with_global_numbers_must_take_equally_many() -> None:
         dealt(21, 3)[0].batches(Position(), seed=1, ranks=3)
 
 
-def test_a_rank_whose_stream_is_empty_takes_part_without_samples() -> None:
-    first, second = together([stream(0, 4), stream(100, 0)], 3)
-    assert samples(first) == [[0, 1], [2, 3], [0, 1]]
-    assert samples(second) == [[], [], []]
-
-
 def test_streams_that_all_give_nothing_are_an_error_on_all_ranks() -> None:
     assert all(isinstance(one, str) for one in together([stream(0, 0), stream(0, 0)], 1))
 

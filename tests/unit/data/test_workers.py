@@ -190,15 +190,6 @@ def test_a_rank_without_micro_batches_still_sees_every_global_batch() -> None:
     assert [batch.num_samples for batch in batches] == [2, 2, 1, 2]
 
 
-def test_the_users_generators_are_left_as_they_were() -> None:
-    states = torch.get_rng_state(), random.getstate()
-    data = MapData(Noisy(), global_batch_size=4, num_workers=1)
-    read(data, 3)
-    data.close()
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-
-
 def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
     data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
     batches = data.batches(Position(), seed=1)
@@ -207,13 +198,6 @@ def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
     with pytest.raises(DataError):
         next(batches)
     assert next(data.batches(Position(), seed=1)) == first
-    data.close()
-
-
-def test_workers_stop_at_the_last_epoch() -> None:
-    data = MapData(range(5), global_batch_size=2, num_workers=2, num_epochs=2)
-    assert len(list(data.batches(Position(), seed=1))) == 6
-    assert len(list(data.batches(Position(epoch=1, batch=2), seed=1))) == 1
     data.close()
 
 
