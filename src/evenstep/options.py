@@ -9,9 +9,8 @@ Importing this loads no torch: the classes of objects are imported when one is c
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY
-from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
@@ -78,7 +77,7 @@ class Memory:
 
 @option
 class Training:
-    """How an update is computed.
+    """Options of the computation of updates.
 
     >>> Training(clip_norm=1.0).check_loss
     True
@@ -128,7 +127,7 @@ class Training:
 
 @option
 class Checkpointing:
-    """When to save checkpoints into the run's folder, and which to keep. There is always one at the end of the run.
+    """Checkpoints to save into the run's folder, and to keep. There is always one at the end of the run.
 
     >>> Checkpointing(every_updates=1000, keep_last=5).every_minutes
     15.0
@@ -171,7 +170,7 @@ class Checkpointing:
 
 @option
 class Failures:
-    """What to do when something goes wrong; `docs/failures.md` says exactly what each policy does.
+    """Policies for faults; `docs/failures.md` says exactly what each does.
 
     >>> Failures(non_finite="skip").max_skipped_samples
     100
@@ -203,7 +202,7 @@ class Failures:
 
 @option
 class Logging:
-    """Which metrics are shown and written, and how often.
+    """Metrics to show and to write.
 
     >>> Logging(writers="csv").every_updates
     10
@@ -281,7 +280,3 @@ def check_evaluation_names(names: Iterable[str]) -> None:
                 f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train", '
                 f'"perf" or "progress", which other metrics begin with; call it "valid" or "test".'
             )
-
-
-def default_of(constructor: Callable[..., object], name: str) -> Any:
-    return signature(constructor).parameters[name].default

@@ -40,10 +40,9 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
     "config": {*CORE, OPTIONS, "contrib"},  # whose constructors hold the defaults
     "contrib": CORE,
-    "tools": {*CORE, OPTIONS, "builders", "config", "cli"},  # commands that `cli` knows by name only
+    "tools": {*CORE, OPTIONS, "config", "cli"},  # commands that `cli` knows by name only
     "integrations": CORE,  # of other libraries, which the core does not know
-    "builders": {*CORE, OPTIONS, "config", "contrib"},
-    "cli": {*CORE, OPTIONS, "builders", "config", "integrations"},
+    "cli": {*CORE, OPTIONS, "config", "integrations"},
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }

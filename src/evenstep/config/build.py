@@ -339,7 +339,7 @@ def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
 
 
 def check_stages(config: RunConfig, made: nn.Module | Layers) -> None:
-    """Raise ConfigError for a model that can't be cut or scheduled as is asked for, without ranks and their stages.
+    """Raise ConfigError for a model that the run's pipeline can't cut or schedule; no rank is needed.
 
     Args:
         made: the model as its target gives it.
@@ -431,16 +431,8 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
 def _group(run: OpenRun, name: str, call: Call) -> ParameterGroup:
     table = run.config.optimizer.groups[name]
     own = table.name is not None or table.target is not None
-    return ParameterGroup(
-        patterns=table.patterns,
-        dims=table.dims,
-        lr=table.lr,
-        lr_factor=table.lr_factor,
-        weight_decay=table.weight_decay,
-        frozen=table.frozen,
-        optimizer=cast("type[torch.optim.Optimizer]", call.function) if own else None,
-        options=call.arguments,
-    )
+    kind = cast("type[torch.optim.Optimizer]", call.function) if own else None
+    return _options(ParameterGroup, table, optimizer=kind, options=call.arguments)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
 
 
 def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
-    """The settings of values by dotted keys, such as a command gives by itself.
+    """Settings of values by dotted keys.
 
     >>> settings_in({"launch.ranks": 2}, "prove")
     [Setting(path=('launch', 'ranks'), text='2', origin='prove')]
@@ -261,7 +261,7 @@ def at(tree: Tree, path: Sequence[str | int]) -> Any:
 
 
 def faults_of(error: ValidationError, tree: Tree, origins: Mapping[tuple[str, ...], str]) -> list[str]:
-    """A sentence for each value that is wrong: its key, what is allowed, the value, and the key that was meant.
+    """A sentence for each wrong value: key, allowed values, given value, and the closest key or value.
 
     Args:
         origins: the places that keys were set from, if not in the file.

@@ -80,7 +80,7 @@ def _elastic(config: RunConfig, place: ElasticRank | None) -> Group:
 
 
 def ranks_of(config: RunConfig) -> int:
-    """How many ranks the run file asks for; 1 also where another launcher starts them."""
+    """Number of ranks in the run file; 1 also where another launcher starts them."""
     slurm = config.launch.slurm
     job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
     return max(config.launch.ranks, config.parallel.pipeline, job)
@@ -120,7 +120,7 @@ def build_layout(config: RunConfig) -> Layout:
 
 
 def build_strategy(config: RunConfig, group: Group) -> Strategy:
-    """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy."""
+    """The run's strategy; one rank shares nothing."""
     parallel = config.parallel
     return strategy_named(
         parallel.strategy,

@@ -8,13 +8,13 @@ from dataclasses import KW_ONLY, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Interval, Lt
+from annotated_types import Ge, Lt
 
 from evenstep.data.batching import Oversized
 from evenstep.data.mixture import End
 from evenstep.data.sampling import Unit
 from evenstep.errors import ArgumentError
-from evenstep.optim.groups import DecayOn
+from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.optim.schedules import LR_SCHEDULES, Constant, Listed, LrSchedule
 from evenstep.options import (
     SPIKE_THRESHOLD,
@@ -107,7 +107,7 @@ HOOKS = {
 
 @option
 class HookTable:
-    """A hook: one of evenstep by name with its arguments beside it, or a callable and its arguments."""
+    """A hook of evenstep by name, or a callable with its arguments."""
 
     takes_more: ClassVar[bool] = True
 
@@ -251,7 +251,7 @@ class NamedTask(TaskTable):
 
 @option
 class MixtureTable:
-    """How batches of several tasks are combined into updates."""
+    """Updates from batches of several tasks."""
 
     _: KW_ONLY
     kind: Literal["all", "round_robin", "sampled"] = "all"
@@ -284,23 +284,12 @@ class TrainTable(Training):
 
 
 @option
-class GroupTable:
-    """Settings of some of the model's parameters that differ from those of the rest."""
+class GroupTable(ParameterGroup):
+    """Settings of some of the model's parameters."""
+
+    not_in_files: ClassVar[frozenset[str]] = frozenset({"optimizer", "options"})
 
     _: KW_ONLY
-    patterns: Names
-    """Which parameters, by name; `*` stands for any text: ["head.*", "*.bias"]."""
-    dims: Natural | None = None
-    """Only parameters with this many dimensions, such as 2 for matrices. Any number by default."""
-    lr: Positive | None = None
-    """Learning rate of this group. By default `optimizer.lr`."""
-    lr_factor: Positive | None = None
-    """Learning rate of this group as a multiple of `optimizer.lr`. Give either this or `lr`."""
-    weight_decay: NonNegative | None = None
-    """Weight decay of this group. By default the one in `optimizer.args`; with a `name` or `target` of its own, the
-    default of that class."""
-    frozen: bool = False
-    """Do not train these parameters."""
     name: str | None = None
     """Another optimizer for this group: a class of `torch.optim`, such as `Muon`. By default the one of `optimizer`."""
     target: TargetName | None = None
@@ -310,9 +299,13 @@ class GroupTable:
     lr_schedule: AnySchedule | None = None
     """Learning rate schedule of this group. By default the run's `lr_schedule`."""
 
+    def __post_init__(self) -> None:
+        if self.options:
+            raise ArgumentError("is `args` in run files.", field="options")
+
 
 @option
-class OptimizerTable:
+class OptimizerTable(Grouping):
     """The optimizer and its parameter groups."""
 
     _: KW_ONLY
@@ -325,17 +318,9 @@ class OptimizerTable:
     """Learning rate, which `lr_schedule` multiplies."""
     args: Args = field(default_factory=dict[str, Any])
     """Additional keyword arguments of the optimizer, such as `weight_decay`."""
-    groups: dict[str, GroupTable] = field(default_factory=dict[str, GroupTable])
+    groups: Mapping[str, GroupTable] = field(default_factory=dict[str, GroupTable])
     """Parameter groups with their own settings, by a name of your choice. All other parameters form the group
     `others`."""
-    weight_decay_on: DecayOn = "all"
-    """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
-    vectors; `all` applies it to everything."""
-    layer_decay: Annotated[float, Interval(gt=0, le=1)] | None = None
-    """Learning rate of each layer as a multiple of that of the next layer: below 1, layers learn the more slowly the
-    nearer they are to the input. By default all have the same."""
-    layers: str | None = None
-    """Name of the module list that `layer_decay` counts, such as "encoder.blocks"."""
 
     @property
     def is_divided(self) -> bool:
@@ -344,7 +329,7 @@ class OptimizerTable:
 
 @option
 class ParallelTable:
-    """How several processes (ranks) share the model and its gradients."""
+    """Division of the model and its gradients between several processes (ranks)."""
 
     _: KW_ONLY
     strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
@@ -417,7 +402,7 @@ class SlurmTable:
 
 @option
 class LaunchTable:
-    """How many processes `evenstep train` starts on this machine. For several machines use torchrun or `slurm`
+    """Processes that `evenstep train` starts on this machine. For several machines use torchrun or `slurm`
     instead."""
 
     _: KW_ONLY
@@ -436,7 +421,7 @@ class LaunchTable:
 
 @option
 class FailuresTable(Failures):
-    """What to do when something goes wrong. `docs/failures.md` says exactly what each choice does."""
+    """Policies for faults; see `docs/failures.md`."""
 
     _: KW_ONLY
     loader: Literal["stop", "skip"] = "stop"

@@ -33,9 +33,9 @@ class ParameterGroup:
     lr: Positive | None = None
     """Learning rate; by default the optimizer's."""
     lr_factor: Positive | None = None
-    """Multiplies the learning rate."""
+    """Learning rate as a multiple of the optimizer's. Give either this or `lr`."""
     weight_decay: NonNegative | None = None
-    """Weight decay; by default the optimizer's."""
+    """Weight decay. By default the optimizer's, or with another class the default of that class."""
     frozen: bool = False
     """Do not train these parameters."""
     optimizer: type[Optimizer] | None = None
@@ -85,8 +85,13 @@ class Grouping:
     _: KW_ONLY
     groups: Mapping[str, ParameterGroup] = field(default_factory=dict[str, ParameterGroup])
     weight_decay_on: DecayOn = "all"
+    """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
+    vectors; `all` applies it to everything."""
     layer_decay: Annotated[float, Interval(gt=0, le=1)] | None = None
+    """Learning rate of each layer as a multiple of that of the next layer: below 1, layers learn the more slowly the
+    nearer they are to the input. By default all have the same."""
     layers: str | None = None
+    """Name of the module list that `layer_decay` counts, such as "encoder.blocks"."""
 
     def __post_init__(self) -> None:
         if (self.layer_decay is None) != (self.layers is None):
