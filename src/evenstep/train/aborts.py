@@ -1,4 +1,4 @@
-"""Why an update was aborted: the kind of its incident, the micro-batches and the module, and the error if the run ends.
+"""Causes of aborted updates: kind of incident, micro-batches, module, and the error if the run ends.
 
 Losses that are inf or NaN are known. Where there are none, the update is computed again with the same randomness and
 parameters: at the lowest loss scale, and, before the run ends, with a look at the output of each module. Gradients that
@@ -94,7 +94,7 @@ class AbortCauses:
         return Incident(kind=kind, update=number, message=message, details=details)
 
     def _causes(self, pending: PendingUpdate) -> tuple[bool, list[BadLoss]]:
-        """Whether the loss scale was too high, and the losses that are not finite."""
+        """True if the loss scale was too high; and the losses that are not finite."""
         if float(pending.total) == 0:
             return False, []
         place = pending.number, pending.batch.position

@@ -1,4 +1,4 @@
-"""What all ranks must have in common before they train, so that their updates are one update.
+"""Comparison of the run's description on all ranks, before training.
 
 Each rank describes what it was given, and all compare it with the first rank's. It is asked once, before training;
 that ranks stay together while they train is the strategy's.

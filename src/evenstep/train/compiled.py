@@ -1,4 +1,4 @@
-"""Which parts of a model `compile = "model"` compiles.
+"""Parts of a model that `compile = "model"` compiles.
 
 Where a model has blocks they are compiled one by one, so that compiling takes as long for a hundred of them as for one,
 and a block computes the same bits whole and in stages; else the model is compiled as a whole. Layers of one operation

@@ -1,4 +1,4 @@
-"""How finely a rank cuts its micro-batches, because larger ones did not fit into its memory.
+"""Cuts of micro-batches that do not fit into a rank's memory.
 
 A micro-batch that is too large goes through the model in pieces, one after the other: its gradient is the sum of
 theirs. A size that did not fit once is not tried again in the run. A task may say how its batches are cut
@@ -84,7 +84,7 @@ class SplitLimit:
         return not self._is_meant_whole(task) and len(parts_of(task, piece)) > 1
 
     def why_whole(self, task: Task, piece: SubBatch) -> str:
-        """Why the engine can't cut a batch, as a sentence; "" where there is no reason but its size."""
+        """Reason why the engine can't cut a batch, as a sentence; "" if it is only too small."""
         why = ""
         if self._is_meant_whole(task):
             why = "`check_loss` is False, so its loss may be meant over a micro-batch as a whole"

@@ -1,4 +1,4 @@
-"""What is done when a run ends by an error: the others are told, and what was committed is saved and reported.
+"""End of a run by an error: tells the other ranks, saves the last committed update, and reports the error.
 
 It never hides the error that is in flight, and it cannot go on from it: that is a resume's, or a policy's.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseException], None]) -> None:
-    """Go back to the last committed update, save it and write what is known of it.
+    """Go back to the last committed update, save it and write its metrics.
 
     Args:
         end: tells writers of the end.

@@ -1,4 +1,4 @@
-"""The engine: updates and evaluations of one model, for loops of one's own; `Trainer` is a loop around it.
+"""The engine: updates and evaluations of one model; `Trainer` is a loop around it.
 
     update      all micro-batches of a global batch, over all ranks → `Committed` or `Aborted`
     evaluate    forwards of a global batch → metrics
@@ -25,7 +25,7 @@ from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.data.seeding import drawing_alone
 from evenstep.errors import EvenstepError, LostRankError, clause
-from evenstep.events import Bus, Incident, Record
+from evenstep.events import Bus, EvaluateBegin, EvaluateEnd, Incident, Record, UpdateBegin, UpdateEnd
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
@@ -33,7 +33,6 @@ from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.cut import SplitLimit
-from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
 from evenstep.train.failures import LOSS, Stop
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.progress import Progress
@@ -48,6 +47,8 @@ from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, Sum
 
 if TYPE_CHECKING:
     from evenstep.train.setup import Setup
+
+_EVALUATION = "evaluate"  # name of an evaluation in events
 
 
 @final
@@ -202,8 +203,7 @@ class Engine:
             batch = self._given(microbatches, self.progress.position)
         self.storage.discard_from(0)  # what nobody has read of the update before
         undisturbed = context.randomness.undisturbed(context.device)
-        told = around_update(self.bus, update, batch, is_committed=lambda: self.progress.update >= update)
-        with told, self.together(), undisturbed, torch.enable_grad():
+        with self._update_span(update, batch), self.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be made anew
             self.parts.check_loss(batch)
@@ -231,10 +231,31 @@ class Engine:
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
-        told = around_evaluation(self.bus, self.progress.update, EVALUATION, values)
-        with self._alone("evaluate"), told, self.together():
-            values |= {record.name: record.value for record in self.evaluated(EVALUATION, batch, context=apart)}
-        return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
+        with self._alone("evaluate"), self.evaluation_span(_EVALUATION, values), self.together():
+            values |= {record.name: record.value for record in self.evaluated(_EVALUATION, batch, context=apart)}
+        return {name.removeprefix(f"{_EVALUATION}/"): value for name, value in values.items()}
+
+    def _update_span(self, update: int, batch: GlobalBatch) -> AbstractContextManager[None]:
+        def end(error: BaseException | None) -> UpdateEnd:
+            committed = error is None and self.progress.update >= update
+            return UpdateEnd(update=update, committed=committed, num_samples=batch.num_samples)
+
+        begin = UpdateBegin(update=update, num_microbatches=batch.num_microbatches)
+        return self.bus.span("update", lambda: begin, end)
+
+    def evaluation_span(self, name: str, values: Mapping[str, float]) -> AbstractContextManager[None]:
+        """Events around an evaluation.
+
+        Args:
+            name: of the evaluation.
+            values: its metrics by name, complete at the end.
+        """
+        update = self.progress.update
+        return self.bus.span(
+            "evaluate",
+            lambda: EvaluateBegin(update=update, name=name),
+            lambda error: EvaluateEnd(update=update, name=name, metrics=values),
+        )
 
     def _given(self, microbatches: tuple[Any, ...], position: Position) -> GlobalBatch:
         return global_batch(microbatches, position, self.reducers.group)
@@ -281,7 +302,7 @@ class Engine:
         return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
-        """What the run is, as a state has it: its seed, its precision, and the settings of its updates.
+        """Description of the run in its state: seed, precision, and settings of updates.
 
         With `trained_by` too, where an optimizer evaluates other parameters than those it trains, which a state holds.
         """
@@ -292,7 +313,7 @@ class Engine:
         return {**own, **trained_by}
 
     def changed_settings(self, state: Tree) -> dict[str, str]:
-        """What is said of each setting of updates that is another than when `state` was saved, by its name.
+        """Messages about settings of updates that differ from `state`, by name.
 
         Args:
             state: as `own_part` gave it.
@@ -303,7 +324,7 @@ class Engine:
         return {name: said for name, said in {"optimizer": options, "frozen": frozen, **told}.items() if said}
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave; says in half sentences what begins afresh or is another, such as a rate.
+        """Restore a state of `state_dict`; gives messages about parts that begin anew or differ, such as a rate.
 
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
@@ -325,7 +346,7 @@ class Engine:
 
     @property
     def num_pending(self) -> int:
-        """How many updates have been dispatched whose verdict the host has not read."""
+        """Number of dispatched updates whose verdict the host has not read."""
         return len(self._pending)
 
     def settle(self) -> Aborted | None:
@@ -370,7 +391,7 @@ class Engine:
         self.core.begin()
 
     def abandon(self) -> None:
-        """Forget what was not committed, after something has raised in the middle of it."""
+        """Roll back uncommitted updates after an error."""
         updates, index = self._undispatched()
         if index is not None:
             self._go_back_before(updates[index])
@@ -391,7 +412,7 @@ class Engine:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank holds its part of the state after the last committed update, without asking the others."""
+        """True if this rank's state is that of the last committed update."""
         return self.core.is_whole
 
     def stretch(self, updates: int | None) -> None:
@@ -451,20 +472,20 @@ class Engine:
         return self.parts.saved.state_dict(whole=whole)
 
     def held_tensors(self) -> Tree:
-        """What this rank holds of them, without asking the others, where it `is_whole`."""
+        """This rank's part of `tensors`, without communication."""
         return self.parts.saved.part()
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
-        """What of a whole state is this rank's, compared with what is here; see `TrainState.own_part`."""
+        """This rank's part of a whole state, compared with the live one; see `TrainState.own_part`."""
         training_mode.require_gradients("a state was loaded")
         own = self.parts.saved.own_part(state, take=take, ranks=ranks)
         on_all_ranks(ranks, lambda: check_task_states(own.get("tasks", {}), self.parts.context.tasks))
         return own
 
     def load_own(self, state: Tree) -> list[str]:
-        """Restore what `own_part` gave; says what begins afresh or is given up."""
+        """Restore a state of `own_part`; gives messages about parts that begin anew or are dropped."""
         settings = [*self.changed_settings(state).values()]
         self.progress = Progress.from_state_dict(state["progress"])
         self.core.is_whole = False  # until all of it is loaded

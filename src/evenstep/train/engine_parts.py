@@ -69,7 +69,7 @@ class Parts(NamedTuple):
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
-    """The parts of an engine. The model is moved to the device, and gets what is learned about its tasks.
+    """The parts of an engine. The model is moved to the device and gets learned coefficients of tasks.
 
     Args:
         updates: how many there will be; None if that is not known.

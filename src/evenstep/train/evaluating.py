@@ -12,7 +12,7 @@ from evenstep.data.seeding import undisturbed
 
 @contextmanager
 def evaluating(model: nn.Module, device: torch.device, tasks: Iterable[object] = ()) -> Generator[None]:
-    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were.
+    """Evaluation mode without gradients; modes and random generators are restored afterwards.
 
     Args:
         tasks: their own networks are in evaluation mode as well.

@@ -1,4 +1,4 @@
-"""The evaluations of a run: each of its sets of data, with what hooks and writers are told of it.
+"""The evaluations of a run, with their events and records.
 
 The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when each set was
 last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
@@ -12,7 +12,6 @@ from typing import cast, final
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.train.engine import Engine
-from evenstep.train.engine_events import around_evaluation
 from evenstep.train.predict import predict
 from evenstep.train.reporter import Reporter
 from evenstep.train.result import Prediction
@@ -78,7 +77,7 @@ class Evaluations:
 
     def _one(self, name: str, data: Data) -> dict[str, float]:
         values: dict[str, float] = {}
-        with around_evaluation(self.engine.bus, self.engine.progress.update, name, values):
+        with self.engine.evaluation_span(name, values):
             records = self.engine.evaluated(name, data)
             self.reporter.writers.write(records)
             values |= {record.name: record.value for record in records}

@@ -26,7 +26,7 @@ _LEAST_SPREAD = 0.01
 
 @final
 class Answer(Enum):
-    """What is done about an incident."""
+    """Answer to an incident."""
 
     STOP = "stop"  # end the run with an error; everything before the update is kept
     SKIP = "skip"  # give its global batch up and go on with the next one; the update count does not move
@@ -51,7 +51,7 @@ class FailurePolicy(ABC):
         """What to do about `incident`."""
 
     def _count(self, incident: Incident) -> int:
-        """How many times in a row the incident's update has failed."""
+        """Number of failures in a row of the incident's update."""
         self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
         self._update = incident.update
         return self._in_a_row

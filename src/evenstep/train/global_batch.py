@@ -1,4 +1,4 @@
-"""Makes a global batch of what each rank gives a loop of one's own: numbered over all ranks, the first rank's first.
+"""Global batch of the micro-batches that ranks give an engine, numbered over all ranks.
 
 What is one micro-batch is told by how it was given, never by its type: each argument is one. It looks at no numbers.
 """

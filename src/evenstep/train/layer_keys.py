@@ -1,4 +1,4 @@
-"""Keys for the layers of a model that is whole, where a pipeline could cut it: the same as if it were in stages.
+"""Random keys for the layers of a whole model, equal to those of the same model in stages.
 
 Each layer that may draw begins with randomness of its own, so the same model draws the same dropout whole, in stages,
 and in a run that goes from the one to the other. Which layers there are the model says as to a pipeline; which of them
@@ -41,7 +41,7 @@ _LOUD = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalM
 
 
 def may_draw(module: nn.Module) -> bool:
-    """Whether a module may draw from a generator: all but those made of torch's classes that never do.
+    """True for modules that may draw random numbers: all but those made of torch's classes that never do.
 
     >>> may_draw(nn.Sequential(nn.Linear(1, 1), nn.ReLU())), may_draw(nn.Sequential(nn.Linear(1, 1), nn.Dropout()))
     (False, True)

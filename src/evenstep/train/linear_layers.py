@@ -1,4 +1,4 @@
-"""Which linear layers compute in a format of their own, such as that of float8-mixed: chosen when a run is built.
+"""Choice of the linear layers that multiply in a format of their own, such as float8.
 
 What such a format is, and of which layers it can be, is `precision`'s; which modules are meant, `blocks`'.
 """

@@ -213,7 +213,7 @@ class LossCheck:
 
 
 def differs(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) -> bool:
-    """Whether the loss of the whole is surely not the sum over its parts.
+    """True if the loss of the whole can't be the sum over its parts.
 
     >>> halves = [LossValue(1.0, 2), LossValue(2.0, 2)]
     >>> differs(LossValue(3.0, 4), halves, WIDE), differs(LossValue(1.5, 4), halves, WIDE)

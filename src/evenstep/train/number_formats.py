@@ -1,4 +1,4 @@
-"""What a precision whose model is of 16 bits means for the other parts of a run: decided once, when it is built.
+"""Effects of 16-bit models on the optimizer, the strategy and the average of a run.
 
 Who steps in which format, and how a strategy gathers. What the formats are is `precision`'s.
 """

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: every moment of the training thread is counted for one phase.
+"""Time of a run by phase: every moment of the training thread is counted for one phase.
 
     data        waiting for a global batch        forward   with the loss        apply     norm, clip, step, average
     transfer    batches to the device             backward                       hooks     before and after updates

@@ -1,4 +1,4 @@
-"""How far a run is: the counters, as one immutable value.
+"""Counters of a run, as one immutable value.
 
 `update` is the only counter that schedules, seeds, checkpoints and logs count in; `position` says which global batch
 is next. They differ by the global batches that were skipped. It holds no clock: a resumed run goes on exactly.

@@ -60,7 +60,7 @@ def _seed_python_and_numpy(number: int) -> None:
 
 
 class RandomnessSnapshot(NamedTuple):
-    """What a part of a forward draws from beside torch's generators, to be computed again with the same numbers.
+    """Random state of a part of a forward, beside torch's generators, for its recomputation.
 
     Args:
         python: the state of Python's generator as it begins.
@@ -145,7 +145,7 @@ class Randomness:
 
     @contextmanager
     def apart(self, device: torch.device, number: int, kind: str) -> Generator[None]:
-        """Inside, what is no pass draws from the key `number`; afterwards all generators are as they were.
+        """Seed the generators with the key `number`; their states are restored afterwards.
 
         Args:
             kind: of what it is; it may draw where others do not.
@@ -223,7 +223,7 @@ class Randomness:
 
     @contextmanager
     def again(self, moment: RandomnessSnapshot) -> Generator[None]:
-        """Inside, it is computed again; afterwards all is as it was. Torch's generators are the caller's to set.
+        """Random state of a recorded part while it is recomputed; torch's generators are set by the caller.
 
         >>> randomness = Randomness()
         >>> with randomness.noted() as moment: first = random.random()

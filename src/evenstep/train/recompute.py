@@ -48,7 +48,7 @@ _CALLED = ("forward", "_compiled_call_impl")
 
 @final
 class CheckpointedForward:
-    """What is called in the place of a module's own `forward`, or of what that was compiled to.
+    """Replacement of a module's `forward`, or of its compiled call.
 
     Args:
         name: of the module, for people.

@@ -1,4 +1,4 @@
-"""What hooks, signals and users have requested, until the loop does it at the end of an update.
+"""Requests of hooks, signals and users, which the loop executes at the end of an update.
 
 A request only notes what is wanted, so it may come from anywhere, a signal handler too. The loop acts when no update is
 half done, on what all ranks have agreed on.
@@ -42,7 +42,7 @@ class GoBack(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What any rank has requested: whoever acts, acts together."""
+    """Requests of any rank, which all ranks act on."""
 
     stop: End | None
     save: bool
@@ -96,7 +96,7 @@ class Requests:
 
     @contextmanager
     def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
-        """What is done inside is no longer wanted, unless it breaks off: then it is done when the run goes on.
+        """Clear a request around its execution; it is open again if the execution raises.
 
         Who asks for it meanwhile has it at this update.
         """

@@ -1,4 +1,4 @@
-"""What people give a trainer, as what it works with: names and tables of run files are made the objects they stand for.
+"""Arguments of a trainer, from names and tables of run files to objects.
 
 Each function takes one argument, and says what was given, what must be, and what to write.
 """

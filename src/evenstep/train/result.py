@@ -1,4 +1,4 @@
-"""What the methods of a trainer give, as values: how a call of `train` ended, and what `predict` keeps."""
+"""Results of `Trainer.train` and `Trainer.predict`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Result:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What is kept of one micro-batch.
+    """Prediction for one micro-batch.
 
     Args:
         output: what `Task.predict` gave, any tree; its tensors are copies on the CPU.

@@ -56,7 +56,7 @@ COMPUTES = {"update": "evenstep.contrib.compiled_update"}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What an engine is built from: a user's arguments, made objects and checked together.
+    """Checked objects that an engine is built from.
 
     Args:
         linear_layers: those that compute in a format of their own.

@@ -1,4 +1,4 @@
-"""What a run has without being asked: metrics in its folder, a word on the screen, a page at the end.
+"""Standard hooks and writers of a run.
 
     with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
     with `console`     the hook Console, which says what happens around the numbers
@@ -51,7 +51,7 @@ def build_reporter(
     checkpoint: Checkpointing,
     on_hook_error: Literal["stop", "continue"],
 ) -> Reporter:
-    """What carries the incidents and metrics of a run to its hooks, writers and files; all arguments are a trainer's.
+    """The reporter of a run, with its hooks, writers and files; all arguments are a trainer's.
 
     Args:
         followers: hooks of the run's other parts, which hear of its evaluations.

@@ -77,7 +77,7 @@ class TrainedParameters:
         return [name for name, one in self._by_name.items() if id(one) in ids]
 
     def follow(self) -> None:
-        """Before an update: take note of what was frozen and unfrozen since the last one.
+        """Before an update: follow changes of `requires_grad` since the last one.
 
         Raises:
             ArgumentError: model or optimizer have changed since the run was built.

@@ -171,7 +171,7 @@ class Trainer:
 
     @property
     def updates(self) -> int | None:
-        """How many updates the run commits; None where only the data know.
+        """Number of updates that the run commits; None if the data decide.
 
         It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
         over that many. On several ranks all set the same.
@@ -449,7 +449,7 @@ class Trainer:
             return self._loop.evaluator(sets)
 
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
-        """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
+        """Predictions (`Task.predict`) for one epoch of `data`, in its order, by the parameters of `evaluate`.
 
         Args:
             data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
@@ -550,7 +550,7 @@ class Trainer:
             return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave. What begins afresh, or is another than it was, such as a rate, is said.
+        """Restore a state of `state_dict`. Differences, such as another learning rate, are reported as an incident.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
@@ -564,7 +564,7 @@ class Trainer:
     def find_lr(
         self, *, lowest: float = 1e-7, highest: float = 1.0, updates: int = 100, divergence: float = 4.0
     ) -> FoundLr:
-        """What `evenstep.find_lr` gives; its arguments are told there."""
+        """See `evenstep.find_lr`."""
         self._check_idle("find_lr", "call it before `train`")
         self._check_not_training("find_lr")
         return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)

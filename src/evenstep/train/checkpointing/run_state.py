@@ -130,7 +130,7 @@ class RunState:
     def load_checkpoint(
         self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()
     ) -> tuple[Path, list[str]]:
-        """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
+        """Restore the checkpoint at `path`; gives its folder, and the messages of `load_state_dict`.
 
         Each rank reads what it holds, once; where that is a part, they verify every byte together.
 

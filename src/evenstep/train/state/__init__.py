@@ -1,4 +1,4 @@
-"""What a run is between two updates, as trees by name, and the checkpoints and the folder in which it is kept."""
+"""State of a run as trees by name, and the run folder."""
 
 from typing import Any
 

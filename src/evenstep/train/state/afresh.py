@@ -1,4 +1,4 @@
-"""What of a checkpoint begins afresh when a run goes on from it, because somebody asked for that.
+"""Resets: parts of a checkpoint that a run does not load when it goes on from it.
 
     optimizer      its state (moments, counts) and its options are those that it was built with
     lr_schedule    it counts from here, and stretches over the updates that are left
@@ -22,7 +22,7 @@ RESETS: tuple[str, ...] = get_args(Reset)
 
 
 def resets_of(given: object) -> tuple[Reset, ...]:
-    """What is to begin afresh, of one word or several.
+    """Parts of a checkpoint that are not loaded, from one word or several.
 
     Raises:
         ArgumentError: a word that is none of `RESETS`.

@@ -25,7 +25,7 @@ _DOT = re.compile(r"\.")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWeights:
-    """What was loaded into a model, and what was not; all by the names of the model or of the file.
+    """Report about loaded weights, by the names of the model or of the file.
 
     Args:
         source: where it came from.
@@ -127,7 +127,7 @@ def put_weights(
     partial: bool = False,
     freeze: bool = False,
 ) -> LoadedWeights:
-    """The same, but what is to be frozen is only named: for who freezes when optimizer and trainer are built.
+    """`load_weights`, but parameters to freeze are only named in the report.
 
     So the optimizer holds it, and a hook may unfreeze it; and a run that goes on needs the file no more.
     """

@@ -106,7 +106,7 @@ def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -
 
 
 def changed_options(saved: Tree, built: list[Tree]) -> list[str]:
-    """What is said of each option, such as a rate, that is another than the saved optimizer was built with.
+    """Messages about options, such as a learning rate, that the saved optimizer was built with other values of.
 
     Options that only say by which kernel a step is made are not looked at.
     """

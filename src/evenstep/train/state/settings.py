@@ -44,7 +44,7 @@ def settings_of(
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """What is said of each setting that is another than it was saved, by its name.
+    """Messages about settings that differ from the saved ones, by name.
 
     That an average is new, or given up, is said where it is.
 

@@ -152,7 +152,7 @@ class TrainState:
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
-        """What of a whole state is this rank's, compared with what is here; nothing is changed.
+        """This rank's part of a whole state, after it has been compared with the live one; nothing is changed.
 
         Args:
             state: whose optimizer may be None, which then stays as it is.

@@ -1,1 +1,1 @@
-"""What a batch means, for one task and for several that are trained together."""
+"""Tasks: inputs, weights, losses and metrics of batches."""

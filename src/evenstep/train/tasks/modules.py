@@ -20,7 +20,7 @@ class TaskModules(nn.Identity):
 
 @contextmanager
 def attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: Optimizer) -> Generator[None]:
-    """Attach the modules of tasks; where something raises inside, the model is as it was before."""
+    """Attach the modules of tasks; detach them if the block raises."""
     attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
     try:
         yield

@@ -63,7 +63,7 @@ class Now:
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether an evaluation or a prediction runs; the loss check is neither."""
+        """True in evaluations and predictions, but not in the loss check."""
         return not (self.is_training or _IN_LOSS_CHECK.get())
 
     @property

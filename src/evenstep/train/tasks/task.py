@@ -96,7 +96,7 @@ class Loss:
 
 
 class Task(ABC):
-    """What a batch means. Subclass it and write `loss`; override the rest where the defaults don't fit.
+    """Inputs, weight, loss and metrics of a batch. Subclass it and write `loss`, and more if needed.
 
     The gradient of an update over micro-batches m with summed losses S_m and weights w_m is Σ∇S_m / Σw_m: per sample,
     per token, per whatever `weight` counts, whichever way the batches are cut into micro-batches. With several tasks it
@@ -149,14 +149,14 @@ class Task(ABC):
         """
 
     def transform(self, batch: Any) -> Any:
-        """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.
+        """Change a batch on the model's device, before its forward and outside autocast; unchanged by default.
 
         Random numbers drawn here are keyed as those of the forward are.
         """
         return batch
 
     def inputs(self, batch: Any) -> Any:
-        """What the model is called with: a tuple is its positional, a dict or `UserDict` its keyword arguments, all
+        """Arguments of the model: a tuple is its positional, a dict or `UserDict` its keyword arguments, all
         else its only argument. By default the first item of a list or tuple, else the batch itself.
         """
         return batch[0] if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence) else batch
@@ -166,7 +166,7 @@ class Task(ABC):
         return output
 
     def weight(self, batch: Any) -> float | Tensor:
-        """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.
+        """Number of units that the summed loss of `batch` covers: valid tokens, samples, boxes.
 
         Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
         samples: as many as the loader has put in, unless its tensors say something else; where the loader does not
@@ -180,7 +180,7 @@ class Task(ABC):
         return default_weight(self, batch)
 
     def evaluate(self, model: nn.Module, batch: Any) -> "Loss | Tensor | None":
-        """What an evaluation makes of a batch: by default the loss of the model's output, as in training.
+        """Evaluate a batch: by default the loss of the model's output, as in training.
 
         Override it to generate with the model, instead of or beside its loss:
 
@@ -198,7 +198,7 @@ class Task(ABC):
         return self.loss(self.postprocess(model(*positional, **named), batch), batch)
 
     def predict(self, output: Any, batch: Any) -> Any:
-        """What `Trainer.predict` keeps of the model's output: any tree of tensors and values; by default all of it.
+        """Prediction that `Trainer.predict` keeps of the model's output: any tree of tensors; by default the output.
 
         Called instead of `loss`, on the model's device; the less it gives, the less is copied, sent and held.
         """
@@ -215,7 +215,7 @@ class Task(ABC):
         return halves(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep of this task: a tree of dict, list, str, int, float, bool, None and tensors.
+        """State of this task for checkpoints: a tree of dict, list, str, int, float, bool, None and tensors.
 
         By default nothing, or what another base class has, such as an `nn.Module`; what is trained of that is saved
         with the model. It must not depend on which
@@ -239,7 +239,7 @@ class Task(ABC):
 
 
 def evaluates_itself(task: Task) -> bool:
-    """Whether a task has an `evaluate` of its own.
+    """True for tasks that override `evaluate`.
 
     >>> Squares = type("Squares", (Task,), {"loss": lambda self, output, batch: (output**2).sum()})
     >>> evaluates_itself(Squares()), evaluates_itself(type("Own", (Squares,), {"evaluate": len})())
@@ -249,7 +249,7 @@ def evaluates_itself(task: Task) -> bool:
 
 
 def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
-    """What `Task.loss` gives; what it raises says what it was called with.
+    """Call `Task.loss`; add its arguments to errors.
 
     >>> Line = type("Line", (Task,), {"loss": lambda self, output, target: (output - target).square().sum()})
     >>> try: loss_of(Line(), torch.ones(4, 1), (torch.ones(4, 8), torch.ones(4, 1)))
@@ -268,7 +268,7 @@ def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
-    """What `Task.weight` gives by default: the number of samples of `batch`.
+    """Default of `Task.weight`: the number of samples of `batch`.
 
     Args:
         batch: as the loader gave it.

@@ -125,7 +125,7 @@ class Combine(ABC):
         return None
 
     def looks_at(self, parameter: str) -> bool:
-        """Whether the inner products are over this parameter, among those that several tasks share; over all here."""
+        """True if inner products are over this parameter, among the shared ones; over all by default."""
         return True
 
     @abstractmethod

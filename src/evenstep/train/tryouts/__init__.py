@@ -1,1 +1,1 @@
-"""What is found out by trying, before or between updates, and leaves everything as it was."""
+"""Trials before or between updates, after which the state of the run is restored."""

@@ -1,4 +1,4 @@
-"""How many floating-point operations training takes, and how many a device can do.
+"""Floating-point operations of training, and peak rates of devices.
 
 They are counted by torch's counter while the gradient of a few samples is computed once more, before training: one
 micro-batch of each rank, of which nothing stays. A forward that is computed again in the backward (`memory.checkpoint`)
@@ -76,7 +76,7 @@ def flops_per_sample(engine: Engine, batch: GlobalBatch) -> float | None:
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """What `device` can do in a second with matrices in the format of `precision`; None where that is not known.
+    """Peak operations per second of `device` in the format of `precision`; None if unknown.
 
     >>> peak_flops(torch.device("cpu"), "32-true")
     """

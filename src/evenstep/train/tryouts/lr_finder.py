@@ -1,4 +1,4 @@
-"""Finds a learning rate: some updates at ever larger rates, what their losses were, and everything as it was before.
+"""Finds a learning rate by updates at rising rates, after which the state is restored.
 
 The updates are the run's own, of its next global batches, with all that belongs to them (clipping, precision, ranks);
 only the rates are others. Then the state of before is put back. It proposes; it sets nothing.
@@ -30,7 +30,7 @@ _SMOOTHING = 0.9  # share of the average of the losses before that stays at each
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLr:
-    """What was tried, and what it suggests.
+    """Tried rates, their losses, and a suggestion.
 
     Args:
         rates: of the optimizer's first group, one for each update, rising.

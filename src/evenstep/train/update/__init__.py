@@ -1,1 +1,1 @@
-"""One update: weighed, planned, run, judged and applied, and what a try that fails has to take back."""
+"""One update: weigh, run, judge, apply, and roll back."""

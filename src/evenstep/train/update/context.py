@@ -19,7 +19,7 @@ from evenstep.train.tasks.weighting import Coefficients, Fixed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext:
-    """What is the same for all micro-batches of a run.
+    """Values that all micro-batches of a run share.
 
     Args:
         tasks: by name; "" is that of a run with one task without a name.
@@ -58,7 +58,7 @@ class TrainContext:
 @final
 @dataclass(slots=True)
 class MicrobatchResults:
-    """What is known of an update's micro-batches on this rank after they have run.
+    """Results of an update's micro-batches on this rank.
 
     Args:
         late_total: Σw_m over all ranks where the weights are late, to divide by; else None.

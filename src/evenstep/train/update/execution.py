@@ -34,7 +34,7 @@ Numbers = tuple[int, ...]  # of what goes through a plan
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How the micro-batches of updates and evaluations are executed.
+    """Execution of the micro-batches of updates and evaluations.
 
     Args:
         world: all ranks of the run.

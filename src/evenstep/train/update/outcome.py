@@ -126,7 +126,7 @@ class Committed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """An update of which nothing was applied: parameters, buffers, optimizer and counters are as before it.
+    """An update that was not applied: parameters, buffers, optimizer and counters are as before it.
 
     Args:
         incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight" or "overflow".
