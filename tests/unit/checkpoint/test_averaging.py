@@ -59,11 +59,6 @@ def test_what_no_mean_is_of_is_the_newests_and_said_and_what_is_the_same_stays(t
     assert torch.equal(model["conversion.version"], wanted.float())  # type: ignore[union-attr]
 
 
-def test_tied_weights_stay_tied(tmp_path: Path) -> None:
-    model = read_checkpoint(average_checkpoints(saved(tmp_path), tmp_path).path).state["model"]
-    assert model["weight"].data_ptr() == model["tied"].data_ptr()
-
-
 def test_the_optimizer_is_no_part_of_it_and_the_average_is_where_all_have_one(tmp_path: Path) -> None:
     of = [write_checkpoint(tmp_path, n, {**state(n), "ema": {"weight": torch.full((2,), float(n))}}) for n in (1, 2)]
     parts = read_checkpoint(average_checkpoints(of, tmp_path).path).state
@@ -144,11 +139,3 @@ def test_the_last_are_found_or_missed_by_name(tmp_path: Path) -> None:
         last_checkpoints(tmp_path, 5)
     with pytest.raises(ArgumentError):
         last_checkpoints(tmp_path / "nowhere", 2)
-
-
-def test_a_name_that_model_and_average_share_is_said_once(tmp_path: Path) -> None:
-    paths = [
-        write_checkpoint(tmp_path, n, {"model": {"seen": torch.tensor(n)}, "ema": {"seen": torch.tensor(n)}})
-        for n in (1, 2)
-    ]
-    assert average_checkpoints(paths, tmp_path).newest == ("seen",)

@@ -112,14 +112,6 @@ def test_a_disk_that_hangs_is_given_up_after_the_timeout(folder: Path, state: St
     assert "was not written within 0.05 s" in str(saved.error)
 
 
-def test_old_ones_go_and_every_nth_stays(folder: Path, state: State) -> None:
-    saver = AsyncWriter(folder, keep_last=2, keep_every_updates=4)
-    for update in range(1, 11):
-        saver.begin(update, state(update), protect=["step-00000003"])
-        saver.wait()
-    assert [int(path.name[-8:]) for path in complete_checkpoints(folder)] == [3, 4, 8, 9, 10]
-
-
 def test_memory_for_a_copy_that_is_not_there_is_asked_for_again_at_each_save(
     folder: Path, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,10 +172,3 @@ def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
     assert saved is not None
     assert saved.path == folder / "step-00000001"
     assert group.said - before >= 2 + 4  # two while waiting, beside those that every save needs
-
-
-def test_without_a_background_nothing_is_copied(folder: Path, state: State) -> None:
-    saver = AsyncWriter(folder, asynchronous=False)
-    saver.prepare(state(1))
-    saver.begin(1, state(1))
-    assert saver.wait().path == folder / "step-00000001"

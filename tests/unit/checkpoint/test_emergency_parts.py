@@ -44,23 +44,12 @@ def test_all_parts_together_become_an_ordinary_checkpoint(tmp_path: Path) -> Non
     assert list(state) == ["model", "optimizer", "ema", "trained", "run"]
 
 
-def test_of_ranks_that_hold_the_same_part_one_saves_it(tmp_path: Path) -> None:
-    assert write_part(tmp_path, 5, half(0), place=0, places=2) is not None
-    assert write_part(tmp_path, 5, half(0), place=0, places=2) is None
-
-
 def test_a_missing_part_is_named_and_nothing_is_made_of_the_others(tmp_path: Path) -> None:
     write_part(tmp_path, 5, half(0), place=0, places=2)
     path, said = join_parts(tmp_path)
     assert path is None
     assert "of its 2 parts, 2 is missing" in said
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_parts_of_different_updates_are_not_mixed(tmp_path: Path) -> None:
-    write_part(tmp_path, 5, half(0), place=0, places=2)
-    write_part(tmp_path, 6, half(1), place=1, places=2)
-    assert join_parts(tmp_path)[0] is None
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

@@ -89,13 +89,6 @@ def test_it_is_cut_by_size_with_the_hubs_index_and_loaded_again(limit: int, tmp_
     assert all(torch.equal(value, Tied().state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_the_average_is_exported_under_the_models_names(tmp_path: Path) -> None:
-    (file,) = export_weights(run_of(tmp_path), tmp_path / "a.safetensors", average=True)
-    read = load_file(file)
-    assert sorted(read) == sorted(name for name in Tied().state_dict() if name != "head.weight")
-    assert torch.equal(read["embed.weight"], Tied().embed.weight + 1)
-
-
 @pytest.mark.parametrize(
     ("dtype", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
@@ -117,14 +110,6 @@ def test_what_safetensors_have_no_name_for_is_refused_by_name_and_the_advice_wor
     run = run_of(tmp_path / "128", phase=torch.ones(2, dtype=torch.complex128))
     with refused(CheckpointError, "phase"):
         export_weights(run, tmp_path / "b.safetensors", dtype="fp32")
-
-
-def test_what_a_format_can_not_hold_is_refused_by_name_and_leaves_nothing(tmp_path: Path) -> None:
-    run = run_of(tmp_path, big=torch.tensor([1.0, 1e5]))
-    with refused(CheckpointError, "big"):
-        export_weights(run, tmp_path / "out" / "a.safetensors", dtype="fp16")
-    assert list((tmp_path / "out").iterdir()) == []
-    export_weights(run, tmp_path / "out" / "a.safetensors", dtype="bf16")
 
 
 def test_a_damaged_checkpoint_leaves_nothing(tmp_path: Path) -> None:

@@ -57,12 +57,6 @@ def test_a_lock_file_without_a_holder_is_no_obstacle(tmp_path: Path, left: str) 
         assert said
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(CheckpointError), locked(tmp_path / "run"):
-        pass
-
-
 def test_a_full_disk_is_a_fault_of_the_folder_and_leaves_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

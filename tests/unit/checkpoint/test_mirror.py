@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from evenstep import Checkpointing
 from evenstep.checkpoint import (
     AsyncWriter,
     CheckpointReader,
@@ -181,16 +180,6 @@ def test_of_a_copy_that_is_removed_from_a_disk_no_empty_folder_is_left(
         mirror.copy(write_checkpoint(folder, update, state(update)))
     mirror.remove("step-00000001")
     assert [path.name for path in (tmp_path / "copies" / "run").iterdir()] == mirror.steps() == ["step-00000002"]
-
-
-def test_an_address_may_have_spaces_within(tmp_path: Path) -> None:
-    address = f"file://{tmp_path}/my disk"
-    assert Checkpointing(mirror=address).mirror == address
-    Mirror(address, "my run").check()
-    assert (tmp_path / "my disk" / "my run").is_dir()
-    for wrong in ("s3:// ", "s3://a\n", "my disk"):
-        with refused(ArgumentError, "mirror"):
-            Checkpointing(mirror=wrong)
 
 
 def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(

@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 
 from evenstep.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
-from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
 
@@ -61,14 +59,3 @@ def test_the_newest_sound_one_is_taken_and_the_others_are_told(folder: Path, sta
     assert [path.name for path, _ in rejected] == ["step-00000004", "step-00000003"]
     assert "model.safetensors` is damaged" in rejected[0][1]
     assert "state.json` is missing" in rejected[1][1]
-
-
-def test_a_run_folder_or_its_checkpoints_give_the_same_newest(folder: Path, state: State):
-    write_checkpoint(folder, 1, state(1))
-    assert [newest_checkpoint(path)[0].path for path in (folder, folder.parent)] == [folder / "step-00000001"] * 2
-
-
-def test_where_nothing_was_saved_there_is_nothing(tmp_path: Path):
-    assert newest_checkpoint(tmp_path) == (None, [])
-    with pytest.raises(CheckpointError):
-        read_checkpoint(tmp_path)

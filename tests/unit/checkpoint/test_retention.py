@@ -16,8 +16,7 @@ from evenstep.checkpoint import (
     verify,
     write_checkpoint,
 )
-from evenstep.errors import ArgumentError, CheckpointError
-from refused import refused
+from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
 
@@ -31,22 +30,6 @@ def five(folder: Path, state: State) -> Path:
     for update in (1, 2, 3, 4, 5):
         write_checkpoint(folder, update, state(update))
     return folder
-
-
-def test_the_last_and_the_protected_stay(five: Path):
-    deleted = retain(five, keep_last=2, protect=["step-00000002"])
-    assert [path.name for path in deleted] == ["step-00000001", "step-00000003"]
-    assert names(five) == ["step-00000002", "step-00000004", "step-00000005"]
-
-
-def test_without_a_number_all_stay(five: Path):
-    assert retain(five, keep_last=None) == []
-    assert len(names(five)) == 5
-
-
-def test_to_keep_none_is_refused(five: Path):
-    with refused(ArgumentError, "keep_last"):
-        retain(five, keep_last=0)
 
 
 def test_a_damaged_checkpoint_does_not_count_and_the_last_sound_one_stays(five: Path):
@@ -150,16 +133,3 @@ def test_a_replacement_that_was_cut_off_after_the_new_name_is_finished(folder: P
     write_checkpoint(folder.parent / "x" / "checkpoints", 4, state(4)).rename(folder / "step-00000004")
     assert clean_leftovers(folder) == ["removed `.replaced-step-00000004`, whose replacement is complete"]
     assert names(folder) == ["step-00000004"]
-
-
-def test_a_folder_that_is_not_of_checkpoints_is_left_alone(tmp_path: Path):
-    (tmp_path / "step-00000001").mkdir()
-    (tmp_path / ".hidden").mkdir()
-    assert clean_leftovers(tmp_path) == []
-    assert names(tmp_path) == [".hidden", "step-00000001"]
-
-
-def test_a_leftover_that_cannot_be_removed_is_told(folder: Path, failing_disk):
-    (folder / ".saving-step-00000001").mkdir(parents=True)
-    with failing_disk(0), pytest.raises(CheckpointError):
-        clean_leftovers(folder)

@@ -41,13 +41,6 @@ def test_the_library_reads_what_is_written(tmp_path: Path):
     assert path.stat().st_size == written.entry.bytes
 
 
-def test_what_the_library_writes_is_read(tmp_path: Path):
-    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of_all_kinds().items()}
-    safetensors.torch.save_file(tensors, tmp_path / "x.safetensors", metadata={"made": "by the library"})
-    stored = TensorFile(tmp_path / "x.safetensors").stored
-    assert {name: one.tolist() for name, one in stored.items()} == {name: one.tolist() for name, one in tensors.items()}
-
-
 def test_tensors_that_are_read_share_no_memory_and_are_aligned_as_fresh_ones(tmp_path: Path):
     path = tmp_path / "x.safetensors"
     write_tensors(path, {name: torch.ones(3, dtype=torch.float32) for name in "abc"})

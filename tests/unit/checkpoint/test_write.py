@@ -16,7 +16,6 @@ from evenstep.checkpoint import (
     clean_leftovers,
     complete_checkpoints,
     newest_checkpoint,
-    read_checkpoint,
     verify,
     write_checkpoint,
 )
@@ -70,14 +69,6 @@ def test_the_folder_holds_a_file_per_part_with_tensors_and_a_manifest_of_them(fo
     assert manifest["created"].endswith("+00:00")
 
 
-def test_plain_safetensors_loads_the_model_into_a_module(folder: Path):
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    path = write_checkpoint(folder, 1, {"model": module.state_dict()})
-    fresh = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    fresh.load_state_dict(safetensors.torch.load_file(path / "model.safetensors"))
-    assert torch.equal(fresh[0].weight, module[0].weight)
-
-
 def test_the_library_loads_a_model_with_tied_weights(folder: Path):
     def tied() -> nn.ModuleDict:
         module = nn.ModuleDict({"embedding": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
@@ -89,13 +80,6 @@ def test_the_library_loads_a_model_with_tied_weights(folder: Path):
     assert safetensors.torch.load_model(fresh, path / "model.safetensors") == (set(), [])
     assert torch.equal(fresh["head"].weight, module["head"].weight)
     assert (path / "model.safetensors").stat().st_size < 2 * 48 + 200
-
-
-def test_a_second_checkpoint_of_an_update_replaces_the_first(folder: Path, state: State):
-    write_checkpoint(folder, 5, {"model": {"w": torch.zeros(1)}})
-    write_checkpoint(folder, 5, {"model": {"w": torch.ones(1)}})
-    assert read_checkpoint(folder).state == {"model": {"w": torch.ones(1)}}
-    assert [path.name for path in folder.iterdir()] == ["step-00000005"]
 
 
 def test_what_a_killed_save_of_the_same_update_left_is_no_obstacle(folder: Path, state: State):
@@ -135,14 +119,6 @@ def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_on
         write_checkpoint(run, 3, state(3))
         assert update_of(run) == 3
         assert all(path.name.startswith("step-") for path in run.iterdir())
-
-
-def test_the_first_checkpoint_of_a_run_that_fails_leaves_none(folder: Path, state: State, failing_disk):
-    for number in range(12):
-        with failing_disk(number), pytest.raises(CheckpointError):
-            write_checkpoint(folder, 1, state(1))
-        assert update_of(folder) is None
-        assert not folder.exists() or list(folder.iterdir()) == []
 
 
 def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_disk):
