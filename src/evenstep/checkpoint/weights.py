@@ -12,6 +12,7 @@ wrappers such as `_orig_mod.`, and without the counter of `torch.optim.swa_utils
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -37,7 +38,11 @@ _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
 _AVERAGED, _COUNTER = "module.", "n_averaged"  # names of `AveragedModel`
 
 
+def _nothing() -> None: ...
+
+
 @final
+@dataclass(frozen=True, kw_only=True)
 class StoredWeights:
     """Named tensors in files.
 
@@ -50,31 +55,17 @@ class StoredWeights:
         trained_by: the optimizer that trains these parameters, if it evaluates others.
     """
 
-    def __init__(
-        self,
-        *,
-        source: str,
-        outlines: Mapping[str, Tensor],
-        read: Callable[[str], Tensor],
-        verify: Callable[[], None],
-        trained_by: str = "",
-    ) -> None:
-        self.source = source
-        self.outlines = outlines
-        self.trained_by = trained_by
-        self.read = read
-        self.verify = verify
+    source: str
+    outlines: Mapping[str, Tensor]
+    read: Callable[[str], Tensor]
+    verify: Callable[[], None] = _nothing
+    trained_by: str = ""
 
     def behind(self, prefix: str) -> "StoredWeights":
         """The same weights, without `prefix` where a name begins with it."""
         theirs = {name.removeprefix(prefix): name for name in self.outlines}
-        return StoredWeights(
-            source=self.source,
-            outlines={name: self.outlines[own] for name, own in theirs.items()},
-            read=lambda name: self.read(theirs[name]),
-            verify=self.verify,
-            trained_by=self.trained_by,
-        )
+        outlines = {name: self.outlines[own] for name, own in theirs.items()}
+        return replace(self, outlines=outlines, read=lambda name: self.read(theirs[name]))
 
     def check_evaluated(self) -> None:
         """Raise CheckpointError if the run has evaluated other parameters than these."""
@@ -206,4 +197,4 @@ def _of_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredWeights:
     held = by_plain_name(tensors)
     if all(name == _COUNTER or name.startswith(_AVERAGED) for name in held):
         held.pop(_COUNTER, None)
-    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name].clone(), verify=lambda: None)
+    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name].clone())
