@@ -72,7 +72,7 @@ class Sharded(Strategy):
     ) -> None:
         if shard_ranks is not None:
             require_whole("shard_ranks", shard_ranks, at_least=1, advice="all ranks share by default")
-        check_sharding(group.ranks, group.device, shard_ranks=shard_ranks, offload=offload)
+        _check_sharding(group.ranks, shard_ranks)
         layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=self.exact)
         super().__init__(group, layout)
         self.gather_dtype = gather_dtype
@@ -118,8 +118,7 @@ class OrderedFsdp(Sharded):
         super().check_optimizer(optimizer)
 
 
-def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
-    """Raise ArgumentError for what can't be with so many data-parallel ranks on such devices; see `Sharded`."""
+def _check_sharding(ranks: int, shard_ranks: int | None) -> None:
     if torch.__version__ < "2.13":  # as versions, not as text
         raise ArgumentError(
             f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed and reduce what some ranks "
@@ -131,10 +130,6 @@ def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None,
             f"`shard_ranks` must divide the {ranks} data-parallel ranks, but is {shard_ranks}; set a divisor, or leave "
             f"it out to shard over all.",
             field="shard_ranks",
-        )
-    if offload and device.type == "cpu":
-        raise ArgumentError(
-            "`offload` keeps shards in the CPU's memory, where they are already; leave it out.", field="offload"
         )
 
 

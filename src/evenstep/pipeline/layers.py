@@ -58,15 +58,13 @@ class Layers:
             called by the first. Parameters that modules share already are found without being named.
 
     Raises:
-        ArgumentError: names that are not unique, a source that is not an earlier layer, an output that nobody takes.
+        ArgumentError: names that are not unique, a source that is not an earlier layer.
     """
 
     layers: tuple[Layer, ...]
     ties: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.layers:
-            raise ArgumentError("a model must have a layer at least, but this one has none.")
         names = [layer.name for layer in self.layers]
         for place, name in enumerate(names):
             below = [other for other in names if other != name and other.startswith(f"{name}.")]
@@ -78,10 +76,6 @@ class Layers:
             for source in self.sources(place):
                 if source >= place:
                     raise ArgumentError(f"layer '{name}' must have sources before it, but '{names[source]}' is not.")
-        taken = {source for place in range(len(names)) for source in self.sources(place)}
-        idle = [name for place, name in enumerate(names[:-1]) if place not in taken]
-        if idle:
-            raise ArgumentError(f"every output must be taken by a later layer, but that of '{idle[0]}' is by none.")
 
     def sources(self, place: int) -> tuple[int, ...]:
         """The places of the layers whose outputs the one at `place` is called with."""
@@ -89,11 +83,6 @@ class Layers:
         given = self.layers[place].sources
         if given is None:
             return (place - 1,) if place else ()
-        unknown = [name for name in given if name not in names]
-        if unknown:
-            raise ArgumentError(
-                f"a source of layer '{names[place]}' must be one of {', '.join(names[:place])}, but is '{unknown[0]}'."
-            )
         return tuple(names.index(name) for name in given)
 
     def inputs(self, place: int) -> bool | tuple[str, ...]:
@@ -134,16 +123,11 @@ class Layers:
 
 def built(layer: Layer, place: int, seed: int) -> nn.Module:
     """The module of the layer at `place`; a function that builds it draws from generators of this layer's own."""
-    module: object = layer.build
-    if not isinstance(layer.build, nn.Module):
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key(seed, "layer", place))
-            module = layer.build()
-    if not isinstance(module, nn.Module):
-        raise ArgumentError(
-            f"layer '{layer.name}' must be a module, or a function that gives one, but gave a {type(module).__name__}."
-        )
-    return module
+    if isinstance(layer.build, nn.Module):
+        return layer.build
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key(seed, "layer", place))
+        return layer.build()
 
 
 def check_covered(model: object, layers: Layers) -> None:
@@ -202,16 +186,6 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
     if wanted is True and isinstance(inputs, Tensor):  # asked first: it is the commonest
         return (*outputs, inputs), {}
     if isinstance(wanted, tuple):
-        if not isinstance(inputs, dict | UserDict):
-            raise ArgumentError(
-                f"a layer asks for the inputs {', '.join(wanted)}, so the task's `inputs` must give a dict, but gave "
-                f"a {type(inputs).__name__}."
-            )
-        if missing := [name for name in wanted if name not in inputs]:
-            raise ArgumentError(
-                f"a layer asks for the input '{missing[0]}', but the task's `inputs` gives "
-                f"{', '.join(map(str, inputs))}; let it give '{missing[0]}' too, or change the layer's `inputs`."
-            )
         return tuple(outputs), {name: inputs[name] for name in wanted}
     if type(inputs) is tuple:
         return (*outputs, *cast("tuple[Any, ...]", inputs)), {}

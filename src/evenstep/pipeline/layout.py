@@ -53,8 +53,6 @@ class Layout:
         >>> Layout.chain(ranks=2, stages_per_rank=2, v_shaped=True).rank_of
         (0, 1, 1, 0)
         """
-        if ranks < 1 or stages_per_rank < 1:
-            raise PlanError(f"`ranks` and `stages_per_rank` must be at least 1, but are {ranks} and {stages_per_rank}.")
         stages = ranks * stages_per_rank
         turn = [stage // ranks % 2 == 1 and v_shaped for stage in range(stages)]
         owners = tuple(ranks - 1 - s % ranks if turn[s] else s % ranks for s in range(stages))

@@ -107,8 +107,6 @@ def register(root: nn.Module, name: str, module: nn.Module) -> None:
     parts = children_of(root)
     for part in above:
         parts = children_of(parts.setdefault(part, nn.Module()))
-    if last in parts:
-        raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
     parts[last] = unwrapped(module)
 
 

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Engine, Task
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import TaskError
 from evenstep.parallel import Mesh, Single
 from evenstep.pipeline import Layer, PipelineModel
-from evenstep.pipeline.layers import arguments
-
-
-def test_an_input_that_the_task_does_not_give_is_named() -> None:
-    with pytest.raises(ArgumentError):
-        arguments([], {"x": 1}, ("mask",))
 
 
 class Sum(Task):
