@@ -118,12 +118,6 @@ class Tab:
             self._mouse("mousePressed", x, y, count)
             self._mouse("mouseReleased", x, y, count)
 
-    def press(self, key: str) -> None:
-        """Press a key, such as "ArrowLeft" or "+"."""
-        text = {"text": key} if len(key) == 1 else {}
-        self._call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self._call("Input.dispatchKeyEvent", type="keyUp", key=key)
-
     def write(self, text: str) -> None:
         """Type into what has the focus."""
         self._call("Input.insertText", text=text)

@@ -47,19 +47,19 @@ def test_a_page_does_not_take_the_place_of_a_device(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
-        (["runs/a", "runs/none"], "`runs/none` must be a run folder, but is not there"),
-        (["runs", "."], "none of the 2 paths is a run folder"),
-        (["runs/none"], "`runs/none` has no `config.toml`"),
-        (["runs/a", "--follow", "--to", "x.html"], "`--to` can't be given with `--follow`"),
+        (["runs/a", "runs/none"], "runs/none"),
+        (["runs", "."], "none of the 2 paths"),
+        (["runs/none"], "runs/none"),
+        (["runs/a", "--follow", "--to", "x.html"], "--to"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    runs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_are_refused_by_name(
+    runs: Path, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", *arguments]) != 0
-    assert said in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 def test_followed_runs_are_served_until_ctrl_c(runs: Path) -> None:

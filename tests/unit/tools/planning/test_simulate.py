@@ -49,18 +49,6 @@ def test_complete_plans_cost_the_same_as_their_computations() -> None:
     assert simulate(plans, layout, costs) == simulate(schedule.order(layout, range(7)), layout, costs)
 
 
-def test_costs_of_layers_add_up() -> None:
-    assert Cost.total([ONE, Cost(forward_s=2, state_bytes=3)]) == Cost(
-        forward_s=3, input_backward_s=1, weight_backward_s=1, state_bytes=3
-    )
-
-
-def test_no_microbatches_take_no_time() -> None:
-    layout = Layout.chain(ranks=2)
-    done = simulate(SCHEDULES["1f1b"].plans(layout, []), layout, Costs.even(layout, ONE))
-    assert (done.makespan_s, done.bubble_share, done.peak_bytes) == (0, 0, (0, 0))
-
-
 def test_costs_of_another_number_of_stages_are_refused() -> None:
     with refused(ArgumentError, "costs"):
         simulate([(), ()], Layout.chain(ranks=2), Costs(stages=(ONE,)))

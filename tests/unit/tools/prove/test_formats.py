@@ -77,9 +77,3 @@ def test_casts_to_float32_are_made_to_float64() -> None:
         assert all(torch.equal(one, x) for one in (x.float(), x.to(torch.float32), x.type(torch.float32)))
         assert functional.softmax(x, dim=0, dtype=torch.float32).dtype == torch.float64
     assert x.float().dtype == torch.float32
-
-
-def test_without_either_nothing_is_changed() -> None:
-    with laboratory():
-        assert torch.zeros(1, dtype=torch.float64).float().dtype == torch.float32
-        assert len(torch.rand(100).unique()) > 90

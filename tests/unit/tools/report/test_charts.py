@@ -81,11 +81,3 @@ def test_a_logarithmic_axis_is_offered_where_it_can_be_drawn():
     assert not can_log(-1.0, 1.0, 100.0)
     assert not can_log(1.0)
     assert not can_log(math.nan, math.inf)
-
-
-def test_a_metric_without_a_source_is_its_own_chart():
-    assert [(chart.title, chart.curves[0].label) for chart in charts({"score": {1: 1.0}})] == [("score", "score")]
-
-
-def test_no_metrics_make_no_charts():
-    assert charts({}) == []

@@ -21,11 +21,6 @@ def test_nan_is_never_best_but_may_be_last():
     assert math.isnan(figures.last)
 
 
-def test_a_metric_that_was_never_finite_has_no_best():
-    (figures,) = metric_figures({"train/loss": {1: math.nan}})
-    assert figures.best is None
-
-
 def test_of_equal_values_the_first_is_best():
     (figures,) = metric_figures({"x/acc": {1: 0.5, 2: 0.9, 3: 0.9}})
     assert figures.best_update == 2
