@@ -19,7 +19,8 @@ from evenstep.data import Data
 from evenstep.events import Hook
 from evenstep.options import Checkpointing, Logging, Training
 from evenstep.parallel import Group, strategy_named
-from evenstep.tools.prove.subject import Bench, Ended, RefusedError, Subject, Variant
+from evenstep.tools.prove.rows import Prover
+from evenstep.tools.prove.subject import Ended, RefusedError, Subject, Variant
 from evenstep.train import Loss, Task
 
 GLOBAL = 12
@@ -95,7 +96,7 @@ class Run:
     hooks: Callable[[], Sequence[Hook]] = field(default=tuple)
     schedule: Callable[[], Any] | None = None
 
-    def bench(self, updates: int = 4, **more: Any) -> Bench:
+    def prover(self, updates: int = 4, **more: Any) -> Prover:
         @contextmanager
         def open_subject(variant: Variant) -> Generator[Subject]:
             torch.manual_seed(7)
@@ -135,7 +136,7 @@ class Run:
                 clip_norm=1.0,
             )
 
-        return Bench(
+        return Prover(
             open=open_subject, elsewhere=Nowhere(), updates=updates, layered="its layers are not known", **more
         )
 

@@ -10,7 +10,7 @@ from prove_mutants import MUTANTS, Classify, Net, OnlyFloat32, Run, Unused, of_t
 from prove_unusual import UNUSUAL
 
 from evenstep.events import Hook
-from evenstep.tools.prove.rows import Prover, Verdict
+from evenstep.tools.prove.rows import Verdict
 from evenstep.tools.prove.state import sha256_of
 
 NEEDS_FOUR = ("hook with a count",)
@@ -18,7 +18,7 @@ NEEDS_FOUR = ("hook with a count",)
 
 def verdicts(run: Run, *rows: str, updates: int = 4) -> dict[str, Verdict]:
     """What rows say of a run, all of them by default."""
-    made = Prover(run.bench(updates)).rows()
+    made = run.prover(updates).rows()
     return {name: row() for name, row in made.items() if not rows or name in rows}
 
 

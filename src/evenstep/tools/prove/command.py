@@ -22,7 +22,7 @@ from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.part import Elsewhere
 from evenstep.tools.prove.rows import Prover, Verdict
-from evenstep.tools.prove.subject import Bench, Variant
+from evenstep.tools.prove.subject import Variant
 from evenstep.version import __version__
 
 _RUNS = 20  # that the rows of one process make, about
@@ -40,8 +40,8 @@ def run(
     json: Path | None,
 ) -> int:
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
-    bench = _bench(path, settings, updates, ranks)
-    every = Prover(bench).rows()
+    prover = _prover(path, settings, updates, ranks)
+    every = prover.rows()
     wanted = [text.strip() for text in rows.split(",")]
     chosen = {name: row for name, row in every.items() if any(text in name for text in wanted)}
     if not chosen:
@@ -53,13 +53,13 @@ def run(
         torch.set_num_threads(threads)
     failed = [row["row"] for row in found if row["holds"] is False]
     if json is not None:
-        head = {"run": path, "updates": bench.updates, "holds": not failed}
+        head = {"run": path, "updates": prover.updates, "holds": not failed}
         made = {**head, "evenstep": __version__, "torch": torch.__version__, "rows": found}
         _write(json, json_module.dumps(made, indent=1) + "\n")
     return EXIT_ERROR if failed else EXIT_DONE
 
 
-def _bench(path: str, settings: list[str], updates: int, ranks: int) -> Bench:
+def _prover(path: str, settings: list[str], updates: int, ranks: int) -> Prover:
     given = settings_of(settings)
     with open_run(Path(path), given) as opened:
         config = opened.config
@@ -67,7 +67,7 @@ def _bench(path: str, settings: list[str], updates: int, ranks: int) -> Bench:
     uncut = source.fit_tokens()
     with source.open(Variant(cut="1")):
         pass  # raises once, and not in each row, if the run can't be built
-    return Bench(
+    return Prover(
         open=source.open,
         elsewhere=Elsewhere(Path(path), given, source.tokens),
         updates=min(updates, config.train.updates or updates),

@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from io import StringIO
 from pathlib import Path
@@ -18,7 +18,7 @@ from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
 from evenstep.tools.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
 from evenstep.tools.prove.plain import plain_loop, why_not_plain
 from evenstep.tools.prove.runs import Rounding, run_once
-from evenstep.tools.prove.subject import Bench, Cut, Ended, RefusedError, Subject, Variant
+from evenstep.tools.prove.subject import Cut, Ended, InProcesses, Open, RefusedError, Subject, Variant
 from evenstep.tools.prove.trace import find_difference, traced, traced_after_resume
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
@@ -40,26 +40,42 @@ class Verdict:
 
 
 @final
+@dataclass(kw_only=True)
 class Prover:
-    """Runs the rows; what several of them need is computed once."""
+    """Runs the rows; what several of them need is computed once.
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._inexact = ""
-        self._causes: dict[str, list[str]] = {}
-        self._raised: dict[str, str] = {}
+    Args:
+        open: builds a variant of the run.
+        layered: reason why the model can't be cut into stages, or "".
+        uncut: reason why global batches can't be cut, or "".
+        workers: workers that read the run's data, at most 2.
+    """
+
+    open: Open
+    elsewhere: InProcesses
+    updates: int
+    ranks: int = 2
+    precision: str = "32-true"
+    own_strategy: str = "auto"
+    layered: str = ""
+    checks_loss: bool = True
+    uncut: str = ""
+    workers: int = 0
+    seed: int = 42
+    _inexact: str = field(default="", init=False)
+    _causes: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
+    _raised: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     def rows(self) -> dict[str, Callable[[], Verdict]]:
         """All rows by name, in their order: the quick ones first."""
-        bench = self._bench
         rows: dict[str, Callable[[], Verdict]] = {"loss": self._loss, "again": lambda: self._again}
         rows |= {f"cuts {cut}": partial(self._cut, cut) for cut in CUTS}
-        rows |= {"optimizer": self._optimizer, f"format {bench.precision}": self._format}
-        if bench.workers:
-            rows[f"workers {bench.workers}"] = self._workers
-        rows |= {"resume": self._resume, "kill": self._kill, f"ranks {bench.ranks} ordered": self._ordered}
-        rows |= {f"ranks {bench.ranks} {name}": partial(self._sharded, name) for name in ("ddp", "fsdp", "zero1")}
-        rows[f"stages {bench.ranks}"] = self._stages
+        rows |= {"optimizer": self._optimizer, f"format {self.precision}": self._format}
+        if self.workers:
+            rows[f"workers {self.workers}"] = self._workers
+        rows |= {"resume": self._resume, "kill": self._kill, f"ranks {self.ranks} ordered": self._ordered}
+        rows |= {f"ranks {self.ranks} {name}": partial(self._sharded, name) for name in ("ddp", "fsdp", "zero1")}
+        rows[f"stages {self.ranks}"] = self._stages
         return {name: partial(self._judged, name, row) for name, row in rows.items()}
 
     def _judged(self, name: str, row: Callable[[], Verdict]) -> Verdict:
@@ -80,7 +96,7 @@ class Prover:
     # runs that several rows compare with
 
     def _run(self, variant: Variant, **more: Any) -> Ended:
-        return run_once(self._bench.open, variant, updates=self._bench.updates, **more)
+        return run_once(self.open, variant, updates=self.updates, **more)
 
     @cached_property
     def _as_it_is(self) -> Ended:
@@ -89,7 +105,7 @@ class Prover:
     @cached_property
     def is_wide(self) -> bool:
         try:
-            run_once(self._bench.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
+            run_once(self.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
         except MissingExtraError:
             raise
         except Exception as error:  # noqa: BLE001 - the model may raise anything in float64
@@ -112,7 +128,7 @@ class Prover:
     @cached_property
     def _measure(self) -> Measure:
         reordered = self._run(replace(self._still, ordered=True), hooks=_rounding)
-        return measure_of(self._four, reordered, updates=self._bench.updates)
+        return measure_of(self._four, reordered, updates=self.updates)
 
     # comparisons
 
@@ -147,10 +163,10 @@ class Prover:
 
     def _loss(self) -> Verdict:
         measure = "losses of halves add up"
-        if not self._bench.checks_loss:
+        if not self.checks_loss:
             return Verdict(measure=measure, note="the run file says `train.check_loss = false`")
         try:
-            run_once(self._bench.open, Variant(cut="1", checks_loss=True), updates=1)
+            run_once(self.open, Variant(cut="1", checks_loss=True), updates=1)
         except TaskError as error:
             return Verdict(measure=measure, value="no sum", bound="a sum", holds=False, causes=[str(error)])
         return Verdict(measure=measure, value="a sum", bound="a sum", holds=True)
@@ -161,8 +177,8 @@ class Prover:
         return self._same(again, self._as_it_is, lambda: self._between("again", Variant(), Variant()))
 
     def _cut(self, cut: Cut) -> Verdict:
-        if self._bench.uncut:
-            return Verdict(measure="parameters", note=self._bench.uncut)
+        if self.uncut:
+            return Verdict(measure="parameters", note=self.uncut)
         run = self._four if cut == "4" else self._run(replace(self._still, cut=cut))
         return self._near(run, self._whole, lambda: self._if_repeatable(lambda: self._between_cuts(cut)))
 
@@ -170,10 +186,10 @@ class Prover:
         measure = "plain PyTorch loop"
         if not self.is_wide:
             return Verdict(measure=measure, note=self._inexact)
-        with self._bench.open(self._still) as subject:
+        with self.open(self._still) as subject:
             if why := why_not_plain(subject):
                 return Verdict(measure=measure, note=why)
-            by_hand = plain_loop(subject, updates=self._bench.updates, seed=self._bench.seed)
+            by_hand = plain_loop(subject, updates=self.updates, seed=self.seed)
             has_hooks = bool(subject.hooks)  # which may change rates or gradients
         run = self._run(self._still, own_hooks=False) if has_hooks else self._four
         return replace(self._near(run, by_hand, lambda: self._between_cuts("4")), measure=measure)
@@ -190,34 +206,32 @@ class Prover:
         return replace(found, measure="distance to float64") if self.is_wide else found
 
     def _workers(self) -> Verdict:
-        reading = Variant(workers=self._bench.workers)
+        reading = Variant(workers=self.workers)
         causes = partial(self._between, "workers", Variant(), reading)
         return self._same(self._run(reading), self._as_it_is, lambda: self._if_repeatable(causes))
 
     @property
     def _stops(self) -> list[int]:
         """Updates after which the run is stopped: the middle one and the last but one."""
-        updates = self._bench.updates
-        return sorted({max(1, updates // 2), updates - 1})
+        return sorted({max(1, self.updates // 2), self.updates - 1})
 
     def _resume(self) -> Verdict:
-        if self._bench.updates < 2:
+        if self.updates < 2:
             return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
             for stop in self._stops:
-                run_once(self._bench.open, Variant(), updates=stop, folder=Path(name))
+                run_once(self.open, Variant(), updates=stop, folder=Path(name))
             run = self._run(Variant(), folder=Path(name))
         return self._same(run, self._as_it_is, lambda: self._if_repeatable(self._after_resume))
 
     def _kill(self) -> Verdict:
-        elsewhere, updates = self._bench.elsewhere, self._bench.updates
-        if updates < 2:
+        if self.updates < 2:
             return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            if elsewhere(Variant(), updates=updates, folder=folder, kill_at=self._stops[0] + 1) is not None:
+            if self.elsewhere(Variant(), updates=self.updates, folder=folder, kill_at=self._stops[0] + 1) is not None:
                 raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
-            run = elsewhere(Variant(), updates=updates, folder=folder)
+            run = self.elsewhere(Variant(), updates=self.updates, folder=folder)
         assert run is not None, "it was not to be killed"
         own = Variant()
         causes = lambda: self._after_resume() or self._beside(own, own, exact=True)  # noqa: E731
@@ -225,41 +239,41 @@ class Prover:
 
     def _elsewhere(self, variant: Variant) -> Ended:
         try:
-            run = self._bench.elsewhere(variant, updates=self._bench.updates)
+            run = self.elsewhere(variant, updates=self.updates)
         except RefusedError as error:
-            if variant.strategy == self._bench.own_strategy:
+            if variant.strategy == self.own_strategy:
                 raise EvenstepError(str(error)) from error
             raise
         assert run is not None, "it was not to be killed"
         return run
 
     def _ordered(self) -> Verdict:
-        variant = Variant(ordered=True, strategy="ddp", ranks=self._bench.ranks)
+        variant = Variant(ordered=True, strategy="ddp", ranks=self.ranks)
         run = self._elsewhere(variant)
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
 
     def _sharded(self, strategy: str) -> Verdict:
-        variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
+        variant = replace(self._still, strategy=strategy, ranks=self.ranks)
         run = self._elsewhere(variant)
         if self._measure.by_gradient and not run.gradient:
             return Verdict(measure=self._measure.what, note="shards of gradients can't be compared")
         return self._near(run, self._four, lambda: self._of_ranks(variant))
 
     def _stages(self) -> Verdict:
-        if self._bench.layered:
-            return Verdict(measure=SHA, note=self._bench.layered)
-        ranks, is_tied = self._bench.ranks, self._is_tied()
+        if self.layered:
+            return Verdict(measure=SHA, note=self.layered)
+        is_tied = self._is_tied()
         if is_tied and self._measure.by_gradient:
             return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
         variant = self._still if is_tied else Variant(ordered=True)
-        variant = replace(variant, strategy="ddp", ranks=ranks, pipeline=ranks)
+        variant = replace(variant, strategy="ddp", ranks=self.ranks, pipeline=self.ranks)
         run = self._elsewhere(variant)
         if is_tied:  # gradients are summed in another order where two stages hold a copy
             return self._near(run, self._four, lambda: self._of_ranks(variant))
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
 
     def _is_tied(self) -> bool:
-        with self._bench.open(Variant()) as subject:
+        with self.open(Variant()) as subject:
             names = list(subject.model.named_parameters(remove_duplicate=False))
             return len(names) > len({id(one) for _, one in names}) or bool(getattr(subject.model, "aliases", None))
 
@@ -271,11 +285,10 @@ class Prover:
     def _between(self, key: str, one: Variant, other: Variant) -> list[str]:
         if key not in self._causes:
             self._causes[key] = []  # also if the search raises
-            open_subject = self._bench.open
             self._causes[key] = find_difference(
-                partial(traced, open_subject, one),
-                partial(traced, open_subject, other),
-                range(1, self._bench.updates + 1),
+                partial(traced, self.open, one),
+                partial(traced, self.open, other),
+                range(1, self.updates + 1),
                 exact=one.cut == other.cut,
             )
         return self._causes[key]
@@ -286,19 +299,19 @@ class Prover:
 
     def _after_resume(self) -> list[str]:
         for stop in self._stops:
-            resumed = partial(traced_after_resume, self._bench.open, Variant(), stop_after=stop)
-            whole = partial(traced, self._bench.open, Variant())
-            if found := find_difference(whole, resumed, range(stop + 1, self._bench.updates + 1), exact=True):
+            resumed = partial(traced_after_resume, self.open, Variant(), stop_after=stop)
+            whole = partial(traced, self.open, Variant())
+            if found := find_difference(whole, resumed, range(stop + 1, self.updates + 1), exact=True):
                 return found
         return []
 
     def _beside(self, one: Variant, elsewhere: Variant, *, exact: bool) -> list[str]:
-        here = partial(traced, self._bench.open, one)
-        there = partial(self._bench.elsewhere.traced, elsewhere)
-        return find_difference(here, there, range(1, self._bench.updates + 1), exact=exact)
+        here = partial(traced, self.open, one)
+        there = partial(self.elsewhere.traced, elsewhere)
+        return find_difference(here, there, range(1, self.updates + 1), exact=exact)
 
     def _of_ranks(self, variant: Variant) -> list[str]:
-        found = [] if self._bench.uncut else self._between_cuts("4")
+        found = [] if self.uncut else self._between_cuts("4")
         if not found and variant.pipeline == 1:
             found = self._beside(replace(variant, ranks=1, strategy="single"), variant, exact=False)
         return found

@@ -99,27 +99,3 @@ class InProcesses(Protocol):
     def traced(self, variant: Variant, update: int) -> Any:
         """Trace of one update over all ranks."""
         ...
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """The run, and how to build its variants.
-
-    Args:
-        layered: reason why the model can't be cut into stages, or "".
-        uncut: reason why global batches can't be cut, or "".
-        workers: workers that read the run's data, at most 2.
-    """
-
-    open: Open
-    elsewhere: InProcesses
-    updates: int
-    ranks: int = 2
-    precision: str = "32-true"
-    own_strategy: str = "auto"
-    layered: str = ""
-    checks_loss: bool = True
-    uncut: str = ""
-    workers: int = 0
-    seed: int = 42
