@@ -1,8 +1,4 @@
-"""Calls the hooks of a run at its events, and only those hooks that listen.
-
-A span pairs before and after: each hook whose `before_` succeeded gets its `after_`, and the first error is raised.
-The error of a hook that may fail becomes an incident; the hook is called again at its next event.
-"""
+"""Calls the hooks of a run at its events, and only those hooks that listen."""
 
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -65,12 +61,10 @@ class Bus:
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = lambda place, event: _NOTHING
         self.of_run: Exception | None = None
+        self.on_error = on_error
+        self.report = report
         self._calls = [
-            {
-                method: _Call(self, hook, key, method, on_error, report)
-                for method in _METHODS
-                if _overrides(hook, method)
-            }
+            {method: _Call(self, hook, key, method) for method in _METHODS if _overrides(hook, method)}
             for key, hook in self._by_key().items()
         ]
         self.heard = frozenset(method for calls in self._calls for method in calls)
@@ -93,13 +87,12 @@ class Bus:
     def span(
         self, name: SpanName, begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
     ) -> AbstractContextManager[None]:
-        """Run a part of the run between its `before_` and `after_` methods.
+        """Run a part of the run between its `before_` and `after_` methods; without listeners no event is built.
 
-        `before_` methods run in order. If one raises, the part does not run, and only the hooks before it get their
-        `after_`. All of these run, in order; none of them can hide an error in flight.
+        If a `before_` raises, the part does not run, and only the hooks before it get their `after_`. All of these run,
+        and none can hide an error in flight.
 
         Args:
-            begin: builds the begin event; not called without listeners.
             end: builds the end event from the error in flight, or None.
         """
         pairs = self._pairs[name]
@@ -176,21 +169,13 @@ class Bus:
 class _Call:
     """Call of a hook's method, with keyed random numbers; its error is an incident where the run survives it."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        hook: Hook,
-        key: str,
-        method: str,
-        on_error: Literal["stop", "continue"],
-        report: Callable[[Incident], None] | None,
-    ) -> None:
+    def __init__(self, bus: Bus, hook: Hook, key: str, method: str) -> None:
         self.name = f"`{method}` of hook `{hook.name}`"
         self._bus = bus
         self._receive = getattr(hook, method)
         self._place = f"{method} {key}" if hook.draws and method not in (*_OF_PASSES, "on_incident") else ""
-        self._survives = report is not None and (hook.failure_policy or on_error) == "continue"
-        self._report = None if method == "on_incident" else report  # its own failure would call it again
+        self._survives = bus.report is not None and (hook.failure_policy or bus.on_error) == "continue"
+        self._report = None if method == "on_incident" else bus.report  # its own failure would call it again
         self._is_failing = False
 
     def __call__(self, event: Event) -> None:

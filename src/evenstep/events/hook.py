@@ -89,7 +89,7 @@ class Hook:
         self._trainer = weakref.ref(trainer)
 
     def prepare(self, model: nn.Module) -> None:
-        """Change layers of the model before its optimizer is built. Run files call it; scripts call it themselves.
+        """Change layers of the model before its optimizer is built; in scripts, call it yourself.
 
         Names, shapes and objects of the parameters then stay the same for the whole run.
         """

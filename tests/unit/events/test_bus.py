@@ -4,7 +4,6 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenstep.checkpoint.state import pack, unpack
 from evenstep.errors import HookError
-from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident, UpdateBegin, UpdateEnd
+from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident
 from refused import refused
 
 BEGIN = EpochBegin(update=0, epoch=0)
@@ -145,36 +144,6 @@ def test_a_failing_after_never_hides_the_original_and_the_rest_still_runs(traine
         "Then `after_epoch` of hook `Trace` raised ValueError: after b failed",
     ]
     assert trace[-3:] == ["after a", "after b", "after c"]
-
-
-def test_a_failing_after_never_hides_a_failing_before(trainer: Any) -> None:
-    trace: list[str] = []
-    bus = Bus([Trace("a", trace, "after"), Trace("b", trace, "before")], trainer)
-    with pytest.raises(ValueError, match="before b failed") as caught, bus.span("epoch", lambda: BEGIN, end):
-        trace.append("body")
-    assert caught.value.__notes__ == ["Then `after_epoch` of hook `Trace` raised ValueError: after a failed"]
-
-
-def test_spans_nest_and_can_be_used_again(trainer: Any) -> None:
-    heard: list[str] = []
-
-    class Mine(Hook):
-        def before_update(self, event: UpdateBegin) -> None:
-            heard.append(f"before {event.update}")
-
-        def after_update(self, event: UpdateEnd) -> None:
-            heard.append(f"after {event.update}")
-
-    bus = Bus([Mine(), Trace("a", heard)], trainer)
-    for _ in range(2):
-        with bus.span("epoch", lambda: BEGIN, end):
-            for update in (1, 2):
-                begin = UpdateBegin(update=update, num_microbatches=1)
-                finish = UpdateEnd(update=update, committed=True, num_samples=1)
-                with bus.span("update", Mock(return_value=begin), Mock(return_value=finish)):
-                    pass
-    once = ["before a", "before 1", "after 1", "before 2", "after 2", "after a"]
-    assert heard == once + once
 
 
 def test_an_error_leaves_no_reference_cycle_behind(trainer: Any) -> None:

@@ -1,13 +1,6 @@
 import torch
 
-from evenstep.events import Event, Incident, MicrobatchEnd
-
-
-def test_every_event_is_slotted() -> None:
-    kinds = {kind.__name__: kind for kind in Event.__subclasses__()}
-    assert len(kinds) == 20
-    assert not hasattr(Incident(kind="x", update=1, message="", details={}), "__dict__")
-    assert all("__slots__" in vars(kind) for kind in kinds.values())
+from evenstep.events import Incident, MicrobatchEnd
 
 
 def test_an_incident_can_be_written_whatever_the_name_of_a_file_in_it() -> None:

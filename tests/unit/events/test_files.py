@@ -1,33 +1,9 @@
-import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from evenstep.errors import EvenstepError
-from evenstep.events.files import append, appending, keep_lines, replace_text
-
-
-def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
-    path = tmp_path / "status.json"
-    replace_text(path, "old, and longer")
-    replace_text(path, "néw")
-    assert path.read_text(encoding="utf-8") == "néw"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_replacement_that_fails_at_its_end_leaves_nothing_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    path = tmp_path / "status.json"
-    replace_text(path, "old")
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(EvenstepError):
-        replace_text(path, "new")
-    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "old"
+from evenstep.events.files import append, appending, keep_lines
 
 
 def test_what_can_be_appended_in_part_only_is_taken_back(tmp_path: Path) -> None:

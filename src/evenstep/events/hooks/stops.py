@@ -17,8 +17,7 @@ STOP_FILE_EVERY_S = 1.0
 class EarlyStop(Hook):
     """Stops after `patience_evaluations` evaluations in a row without a new best value.
 
-    Several evaluations after one update count once. A run that is resumed after it has stopped waits for as many
-    evaluations again.
+    A second evaluation of one update does not count. A resumed run that had stopped waits for as many again.
 
     Args:
         metric: an evaluation and its metric.
@@ -160,10 +159,8 @@ class TimeBudget(Hook):
 class StopBelowLr(Hook):
     """Stops after an update whose learning rate was below `lr`, and not above the rate before it.
 
-    The largest rate of the optimizer's groups counts. A rising rate, as in a warm-up, stops nothing. Rates that are
-    tensors on a device are read in each update.
-
-    A run that was stopped so stops again when it is resumed, unless `lr`, the length of the run or the rate is another.
+    The largest rate of the optimizer's groups counts; rates that are tensors are read in each update. A run that was
+    stopped so stops again when it is resumed, unless `lr`, the length of the run or the rate is another.
 
     Args:
         lr: lowest rate with which the run goes on.

@@ -1,7 +1,6 @@
 """Pairs (sum, weight) of metrics: copied when given, read from their devices, added over ranks, and divided.
 
-Sums are exact and rounded once: a rank sends its rounded pair and the rest that rounding left out. So a value has the
-same bits on any number of ranks.
+Sums are exact and rounded once: ranks also send the rest that rounding left out. Bits do not depend on ranks.
 """
 
 from collections.abc import Sequence

@@ -33,9 +33,6 @@ class Storage:
 
     Args:
         history_updates: number of values kept per metric, at least 1; files keep all.
-        meters: metrics with a state of their own.
-        derived: metrics that are functions of others.
-        throughput: metrics of windows of updates.
         clip_norm: norm above which gradients are clipped; train/clipped is then 1 for a clipped update, else 0.
 
     Attributes:
@@ -69,7 +66,7 @@ class Storage:
         self.observe = self._meters.observe
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
-        """Add `sum` and `weight` to metric `name` at `update`. A metric whose weights add up to 0 is left out.
+        """Add a sum and its weight to metric `name` at `update`. A metric whose weights add up to 0 is left out.
 
         Tensors are copied without their graph, so that later changes do not show. No accelerator is waited for.
 
@@ -83,24 +80,14 @@ class Storage:
         self._pending.append((update, name, copied(sum, name), copied(weight, name)))
 
     def count(self, name: str, count: Number, *, update: int) -> None:
-        """Add to a count, an input of derived metrics that is not written itself.
-
-        Args:
-            name: place and name, such as "valid/matches".
-            count: as `sum` of `put`.
-        """
+        """Add to the count `name`, such as "valid/matches", an input of derived metrics that is not written itself."""
         self.put(f"{COUNT}{name}", count, 0.0, update=update)
 
     def show(self, name: str, value: Value, *, update: int) -> None:
         """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
 
-        It reaches the writers with the next metrics. Only the first rank's values are written.
-
-        Args:
-            name: letters, digits, `_`, `-` and `.`, in parts divided by `/`.
-
-        Raises:
-            ArgumentError: another name.
+        It reaches the writers of the first rank with the next metrics. The name is letters, digits, `_`, `-` and `.`,
+        in parts divided by `/`.
         """
         shown = Shown(update=update, name=name, value=value)
         if shown not in self._shown:  # equal: of the same update and name
@@ -138,13 +125,7 @@ class Storage:
         self._meters.drop_attempt()
 
     def pending_sum(self, name: str, *, update: int) -> Tensor:
-        """Pending Σ sums and Σ weights of metric `name` at `update`, shape [2]; no accelerator is waited for.
-
-        >>> storage = Storage()
-        >>> storage.put("loss", torch.tensor(6.0), 2, update=1)
-        >>> storage.pending_sum("loss", update=1)
-        tensor([6., 2.], dtype=torch.float64)
-        """
+        """Pending Σ sums and Σ weights of metric `name` at `update`, shape [2]; no accelerator is waited for."""
         pairs = [(total, weight) for number, key, total, weight in self._pending if number == update and key == name]
         device = next((one.device for pair in pairs for one in pair if isinstance(one, Tensor)), torch.device("cpu"))
         wide = torch.float32 if device.type == "mps" else torch.float64

@@ -27,20 +27,6 @@ class LinesWriter(Writer):
     Args:
         file_name: name of the file in the run folder.
         header: its first line, "" for none.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> class Values(LinesWriter):
-    ...     def lines(self, records):
-    ...         return "".join(f"{record.update} {record.value}\\n" for record in records)
-    ...     def update_of(self, line):
-    ...         return int(line.split()[0])
-    >>> with TemporaryDirectory() as folder:
-    ...     writer = Values("values.txt")
-    ...     writer.open(Path(folder), 0)
-    ...     writer.write([Record(1, "train/loss", 0.5, 32.0)])
-    ...     writer.close()
-    ...     Path(folder, "values.txt").read_text()
-    '1 0.5\\n'
     """
 
     def __init__(self, file_name: str, header: str = "") -> None:
@@ -55,11 +41,7 @@ class LinesWriter(Writer):
 
     @abstractmethod
     def update_of(self, line: str) -> int:
-        """Update of a line.
-
-        Raises:
-            ValueError: this writer did not write it; also TypeError and KeyError.
-        """
+        """Update of a line; raises ValueError, TypeError or KeyError for a line of something else."""
 
     @property
     def path(self) -> Path:
@@ -109,11 +91,9 @@ class LinesWriter(Writer):
 class JsonlWriter(LinesWriter):
     """Writes `metrics.jsonl`, `incidents.jsonl` and `shown.jsonl` into the run folder, and flushes after every call.
 
-    A line of metrics.jsonl holds an update and its values. A late value makes another line of the same update. Numbers
-    that JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept.
-
-    A line of incidents.jsonl holds "update", "kind", "message", "details", and where it happened. A line of shown.jsonl
-    holds "update", "name", "kind", and either "text", or "file" and "caption" of a PNG, or the numbers of a histogram.
+    A line of metrics.jsonl holds an update and its values; a late value makes another line of that update. Numbers that
+    JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept. A line of incidents.jsonl holds "update",
+    "kind", "message", "details" and the place; one of shown.jsonl "update", "name", "kind" and the value or its file.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

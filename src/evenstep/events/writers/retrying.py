@@ -28,10 +28,9 @@ Call: TypeAlias = tuple[str, tuple[Any, ...]]
 
 @final
 class RetryingWriter:
-    """A writer and the calls that wait for it; only `open` raises.
+    """A writer and the calls that wait for it; only `open` raises, if the writer can't write to its place.
 
     Args:
-        writer: closed.
         report: takes its first failure, and the number of lost calls at the end.
     """
 
@@ -51,11 +50,7 @@ class RetryingWriter:
         self._next_try = 0.0
 
     def open(self, folder: Path | None, update: int) -> None:
-        """Open it, then make the waiting calls; waiting records of updates after `update` are dropped.
-
-        Raises:
-            EvenstepError: it can't write to its place.
-        """
+        """Open it, then make the waiting calls; waiting records of updates after `update` are dropped."""
         self._folder = folder
         self._flushed_update = update
         self._latest_update = update
@@ -174,9 +169,7 @@ class Writers:
     """All writers of a run: each gets everything, in order.
 
     Args:
-        writers: closed.
-        report: takes the faults of writers as incidents. An incident that no writer can take is also logged by Python's
-            `logging`.
+        report: takes the faults of writers as incidents; those that no writer can take are logged by `logging`, too.
     """
 
     def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None]) -> None:
@@ -190,11 +183,7 @@ class Writers:
 
     @contextmanager
     def opened(self, folder: Path | None, update: int) -> Generator[None]:
-        """Open all writers, and close them at the end.
-
-        Raises:
-            EvenstepError: one can't write to its place.
-        """
+        """Open all writers, and close them at the end; raises EvenstepError if one can't write to its place."""
         opened: list[RetryingWriter] = []
         try:
             for writer in self._writers:

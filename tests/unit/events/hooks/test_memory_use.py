@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.events import Bus, MemoryUse, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events import Bus, MemoryUse, TrainBegin, UpdateEnd
 from evenstep.events.hooks import measures as module
 from evenstep.events.hooks.measures import only_extremes
 
@@ -48,13 +48,6 @@ def test_on_cuda_it_is_the_allocator_and_its_peak_begins_anew(trainer: Any, monk
         "perf/memory_free_bytes": 11.0,
     }
     assert asked.index("reset_peak_memory_stats") > asked.index("max_memory_allocated")
-
-
-def test_the_last_window_is_put_at_the_end(trainer: Any) -> None:
-    hook = begun(trainer)
-    hook.after_update(UpdateEnd(update=1, committed=True, num_samples=8))
-    hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
-    assert "perf/memory_peak_bytes" in values(trainer)
 
 
 def test_a_system_without_proc_has_the_peak_alone(trainer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -63,14 +63,6 @@ def test_the_end_is_told_with_its_reason(trainer: Any, outcome: Any, error: Any,
     assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
 
 
-def test_a_second_training_forgets_the_end_of_the_first(trainer: Any) -> None:
-    hook = attached(trainer)
-    hook.before_train(BEGIN)
-    hook.after_train(TrainEnd(update=7, outcome="done", reason="x", error=None))
-    hook.before_train(TrainBegin(update=7, updates=100, resumed=False))
-    assert (read(trainer)["state"], read(trainer)["reason"]) == ("running", None)
-
-
 def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
     trainer.folder = None
     with refused(HookError, "Status"):

@@ -79,11 +79,3 @@ def test_the_largest_rate_of_the_groups_counts(trainer: Any) -> None:
         trainer.optimizer.param_groups[0]["lr"] = rate
         hook.after_update(UpdateEnd(update=update, committed=True, num_samples=1))
     assert trainer.asked == ["stop: the learning rate has fallen to 0.05, below 0.1"]
-
-
-def test_an_update_that_was_given_up_does_not_count(trainer: Any) -> None:
-    hook = StopBelowLr(1.0)
-    Bus([hook], trainer)
-    for update in (1, 2):
-        hook.after_update(UpdateEnd(update=update, committed=False, num_samples=1))
-    assert trainer.asked == []

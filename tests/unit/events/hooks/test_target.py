@@ -30,11 +30,6 @@ def test_what_is_not_finite_is_never_better(mode: str, value: float, than: float
     assert not target(mode=mode).better(value, than=than)
 
 
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_any_finite_value_is_better_than_none(mode: str) -> None:
-    assert target(mode=mode).better(3.0, than=None)
-
-
 def test_other_evaluations_and_failed_ones_have_no_value() -> None:
     assert target().value(Hook(), EvaluateEnd(update=1, name="test", metrics={"test/loss": 1.0})) is None
     assert target().value(Hook(), EvaluateEnd(update=1, name="valid", metrics={})) is None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
-from evenstep.events import Bus, TimeBudget, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events import Bus, TimeBudget, TrainBegin, UpdateEnd
 from evenstep.events.hooks import stops
 
 TOTAL = "stop: the time budget of 10 minutes for all starts of the run is used up"
@@ -80,18 +80,6 @@ def test_a_run_that_goes_back_in_place_has_spent_its_time_once(trainer: Any, clo
     assert trainer.asked == []
     after(hook, clock, 0.1)
     assert trainer.asked == [TOTAL]
-
-
-def test_between_two_calls_of_train_nothing_counts(trainer: Any, clock: Clock) -> None:
-    hook = begun(trainer, max_total_minutes=10)
-    clock.now += 120
-    hook.after_train(TrainEnd(update=1, outcome="stopped", reason="", error=None))
-    clock.now += 120
-    assert hook.state_dict() == {"trained_s": 120.0}
-
-
-def test_without_a_budget_for_all_starts_nothing_is_saved() -> None:
-    assert TimeBudget(max_minutes=1).state_dict() == {}
 
 
 class Minute(Task):

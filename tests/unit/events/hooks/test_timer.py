@@ -7,7 +7,6 @@ from evenstep.events import (
     Bus,
     EvaluateBegin,
     EvaluateEnd,
-    Hook,
     SaveBegin,
     SaveEnd,
     Timer,
@@ -112,26 +111,6 @@ def test_the_last_window_may_be_short(trainer: Any, clock: Clock) -> None:
     update(hook, clock, 1, 3.0)
     hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
     assert values(trainer)["perf/update_s"] == 3.0
-
-
-def test_a_failed_run_leaves_nothing_behind(trainer: Any, clock: Clock) -> None:
-    hook = begun(trainer)
-    update(hook, clock, 1, 3.0)
-    hook.after_train(TrainEnd(update=1, outcome="failed", reason="", error=ValueError()))
-    assert values(trainer) == {}
-
-
-def test_unknown_waiting_for_data_is_not_put(trainer: Any, clock: Clock) -> None:
-    hook = begun(trainer)
-    hook.before_update(UpdateBegin(update=2, num_microbatches=1))
-    clock.now += 1
-    hook.after_update(UpdateEnd(update=2, committed=True, num_samples=8))
-    assert set(values(trainer)) == {"perf/update_s", "perf/samples_per_s"}
-
-
-def test_it_comes_before_the_others(trainer: Any) -> None:
-    timer = Timer()
-    assert Bus([Hook(), timer], trainer).hooks[0] is timer
 
 
 def test_each_window_says_where_the_run_is_and_where_its_time_went(trainer: Any, clock: Clock) -> None:

@@ -1,6 +1,5 @@
 import errno
 import json
-import re
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from evenstep.errors import EvenstepError
 from evenstep.events import CsvWriter, Event, Incident, JsonlWriter, Record, Writer, Writers
 from evenstep.events.writers import retrying
 
@@ -75,20 +73,6 @@ def test_a_full_disk_names_writer_file_and_cause_and_the_others_still_get_theirs
     assert "lost 1 call " in heard[-1].message
 
 
-def test_a_file_that_really_cannot_grow_is_such_an_incident(tmp_path: Path) -> None:
-    heard: list[Incident] = []
-    writers = Writers([JsonlWriter()], heard.append)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with writers.opened(tmp_path, 0):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-        try:
-            writers.write(RECORDS)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert re.match(r"writer `JsonlWriter` of `.*metrics\.jsonl` failed: File too large", heard[0].message)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"update": 1, "a": 1.0}  # closing tried once more
-
-
 @pytest.mark.parametrize("grows_bytes", [0, 9])
 @pytest.mark.parametrize("kind", [JsonlWriter, CsvWriter])
 def test_what_a_full_disk_has_refused_is_written_once_when_there_is_room_again(
@@ -129,14 +113,6 @@ def test_a_fault_while_writing_or_closing_never_hides_the_original() -> None:
     assert not hasattr(caught.value, "__notes__")
     assert "ValueError: a bug" in heard[0].message
     assert "Traceback" in heard[0].traceback
-
-
-def test_a_fault_while_opening_closes_those_that_are_open() -> None:
-    notes: list[str] = []
-    writers = Writers([Notes(notes, "1"), Notes(notes, "2", {"open": full()}), Notes(notes, "3")], refuse)
-    with pytest.raises(EvenstepError), writers.opened(None, 0):
-        notes.append("inside")
-    assert notes == ["open1", "open2", "close1", "close2"]
 
 
 def test_what_comes_while_closed_waits_for_the_next_opening() -> None:
