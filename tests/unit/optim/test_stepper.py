@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from evenstep.errors import OutOfMemoryError
 from evenstep.keys import branch
 from evenstep.optim.apply import build_apply
 from evenstep.optim.masters import MasterStepper
 from evenstep.optim.multi import MultiOptimizer
 from evenstep.optim.rounded import RoundedStepper, round_into
+from evenstep.optim.stepper import Stepper
 
 CPU = torch.device("cpu")
 FORMATS = (torch.bfloat16, torch.float16)
@@ -217,6 +219,53 @@ def test_state_that_a_step_puts_in_the_place_of_another_or_gives_up_is_what_is_s
         stepper.step(update)
     last = len(parameters) - 1
     assert optimizer.state_dict()["state"] == {**{number: {"count": 2} for number in range(last)}, "steps": 5}
+
+
+class OutOfMemory(torch.optim.SGD):
+    """Runs out of memory in its first steps, perhaps after it has changed a parameter."""
+
+    failures = 0
+    writes_before = False
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.failures:
+            self.failures -= 1
+            if self.writes_before:
+                with torch.no_grad():
+                    self.param_groups[0]["params"][0].add_(0)
+            raise MemoryError("no room")
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("failures", "writes_before", "message"),
+    [(1, False, ""), (2, False, "nothing was changed"), (1, True, "some parameters are changed")],
+)
+def test_a_step_that_ran_out_of_memory_is_taken_again_if_it_has_written_nothing(
+    failures: int, writes_before: bool, message: str
+) -> None:
+    parameters = weights()
+    optimizer = OutOfMemory(parameters, lr=1.0)
+    optimizer.failures = failures
+    optimizer.writes_before = writes_before
+    for one in parameters:
+        one.grad = one.detach().clone()
+    if message:
+        with pytest.raises(OutOfMemoryError, match=message):
+            Stepper(optimizer).step(1)
+    else:
+        Stepper(optimizer).step(1)
+        assert all(not one.any() for one in parameters)
+
+
+def test_a_fused_momentum_begins_at_0_where_the_first_gradient_comes_late() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    stepper = Stepper(torch.optim.SGD(parameters, lr=1.0, momentum=0.5, fused=True))
+    for update in (1, 2, 3):
+        parameters[0].grad = torch.ones(2)
+        parameters[1].grad = torch.ones(2) if update > 1 else None
+        stepper.step(update)
+    assert [one[0].item() for one in parameters] == [1 - 1 - 1.5 - 1.75, 1 - 1 - 1.5]
 
 
 # --- stochastic rounding
