@@ -29,6 +29,7 @@ from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
 from evenstep.events import Evaluate, Hook, Writer
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.modes import Modes
+from evenstep.optim.multi import joined
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Failures, Logging, Training, WriterName
@@ -419,7 +420,7 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
             made: object = call(_groups(model), lr=table.lr, **fused(call))
     else:
         with refused_at("optimizer"):
-            made = call(model, lr=table.lr)
+            made = joined(cast("Any", call(model, lr=table.lr)))
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(
             f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.",
