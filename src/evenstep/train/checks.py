@@ -1,6 +1,7 @@
-"""Refusals before a run begins: what would change the bits of an update, lose work, or stop a newcomer.
+"""Refusals before a run begins. All other mistakes are left to Python, pydantic and torch.
 
-Each is one sentence about one argument. All else is left to Python, pydantic and torch.
+Each function has one of three reasons, named before it: bits (the update would depend on the cut or the ranks), hours
+(work would be lost), first hour (a mistake that newcomers report).
 """
 
 import inspect
@@ -40,6 +41,7 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 # --- the process
 
 
+# first hour, hours: N separate runs
 def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
     """Raise ArgumentError for a process that was started as one of several, but would train alone.
 
@@ -77,6 +79,7 @@ def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) 
         )
 
 
+# bits
 def check_covers(strategy: Strategy, model: nn.Module) -> None:
     """Raise ArgumentError unless the strategy's ranks and the model's stages cover all ranks; all call it together."""
     name = type(strategy).__name__
@@ -91,6 +94,7 @@ def check_covers(strategy: Strategy, model: nn.Module) -> None:
         _check_columns(strategy, model.mesh)
 
 
+# bits
 def check_own_models(strategy: Strategy, policies: Policies, precision: Precision, *, averages: bool) -> None:
     """Raise ArgumentError where ranks that train a model each would go different ways.
 
@@ -130,6 +134,7 @@ def _check_columns(strategy: Strategy, mesh: Mesh) -> None:
 # --- the model
 
 
+# first hour
 def check_model(model: nn.Module) -> None:
     """Raise EvenstepError unless the model is whole, has numbers, is on one device, and has something to train.
 
@@ -153,6 +158,7 @@ def check_model(model: nn.Module) -> None:
         raise TaskError(f"the model must be on one device, but is on {', '.join(devices)}.", field="model")
 
 
+# first hour
 def check_material(model: nn.Module) -> None:
     """Raise EvenstepError for a parameter or buffer without numbers, or one that something else shares."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -160,8 +166,6 @@ def check_material(model: nn.Module) -> None:
             raise TaskError(f"`{name}` is lazy and has no shape: call the model once before it is given.", field=name)
         if tensor.is_meta:
             raise TaskError(f"`{name}` is on the meta device: give it memory by `model.to_empty(…)`.", field=name)
-        if tensor.is_inference():
-            raise TaskError(f"`{name}` was made in `torch.inference_mode()`: build the model outside.", field=name)
         if hasattr(tensor, "to_local"):
             raise ArgumentError(
                 f"`{name}` is a DTensor: give the whole model, and let `strategy` share it, such as `Fsdp`.",
@@ -173,6 +177,7 @@ def _anywhere(model: nn.Module, value: bool) -> bool:
     return any(pipeline_of(model).gather(value))
 
 
+# first hour: an optimizer of other parameters
 def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
     """Raise EvenstepError for parameters that the optimizer can't step, by the name of the first.
 
@@ -195,6 +200,7 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
     precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
 
 
+# bits
 def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
     """Raise ArgumentError for a layer that says, by `evenstep_not_for`, that it is not for a run of this kind."""
     holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"
@@ -209,6 +215,7 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
             raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.", field=name)
 
 
+# bits
 def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     """Raise ArgumentError where stages would step their copies of one parameter differently; pipeline ranks ask.
 
@@ -239,6 +246,7 @@ def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
 # --- the optimizer
 
 
+# bits
 def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strategy) -> None:
     """Raise ArgumentError for an optimizer that this run could not step or share exactly."""
     for one in inner(optimizer):
@@ -286,6 +294,7 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
 # --- the run
 
 
+# bits
 def check_own_loop(lr_schedule: LrSchedule | None) -> None:
     """Raise ArgumentError for an LR schedule that counts epochs, which an engine does not know."""
     if lr_schedule is not None and "epochs" in lr_schedule.needs:
@@ -296,6 +305,7 @@ def check_own_loop(lr_schedule: LrSchedule | None) -> None:
         )
 
 
+# hours
 def check_saves(folder: object, checkpoint: Checkpointing) -> None:
     """Raise ArgumentError for checkpoints without a folder."""
     asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None]
@@ -306,6 +316,7 @@ def check_saves(folder: object, checkpoint: Checkpointing) -> None:
         )
 
 
+# hours
 def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkpoint: Checkpointing) -> None:
     """Raise ArgumentError for a rewind without enough checkpoints."""
     if policies.may_rewind and not keeps:
@@ -319,6 +330,7 @@ def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkp
 # --- the tasks
 
 
+# first hour
 def check_tasks(
     tasks: Tasks,
     data: Data | None,
@@ -355,6 +367,7 @@ def _moving_stream(data: Data) -> object:
     return data.moving_stream if isinstance(data, StreamData) else None
 
 
+# hours
 def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:
     for name, task in tasks.items():
         if task.uses_average and ema is None:
@@ -392,6 +405,7 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
 # --- the ranks
 
 
+# bits
 def check_shared(model: nn.Module, strategy: Strategy) -> None:
     """Raise ReplicaError unless all ranks are about to share the same model in the same way; all call it together.
 
@@ -417,6 +431,7 @@ def _kinds(strategy: Strategy) -> list[str]:
     return [type(strategy).__name__, *(name for one in within for name in _kinds(one))]
 
 
+# bits
 def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
     """Raise ReplicaError, with the rank and the first difference, unless all ranks describe the same run."""
     everybody = group.gather(described)

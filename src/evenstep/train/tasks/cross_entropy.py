@@ -61,13 +61,9 @@ def chunked_cross_entropy(
     >>> bool(torch.isclose(chunked_cross_entropy(hidden, weight, targets, chunk_tokens=3), plain))
     True
     """
-    _check(hidden, weight, targets, bias, weights)
+    _check(hidden, weight, targets, weights)
     if chunk_tokens is None:
         chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
-    elif type(chunk_tokens) is not int or chunk_tokens < 1:
-        raise ArgumentError(
-            f"`chunk_tokens` must be a whole number of at least 1, but is {chunk_tokens!r}.", field="chunk_tokens"
-        )
     computed = _format_of_products(hidden, weight, bias)
     given = None if weights is None else weights.flatten()
     return _Chunked.apply(
@@ -89,17 +85,13 @@ def _format_of_products(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> 
     return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, weights: Tensor | None) -> None:
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None) -> None:
+    """Raise ArgumentError for arguments that would give other numbers without an error of torch."""
     if any(map(_is_cut, (hidden, weight))):
         raise ArgumentError(
-            "`weight` is cut over ranks, so its scores can't be made here; call `chunked_cross_entropy` in the forward "
-            "of the module that holds it, where it is whole, and let the model give the loss."
-        )
-    if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
-        raise ArgumentError(
-            f"`hidden` must be [tokens, width] and `weight` [vocab, width], but they are {list(hidden.shape)} and "
-            f"{list(weight.shape)}.",
-            field="hidden",
+            "`weight` is in shards; call `chunked_cross_entropy` in the forward of the module that holds it, where it "
+            "is whole, and let the model give the loss.",
+            field="weight",
         )
     if targets.shape != hidden.shape[:-1] or targets.is_floating_point() or targets.dtype is torch.bool:
         raise ArgumentError(
@@ -107,14 +99,9 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None,
             f"but are {targets.dtype} of the shape {list(targets.shape)}.",
             field="targets",
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ArgumentError(
-            f"`bias` must be of the shape {[weight.shape[0]]}, but is {list(bias.shape)}.", field="bias"
-        )
     if weights is not None and (weights.shape != targets.shape or weights.requires_grad):
-        what = "asks for a gradient" if weights.requires_grad else f"is of the shape {list(weights.shape)}"
         raise ArgumentError(
-            f"`weights` must be constants of the shape {list(targets.shape)} of `targets`, but {what}.", field="weights"
+            f"`weights` must be constants of the shape {list(targets.shape)} of `targets`.", field="weights"
         )
 
 
