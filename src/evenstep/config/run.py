@@ -231,7 +231,7 @@ class TaskTable(Target):
 
 @option
 class NamedTask(TaskTable):
-    """One of several tasks, with data of its own."""
+    """A task beside others, with its own data."""
 
     _: KW_ONLY
     data: DataTable
@@ -268,7 +268,7 @@ class MixtureTable:
 
 @option
 class TrainTable(Training):
-    """How long to train, and how each update is computed."""
+    """Length of the run, and options of its updates."""
 
     may_change: ClassVar[frozenset[str]] = Training.may_change | {"updates", "epochs"}
 
@@ -459,7 +459,7 @@ class EvaluateTable:
 
 @option
 class LogTable(Logging):
-    """Which metrics are shown and written, and how often."""
+    """Metrics to show and to write."""
 
     _: KW_ONLY
     writers: tuple[WriterName | Target, ...] = STANDARD_WRITERS  # type: ignore[assignment]
@@ -522,7 +522,7 @@ class RunConfig:
     mixture: MixtureTable = MixtureTable()
     """How batches of several tasks are combined into updates. By default each update takes a batch of every task."""
     train: TrainTable
-    """How long to train, and how each update is computed."""
+    """Length of the run, and options of its updates."""
     optimizer: OptimizerTable
     """The optimizer and its parameter groups."""
     lr_schedule: AnySchedule = Constant()
@@ -538,7 +538,7 @@ class RunConfig:
     checkpoint: Checkpointing = Checkpointing()
     """When to save, and what to keep."""
     log: LogTable = LogTable()
-    """Which metrics are shown and written, and how often."""
+    """Metrics to show and to write."""
     limit: LimitTable = LimitTable()
     """Use only a part of the data, to try a run out. All by default."""
     overfit: Count | None = None
@@ -578,6 +578,8 @@ class RunConfig:
             yield "`train.updates` or `train.epochs`: give one of the two."
         yield from self._of_tasks()
         yield from self._of_beginnings()
+        if self.checkpoint.config is not None:
+            yield "`checkpoint.config` holds this run file itself; leave it out."
         if (self.evaluate.every_updates or self.evaluate.every_epochs) and not self.evaluations:
             yield "`evaluate` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
         auto = any(one.micro_batch_size == "auto" for one in self.sets.values())

@@ -216,7 +216,7 @@ def test_batches_by_tokens_take_the_datasets_lengths(build: Build) -> None:
 @pytest.mark.parametrize(
     ("processes", "pipeline", "samples"), [(1, 1, 64), (4, 1, 16), (4, 4, 4), (4, 2, 4), (1, 2, 8), (3, 1, 22)]
 )
-def test_auto_begins_with_a_replicas_share_of_which_a_pipeline_gets_four_micro_batches_for_each_rank(
+def test_auto_begins_with_the_share_of_a_replica_or_pipeline(
     build: Build, monkeypatch: pytest.MonkeyPatch, processes: int, pipeline: int, samples: int
 ) -> None:
     config = build("--data.micro_batch_size", "auto", "--data.global_batch_size", "64").config

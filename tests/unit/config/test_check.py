@@ -18,6 +18,8 @@ BROKEN = [
     (["--failures.max_skipped_samples", "8"], "failures.max_skipped_samples"),
     (["--failures.spike_threshold", "9", "--failures.loss_spike", "ignore"], "failures.spike_threshold"),
     (["--evaluate.every_updates", "8"], "evaluate"),
+    (["--checkpoint.config.a", "1"], "checkpoint.config"),
+    (["--optimizer.groups.a", '{patterns = ["*"], options = {a = 1}}'], "optimizer.groups.a.options"),
     (["--reset", "optimizer"], "reset"),
     (["--resume", "nowhere"], "resume"),
     (["--failures.lost_rank", "continue", "--parallel.strategy", "fsdp", "--launch.ranks", "2"], "failures.lost_rank"),

@@ -47,7 +47,7 @@ def several(recipe: Path) -> Callable[[str], list[str]]:
     return read
 
 
-def test_metrics_of_a_task_are_found_and_torchmetrics_is_named_when_it_is_not_there(
+def test_metrics_of_a_task_are_found_or_their_extra_is_named(
     several: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = '[tasks.class.metrics.f1]\ntarget = "torchmetrics.classification:MulticlassF1Score"\n'
@@ -108,9 +108,7 @@ def test_tables_for_several_tasks_need_some(faults: Callable[..., list[str]]) ->
     assert [fault.split()[0] for fault in found] == ["`mixture`", "`train.combine`"]
 
 
-def test_a_saved_run_with_combined_gradients_reads_back_though_all_defaults_are_in_it(
-    several: Callable[[str], list[str]], recipe: Path
-) -> None:
+def test_saved_run_with_combined_gradients_reads_back(several: Callable[[str], list[str]], recipe: Path) -> None:
     assert several(HEAD.replace("updates = 10", 'updates = 10, combine = { kind = "grad_norm" }') + TASKS) == []
     with open_run(recipe / "run.toml") as run:
         saved = dumps(run.resolved()).replace('recipe = "recipe"', 'recipe = "."')
