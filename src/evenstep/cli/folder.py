@@ -24,6 +24,7 @@ from evenstep.config.target import OpenRun, loaded_from
 from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.hooks.status import describe_environment
+from evenstep.files import replacing
 from evenstep.parallel.rank_info import is_launched, is_restarted
 
 CONFIG = "config.toml"
@@ -128,15 +129,11 @@ def origin_of_recipe(folder: Path) -> Path | None:
 
 
 def _copy_recipe(recipe: Path, folder: Path) -> None:
-    half = folder / ".recipe.new"
-    shutil.rmtree(half, ignore_errors=True)
-    half.mkdir()
-    for parent in {file.parent for file in loaded_from(recipe).values() if file.is_file()}:
-        for file in filter(Path.is_file, parent.glob("*.py")):
-            copy = half / file.relative_to(recipe)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
-    replace_text(folder / ORIGIN, f"{recipe}\n")
-    if (folder / RECIPE).exists():
-        shutil.rmtree(folder / RECIPE)
-    half.replace(folder / RECIPE)
+    with replacing(folder / RECIPE) as new:
+        new.mkdir()
+        for parent in {file.parent for file in loaded_from(recipe).values() if file.is_file()}:
+            for file in filter(Path.is_file, parent.glob("*.py")):
+                copy = new / file.relative_to(recipe)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+        replace_text(folder / ORIGIN, f"{recipe}\n")

@@ -122,7 +122,7 @@ def test_a_sample_that_raises_is_named_and_what_was_saved_stays(evenstep: Run, r
     folder = recipe / "runs" / "tiny"
     if (folder / "checkpoints").is_dir():
         assert "`evenstep resume runs/tiny` continues there" in done.err
-    assert not (recipe / "runs" / "tiny" / ".recipe.new").exists()
+    assert not (recipe / "runs" / "tiny" / ".saving-recipe").exists()
 
 
 def test_a_failure_later_in_the_run_says_how_to_go_on(evenstep: Run, recipe: Path) -> None:

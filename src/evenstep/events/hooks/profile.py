@@ -17,6 +17,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.files import writing
 from evenstep.events.hook import Hook, run_folder
+from evenstep.files import replacing
 from evenstep.internals import end_memory_history, profiler_runs, record_memory_history, save_memory_history
 from evenstep.schema import Count
 
@@ -84,9 +85,8 @@ class Profile(Hook):
             if self._memory:
                 save_memory_history(folder / f"{stem}.memory.pickle")
                 end_memory_history()
-            half = folder / f".{stem}.trace.json.gz"
-            profiler.export_chrome_trace(str(half))
-            half.replace(folder / f"{stem}.trace.json.gz")
+            with replacing(folder / f"{stem}.trace.json.gz", sync=False) as new:
+                profiler.export_chrome_trace(str(new))
 
 
 def span_of(text: str) -> tuple[int, int]:
