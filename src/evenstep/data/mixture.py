@@ -289,11 +289,11 @@ class Mixture(Data):
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
         """How far each task's data is at a position."""
-        if self._walk is None:
-            return {}
+        if self._walk is None:  # nothing was read; perhaps a state was loaded
+            return dict(self._known)
         walk = self._walk_to(self._walk.position if at is None else at, self._walk.seed)
         self._known = walk.state_dict()
-        return walk.state_dict()
+        return dict(self._known)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state and ("places" not in state or set(state["places"]) != set(self.data)):

@@ -122,12 +122,11 @@ def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool =
     >>> cuttable_samples(two, 2), cuttable_samples(two, 2, in_columns=True)
     (1, 2)
     """
-    count = _count(batch, known)
-    return 1 if count is None or why_whole(batch, known, in_columns=in_columns) else max(count, 1)
+    return 1 if why_whole(batch, known, in_columns=in_columns) else max(_count(batch, known) or 1, 1)
 
 
 def why_whole(batch: Any, known: int | None = None, *, in_columns: bool = False) -> str:
-    """Reason why `halves` does not cut a batch of several samples; "" where it does.
+    """Reason why a batch of several samples can't be cut; "" where it can.
 
     >>> why_whole({"x": torch.zeros(6, 8), "y": torch.zeros(8)}, known=8)
     '`x` [6, 8] has the 8 samples in dim 1'
@@ -175,11 +174,11 @@ def _cut(item: Any, count: int, part: slice, path: str, in_columns: bool) -> Any
 
 def _count(batch: Any, known: int | None) -> int | None:
     count = num_samples(batch, known)
-    if count is None and known is None:
-        rows = [_rows(leaf) for _, leaf in _columns(batch)]
-        most, times = Counter(rows).most_common(1)[0] if rows else (0, 0)
-        count = most if 2 * times > len(rows) else None
-    return count
+    rows = [_rows(leaf) for _, leaf in _columns(batch)]
+    if count is not None or known is not None or not rows:
+        return count
+    most, times = Counter(rows).most_common(1)[0]
+    return most if 2 * times > len(rows) else None
 
 
 def _rows(array: Any) -> int:
