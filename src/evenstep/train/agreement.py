@@ -5,10 +5,11 @@ that ranks stay together while they train is the strategy's.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from evenstep.data import Data
 from evenstep.internals import unwrapped
 from evenstep.options import Training
 from evenstep.tensors import named_parameters
@@ -18,6 +19,12 @@ from evenstep.version import __version__
 
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
+
+
+def _settings_of(data: Data) -> dict[str, object]:
+    fingerprint = data.fingerprint()
+    cut = cast("dict[str, object]", fingerprint.pop("cut", {}))
+    return {**fingerprint, **cut}
 
 
 def _epochs_of(loop: "Loop") -> list[int]:
@@ -47,8 +54,8 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         "update": engine.progress.update,
         "updates": loop.updates,
         "epochs": loop.epochs,
-        "data": loop.feed.data.fingerprint(),
-        "evaluations": {name: data.fingerprint() for name, data in loop.evaluator.sets.items()},
+        "data": _settings_of(loop.feed.data),
+        "evaluations": {name: _settings_of(data) for name, data in loop.evaluator.sets.items()},
         "optimizer": type(optimizer).__name__,
         **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
         "the number of parameter groups": len(optimizer.param_groups),
