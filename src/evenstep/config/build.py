@@ -420,7 +420,7 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
             made: object = call(_groups(model), lr=table.lr, **fused(call))
     else:
         with refused_at("optimizer"):
-            made = joined(cast("Any", call(model, lr=table.lr)))
+            made = joined(call(model, lr=table.lr))
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(
             f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.",

@@ -23,10 +23,10 @@ def compile_options(*, captured: bool = False) -> dict[str, Any]:
 
 
 def compile_each_shape() -> None:
-    """Let this thread compile as many shapes as come, and anew where hooks of inner modules come or go.
+    """Compile any number of shapes in this thread, and compile again after changes of hooks of inner modules.
 
-    torch would run the ninth shape uncompiled, and not call hooks that were not there when it compiled. It would also
-    look for a profiler at each call of compiled code, which takes as long as two small kernels.
+    By default torch runs the ninth shape uncompiled, does not call hooks that are newer than the compilation, and looks
+    for a profiler at each call, which takes as long as two small kernels.
     """
     config = cast("Any", import_module("torch._dynamo.config"))
     config.recompile_limit = max(config.recompile_limit, 1 << 20)

@@ -1,4 +1,4 @@
-"""What is used of FSDP2 beside its public names, of torch 2.13 and newer."""
+"""Private names of FSDP2, as found in torch 2.13 and newer."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ _BACKWARD_HOOKS = attrgetter("_backward_hooks")
 
 
 def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules that FSDP2 gathers at once, by name; the outermost, "", first."""
+    """Modules that FSDP2 gathers as units, by name; the outermost, "", first."""
     from torch.distributed.fsdp import FSDPModule
 
     return ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
@@ -29,36 +29,36 @@ def class_before_sharding(module: nn.Module) -> Any:
 
 
 def state(part: Any) -> Any:
-    """FSDP2's state of a part: there is no public way to reduce outside of a backward, or to forget passes."""
+    """FSDP2's state of a unit; there is no public way to reduce outside of a backward, or to forget passes."""
     return part._get_fsdp_state()
 
 
 def record(part: Any) -> Any | None:
-    """FSDP2's record of a part's parameters, in which it keeps gradients before their reduction; None without any."""
+    """FSDP2's record of a unit's parameters, which holds gradients before their reduction; None without parameters."""
     return next(iter(state(part)._fsdp_param_groups), None)
 
 
 def records(root: Any) -> Iterator[Any]:
-    """The records of all parts that have parameters."""
+    """Records of all units with parameters."""
     return (one for _, part in parts(root) if (one := record(part)) is not None)
 
 
 def forget_order(root: Any) -> None:
-    """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
+    """Forget the order of earlier forwards, by which FSDP2 would prefetch."""
     for group in records(root):
         group._post_forward_indices.clear()
         group.comm_ctx.post_forward_order.clear()
 
 
 def begin(root: Any) -> None:
-    """Make ready what FSDP2 makes in its first forward: a rank may reduce, or reset, before it has run any."""
+    """Initialise FSDP2 as its first forward does: a rank may reduce, or reset, before any forward."""
     state(root)._lazy_init()
 
 
 def end_backward(root: Any) -> None:
-    """Do what FSDP2 does at the end of a backward: reduce what is not reduced yet, and wait for all that is.
+    """Reduce remaining gradients and wait for all reductions, as FSDP2 does at the end of a backward.
 
-    Since torch 2.15 it asks who ends the backward, which is decided when one begins; none need have begun here.
+    Since torch 2.15 the beginning of a backward decides who ends it; here there may have been none.
     """
     of_root = state(root)
     if getattr(of_root._state_ctx, "manual_backward_finalization_active", False) is None:
@@ -67,7 +67,7 @@ def end_backward(root: Any) -> None:
 
 
 def forget_gathers(root: Any) -> None:
-    """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
+    """Forget gathers that will not end, for which FSDP2 would wait."""
     for group in records(root):
         group._all_gather_result = None
 
@@ -77,10 +77,10 @@ def choose_formats(group: Any) -> None:
 
 
 def count_collectives(root: Any, count: Callable[[int], None]) -> None:
-    """Call `count` with a number before each collective: twice that of its part, plus 1 where it reduces."""
+    """Call `count` before each collective with twice the number of its unit, plus 1 for reductions."""
     for number, group in enumerate(records(root)):
         group._all_gather_comm = _Counted(group._all_gather_comm, partial(count, 2 * number), by_call=True)
-        # where every rank holds all, nothing is scattered, but room for the sum is asked for
+        # without sharding nothing is scattered, but memory for the sum is allocated
         group._reduce_scatter_comm = _Counted(group._reduce_scatter_comm, partial(count, 2 * number + 1), by_call=False)
 
 
@@ -100,16 +100,16 @@ class _Counted:
 
 
 def gradient_of(shard: Any) -> Tensor | None:
-    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in.
+    """Gradient before its reduction, in the format of autograd or of the reduction.
 
-    Before torch 2.15 it keeps sums over backwards in that format beside `.grad`; since then all are in `.grad`.
+    Before torch 2.15 FSDP2 keeps sums over backwards beside `.grad`; since then they are in `.grad`.
     """
     kept = shard.unsharded_accumulated_grad
     return shard.unsharded_param.grad if kept is None else kept
 
 
 def forget_gradient(shard: Any) -> None:
-    """Forget what `gradient_of` would give."""
+    """Forget the gradient of `gradient_of`."""
     shard.unsharded_param.grad = None
     if _sums_beside(shard):
         shard.unsharded_accumulated_grad = None
@@ -122,16 +122,17 @@ def set_gradient(shard: Any, local: Tensor) -> None:
 
 
 def add_late_gradient(shard: Any) -> None:
-    """Add what came into `.grad` after a backward to its sum, as FSDP2 does at the end of one."""
+    """Add the `.grad` after a backward to the sum over backwards, as FSDP2 does at the end of a backward."""
     if _sums_beside(shard):
         shard.accumulate_unsharded_grad_if_needed()
         shard.to_accumulated_grad_if_needed()
 
 
 def complete_sums(group: Any) -> None:
-    """Let no part hold sums beside nothing: FSDP2 takes zeros in the gathered format for what has no gradient.
+    """Create sums of 0 for parameters without a gradient beside parameters with one.
 
-    Before torch 2.15 it then fails where sums are in a wider one (https://github.com/pytorch/pytorch/issues/196996).
+    FSDP2 creates them in the gathered format. Before torch 2.15 it then fails if sums are in a wider format
+    (https://github.com/pytorch/pytorch/issues/196996).
     """
     shards = [one for one in group.fsdp_params if _sums_beside(one)]
     if all(shard.unsharded_accumulated_grad is None for shard in shards):
@@ -146,15 +147,13 @@ def _sums_beside(shard: Any) -> bool:
 
 
 def leave_inputs_alone(part: Any) -> None:
-    """Let a part use its inputs themselves.
+    """Find the end of a unit's backward by hooks on its inputs, instead of FSDP2's identity around them.
 
-    To find the end of a part's backward, FSDP2 passes its inputs through an identity, in which autograd sums what comes
-    back from several uses of one input within the part before it adds what comes from elsewhere: other bits than
-    without it. Here the end is found by hooks, which change nothing. An input that others use as well gets its gradient
-    later, and a leaf, as in a re-entrant checkpoint, may get it before the part is through: then the part stays
-    gathered until the backward ends. So it does between two calls one of which takes what the other gives: where that
-    gradient comes, FSDP2 has the earlier one begin, before hooks that were put there later. What a part gives back as
-    it came, as a block that is skipped does, is none of its outputs: the part's backward need not begin with it.
+    Autograd sums the gradients of an input's uses inside that identity before it adds those of uses elsewhere, which
+    gives other bits. A leaf, as in a re-entrant checkpoint, may get its gradient before the unit's backward is over:
+    then the unit stays gathered until the whole backward ends. The same holds for an input that is an output of the
+    same unit, since FSDP2's hook on that output runs first. An input that the unit returns unchanged, as a skipped
+    block does, is not one of its outputs: its backward need not begin there.
     """
     group, of_part = record(part), state(part)
     begin_backward, look_at_outputs = of_part._pre_backward, of_part._register_pre_backward_hook
