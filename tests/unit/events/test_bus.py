@@ -2,7 +2,7 @@ import gc
 import json
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -269,6 +269,17 @@ def test_a_torch_scheduler_in_a_hook_is_saved_and_restored(trainer: Any) -> None
     assert Bus([again], trainer).load_state_dict(state) == []
     assert again.recent == hook.recent and again.recent.maxlen == 2
     assert [again.step() for _ in range(3)] == [hook.step() for _ in range(3)] == [0.25, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_random_numbers_are_keyed_for_hooks_that_draw_some(trainer: Any, draws: bool) -> None:
+    hook, keyed = Trace("a", []), []
+    hook.draws = draws
+    bus = Bus([hook], trainer)
+    bus.drawing = lambda place, event: keyed.append(place) or nullcontext()
+    with bus.span("epoch", lambda: BEGIN, end):
+        pass
+    assert keyed == (["before_epoch Trace", "after_epoch Trace"] if draws else [])
 
 
 def test_a_method_that_no_event_calls_is_refused(trainer: Any) -> None:
