@@ -104,7 +104,7 @@ def named_by(path: Path) -> Path:
 
 
 def locate(path: Path) -> Path:
-    """The step folder `path`, the one that `best` or `latest` names, or the newest of a folder."""
+    """The step folder at `path`, named by `path` (a file such as `best`), or the newest in `path`."""
     with disk_errors(f"`{path}` cannot be read"):
         path = named_by(path.expanduser())
         if is_complete(path):

@@ -1,4 +1,4 @@
-"""Which rank writes which piece of a tensor that is cut over ranks, by torch's planner.
+"""Distribution of the pieces of sharded tensors over the ranks that write them, by torch's planner.
 
 The planner of `torch.distributed.checkpoint` knows DTensors and spreads replicated tensors over the ranks. Its storage
 is not used, as that unpickles the metadata that it reads. Importing it takes a second, so this module is imported only

@@ -78,7 +78,7 @@ class CheckpointReader:
             part, _, inner = name.partition("/")
             if part not in tensors:
                 raise UnreadableError(f"`{self.path}` holds `{name}`, which `{STATE}` lacks; it is damaged.")
-            # bytes may be those of a dtype that files do not name, which is only known to the values
+            # uint8 may stand for a dtype that files do not name; `state.json` tells
             if is_outlined is not None and entry.dtype != torch.uint8 and is_outlined(name):
                 outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
                 self._outlines[id(outline)] = name, outline
@@ -108,7 +108,7 @@ class CheckpointReader:
         )
 
     def tensor(self, name: str, offsets: Sequence[int] = (), sizes: Sequence[int] | None = None) -> Tensor:
-        """The block of the tensor `PART/TENSOR` at `offsets`, or all of it, on the CPU in memory of its own.
+        """A block of the tensor `PART/TENSOR`, or the whole tensor, in new memory of the CPU.
 
         Raises:
             CheckpointError: there is no such tensor, or no such block of it; an UnreadableError for a file that cannot

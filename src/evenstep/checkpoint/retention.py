@@ -33,7 +33,7 @@ def retain(
     keep_every_updates: int | None = None,
     protect: Collection[str] = (),
 ) -> list[Path]:
-    """Delete all complete checkpoints but the last `keep_last`, those of every n-th update and the protected ones.
+    """Delete old checkpoints, except the last `keep_last`, every n-th update and protected names.
 
     Checkpoints with a missing file or one of another size are neither counted nor deleted.
 

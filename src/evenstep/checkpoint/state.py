@@ -46,7 +46,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 
 def is_sharded(value: object) -> bool:
-    """Whether `value` is a tensor cut over ranks: a `Shard`, a DTensor, or another class that DCP asks for pieces."""
+    """True for a tensor that is cut over ranks: a `Shard`, a DTensor, or another class that DCP asks for pieces."""
     return hasattr(type(value), "__create_write_items__")
 
 
@@ -195,7 +195,7 @@ class _Packer:
         return {"$tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
 
     def _encode_sharded(self, sharded: dict[str, object], node: object, path: tuple[str, ...]) -> JSON:
-        # by identity, not by memory: a rank that holds nothing of it must come to the same names
+        # ties are found by identity, so a rank without elements of the tensor gets the same names
         name = self._names.get(("sharded", id(node)))
         if name is None:
             name = self._free_name(".".join(path) or "value")

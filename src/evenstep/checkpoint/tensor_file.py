@@ -83,7 +83,7 @@ def checksums(value: Tensor) -> list[int]:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    # a tensor of one element is contiguous at any stride, also 0, of which torch gives no bytes
+    # torch gives no bytes of stride 0, at which one element is contiguous as well
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
@@ -117,11 +117,10 @@ class TensorFile:
     def rows(self, name: str, begin: int, end: int) -> Tensor:
         """A copy of the rows `begin` to `end` of a tensor; the whole of one without dimensions."""
         stored = self.stored[name]
-        # torch makes no aligned memory for a clone of what is not contiguous, and `stored` always is
         return (stored[begin:end] if stored.ndim else stored).clone()
 
     def is_sound(self, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
-        """Whether the chunks of these numbers of a tensor have their checksums, which are of all its chunks."""
+        """True if the chunks with these numbers have their checksums; `checksums` has one for each chunk."""
         data = bytes_of(self.stored[name])
         return all(
             crc32(data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) == checksums[number] for number in chunks
