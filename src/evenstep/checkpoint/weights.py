@@ -64,8 +64,11 @@ class StoredWeights:
     def behind(self, prefix: str) -> "StoredWeights":
         """The same weights, without `prefix` where a name begins with it."""
         theirs = {name.removeprefix(prefix): name for name in self.outlines}
-        outlines = {name: self.outlines[own] for name, own in theirs.items()}
-        return replace(self, outlines=outlines, read=lambda name: self.read(theirs[name]))
+
+        def read(name: str) -> Tensor:
+            return self.read(theirs[name])
+
+        return replace(self, outlines={name: self.outlines[own] for name, own in theirs.items()}, read=read)
 
     def check_evaluated(self) -> None:
         """Raise CheckpointError if the run has evaluated other parameters than these."""
