@@ -90,7 +90,7 @@ OF_TORCH = {
     "_world",
     "_wrapped_by_lr_sched",
 }
-PYTHONS = {"_exit", "_fields", "_on_queue_feeder_error", "_replace"}
+PYTHONS = {"_asdict", "_exit", "_fields", "_on_queue_feeder_error", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
 FILES = sorted(SOURCE.rglob("*.py"))
 
