@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -76,19 +75,18 @@ def end_with_parent() -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, silent: bool = False) -> int:
+def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     """Run `evenstep` with `arguments` as several processes on this machine.
 
     Args:
         max_restarts: number of times that all ranks are started again after one has failed.
-        silent: write the output of rank 0 to a file, too.
 
     Returns:
         The exit code of the first rank that failed, as the others only fail because of it.
     """
     for attempt in range(max_restarts + 1):
         os.environ[ATTEMPT] = str(attempt)
-        code = _attempt(ranks, arguments, range(0 if silent else 1, ranks))
+        code = _attempt(ranks, arguments)
         if code in FINAL or attempt == max_restarts:
             return code
         print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
@@ -96,7 +94,7 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, silent: b
     raise AssertionError("the last attempt returns")
 
 
-def _attempt(ranks: int, arguments: list[str], silent: Iterable[int]) -> int:
+def _attempt(ranks: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
 
     before = {number: signal.getsignal(number) for number in _FORWARDED}
@@ -104,7 +102,7 @@ def _attempt(ranks: int, arguments: list[str], silent: Iterable[int]) -> int:
     os.environ[CODE_FILE] = str(logs / "exit-code")
     os.environ[LAUNCHER] = str(os.getpid())  # torch forgets ranks that it is starting when a signal comes
     try:
-        return _ended(ranks, arguments, logs, silent)
+        return _ended(ranks, arguments, logs)
     except SignalException as error:  # a second signal, while the first one ended the ranks
         return _code_of(error.sigval)
     finally:  # torch leaves its handlers in place
@@ -112,7 +110,7 @@ def _attempt(ranks: int, arguments: list[str], silent: Iterable[int]) -> int:
             signal.signal(number, handler)
 
 
-def _ended(ranks: int, arguments: list[str], logs: Path, silent: Iterable[int]) -> int:
+def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -131,7 +129,7 @@ def _ended(ranks: int, arguments: list[str], logs: Path, silent: Iterable[int]) 
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         signals_to_handle=",".join(number.name for number in heeded(_FORWARDED)),
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=dict.fromkeys(silent, Std.ALL)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)),
         **grace,
     )
     print(f"ranks       {ranks} on this machine; logs of all but the first: {logs}", flush=True)

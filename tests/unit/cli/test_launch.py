@@ -1,7 +1,6 @@
 import os
 import signal
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +9,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep import process
 from evenstep.cli import launch as launcher
-from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, Terminated
-from evenstep.tools.prove import part as prove_part
-from evenstep.tools.prove.subject import Variant
+from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 
 @pytest.fixture
@@ -91,24 +88,6 @@ def test_a_run_that_ended_otherwise_when_a_signal_came_is_not_to_be_run_again(
     assert launcher.launch(2, ["train"]) == code
 
 
-def test_a_process_of_a_certificate_says_nothing_on_this_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: list[float], capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert prove_part._process(["resume", "nowhere"], tmp_path) == EXIT_ERROR
-    assert capfd.readouterr() == ("", "")
-    assert "nowhere must be the folder of a run" in (tmp_path / "log.0").read_text()
-
-    silent = list[int]()
-
-    def attempt(ranks: int, arguments: list[str], of: range) -> int:
-        silent.extend(of)
-        return EXIT_DONE
-
-    monkeypatch.setattr(launcher, "_attempt", attempt)
-    assert launcher.launch(2, ["prove"], silent=True) == EXIT_DONE
-    assert silent == [0, 1]
-
-
 @pytest.mark.parametrize(("started", "left_out"), [(None, ["-P"]), (SimpleNamespace(name="evenstep"), [])])
 def test_ranks_find_the_standard_library_where_the_command_does(
     monkeypatch: pytest.MonkeyPatch, started: object, left_out: list[str]
@@ -116,14 +95,6 @@ def test_ranks_find_the_standard_library_where_the_command_does(
     """By `evenstep` also where the working directory has a `queue.py`; by `python -m evenstep` as that does."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", started)
     assert process.command() == [sys.executable, *left_out, "-m", "evenstep"]
-
-
-def test_a_process_of_a_certificate_starts_where_a_file_is_called_as_one_of_pythons(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    (tmp_path / "queue.py").write_text("raise RuntimeError('not this one')")
-    assert prove_part._process(["--version"], tmp_path) == EXIT_DONE, (tmp_path / "log.0").read_text()
 
 
 def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +107,3 @@ def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkey
         launcher.end_with_parent()
         assert raised == told
         assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
-
-
-@pytest.mark.parametrize(("code", "error"), [(EXIT_INTERRUPTED, KeyboardInterrupt), (EXIT_REQUEUE, Terminated)])
-def test_a_signal_to_the_ranks_of_a_row_ends_the_certificate(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, error: type[BaseException]
-) -> None:
-    monkeypatch.setattr(prove_part, "launch", lambda *_, **__: code)
-    with pytest.raises(error) as raised:
-        prove_part.Elsewhere(tmp_path / "run.toml", [], {})(Variant(cut="1", ranks=2), updates=1)
-    assert type(raised.value) is error
