@@ -47,7 +47,6 @@ def several(**train: Any) -> dict[str, Any]:
 EVALUATED = {"evaluations": evenstep.MapData(DATA, global_batch_size=4)}
 ASKED = evenstep.Evaluate(every_updates=1)
 KEPT: dict[str, Callable[[], dict[str, Any]]] = {
-    "`precision`": lambda: {"precision": evenstep.Fp16Mixed()},
     "`coefficients`": lambda: several(coefficients=evenstep.Uncertainty()),
     "`combine`": lambda: several(combine=evenstep.GradNorm()),
     "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.Skip())},
@@ -60,7 +59,7 @@ FREE: dict[str, Callable[[], dict[str, Any]]] = {
     "task": lambda: {"task": Square()},
     "strategy": lambda: {"strategy": evenstep.Ordered()},
     "lr_schedule": lambda: {"lr_schedule": evenstep.Cosine()},
-    "precision": lambda: {"precision": evenstep.FullPrecision()},
+    "precision": lambda: {"precision": evenstep.Fp16Mixed()},
     "train": lambda: {"train": evenstep.Training(ema=evenstep.Ema())},
     "coefficients": lambda: several(coefficients={"a": 2.0}),
     "failures": lambda: {"failures": evenstep.Failures(non_finite="skip", loss_spike="stop")},
