@@ -73,7 +73,8 @@ def train(
 ) -> list[float]:
     """Train, on several ranks with a `strategy`: each rank's feed then holds its own micro-batches."""
     ranks = 1 if strategy is None else strategy.ranks
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        folder = own if strategy is None else strategy.group.gather(own)[0]
         trainer = Trainer(
             model=model,
             task=Classify(),
