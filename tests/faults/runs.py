@@ -138,7 +138,7 @@ def train(
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised
         getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")
-    ema: evenstep.Ema | None = options.get("ema")
-    average = [] if ema is None else ema.state_dict().values()
+    kept = trainer._loop.engine.parts.saved.average
+    average = [] if kept is None else kept.state_dict().values()
     held = [held_of(model.parameters()), held_of(one for one in average if one.is_floating_point())]
     return Ended(*held, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)
