@@ -39,7 +39,7 @@ def reference() -> Tensor:
                 x, y, w = (torch.stack([sample[part] for sample in batch]) for part in range(3))
                 sums.append((w * (trained(x, name) - y) ** 2).sum())
                 weights.append(w.sum())
-            (COEFFICIENTS[name] * sum(sums) / sum(weights)).backward()
+            (COEFFICIENTS[name] * torch.stack(sums).sum() / torch.stack(weights).sum()).backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 0.5)
         optimizer.step()
     return flat(trained)

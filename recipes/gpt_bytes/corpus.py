@@ -8,7 +8,7 @@ Python version to the next.
 import os
 import sysconfig
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 from zlib import crc32
 
 import torch
@@ -240,7 +240,7 @@ class BigramAndSample(Hook):
     def sample(self) -> str:
         """What the model writes after the prompt, indented."""
         generator = torch.Generator().manual_seed(self.seed)
-        written = cast(Any, self.trainer.model).generate(
+        written = self.trainer.model.generate(
             self.prompt, num_bytes=self.num_bytes, temperature=self.temperature, generator=generator
         )
         return "\n".join("  | " + line for line in printable(self.prompt + written).splitlines())
