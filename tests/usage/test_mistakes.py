@@ -98,20 +98,6 @@ def test_training_and_evaluating_inside_the_callers_autocast_are_refused_with_th
             method(batch)
 
 
-def test_a_loss_that_is_computed_from_what_was_kept_of_an_earlier_one_is_told_so() -> None:
-    class Keeps(Square):
-        kept: Any = 0.0
-
-        def loss(self, output: Any, batch: Any) -> Any:
-            loss = super().loss(output, batch) + self.kept
-            self.kept = loss if torch.is_grad_enabled() else self.kept
-            return loss
-
-    with pytest.raises(RuntimeError) as caught:
-        trainer(task=Keeps()).train()
-    assert any("not kept from an earlier one" in note for note in caught.value.__notes__)
-
-
 def test_ranks_say_the_number_of_the_update_that_a_hook_or_sample_fails_for(monkeypatch: pytest.MonkeyPatch) -> None:
     noted, seen = list[int](), list[tuple[int, int]]()
     monkeypatch.setattr(Group, "at", lambda group, update: noted.append(update))

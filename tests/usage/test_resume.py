@@ -125,7 +125,7 @@ def test_what_is_the_same_goes_on_and_nothing_is_said(tmp_path: Path) -> None:
 
 
 def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path: Path) -> None:
-    trainer, said = gone_on(tmp_path, [], [], train=Training(ema=Ema(decay=1 - 1e-12)), lr=0.05)
+    trainer, said = gone_on(tmp_path, [], [], train=Training(ema=Ema(decay=1 - 1e-12, decay_warmup=False)), lr=0.05)
     words = "the average of the parameters is new and begins as a copy of them"
     assert said == [f"the run goes on with changes: {words}."]
     saved = trainer_of(tmp_path / "other", Heard(), updates=4)

@@ -49,7 +49,7 @@ def test_a_path_that_is_no_checkpoint_is_an_error_that_says_what_is_there(evenst
     write_checkpoint(tmp_path / "checkpoints", 5, {"progress": 5})
     done = evenstep("inspect", str(tmp_path / "checkpoints" / "step-00000004"))
     assert done.code == 1
-    assert "holds `step-00000005`" in done.err
+    assert "step-00000005" in done.err
 
 
 def test_differences_are_told_tensor_by_tensor(evenstep: Run, tmp_path: Path) -> None:

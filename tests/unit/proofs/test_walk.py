@@ -43,9 +43,8 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     counts = walk.bytes_per_update(MESH(511).said)
     gradients = 4 * (8 * 96 + 96 + 96 * 96 + 96)
     assert counts["sum"] == gradients
-    assert sum(counts.values()) - gradients == 8 * (
-        2 * 91 + 5 + 4
-    )  # weights, their ranks, what is trained, which gradients, asks
+    # weights and their ranks, skipped samples and a stamp, presence of gradients, requests
+    assert sum(counts.values()) - gradients == 8 * (2 * 91 + 2 + 4 + 2)
 
 
 class ForgetfulReducer(BucketReducer):  # which is final, but a mistake must be made somewhere

@@ -71,7 +71,7 @@ def test_the_toy_makes_its_first_update(tokens: ModuleType, tmp_path: Path, caps
     threads = torch.get_num_threads()
     copytree(RECIPE, tmp_path, dirs_exist_ok=True)
     tokens.toy()
-    assert check.run(str(tmp_path / "toy.toml"), []) == 0
+    assert check.check(str(tmp_path / "toy.toml"), []) == 0
     shown = capsys.readouterr().out
     torch.set_num_threads(threads)
     assert "matrices: Muon, lr 0.02, weight decay 0, 12 parameters" in shown

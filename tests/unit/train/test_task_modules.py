@@ -74,7 +74,7 @@ def optimizer_of(model: nn.Module, task: Any) -> torch.optim.Optimizer:
 
 
 def training() -> Training:
-    return Training(clip_norm=CLIP, ema=Ema(decay=DECAY))
+    return Training(clip_norm=CLIP, ema=Ema(decay=DECAY, decay_warmup=False))
 
 
 def trainer_of(model: nn.Module, task: Any, *, micro: int = 4, updates: int = 4, **more: Any) -> Trainer:
