@@ -117,8 +117,15 @@ def forget_gradient(shard: Any) -> None:
 
 def set_gradient(shard: Any, local: Tensor) -> None:
     """Make `local` this rank's part of the gradient, where its part of the parameter is."""
+    from torch.distributed.tensor import DTensor
+
     live = shard.sharded_param
-    live.grad = shard.to_sharded_dtensor(local.to(live.device))
+    if local.dtype == live.dtype:
+        live.grad = shard.to_sharded_dtensor(local.to(live.device))
+    else:  # FSDP2's own description of a shard has the parameter's format
+        live.grad = DTensor.from_local(
+            local, live.device_mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride()
+        )
 
 
 def add_late_gradient(shard: Any) -> None:
