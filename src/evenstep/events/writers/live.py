@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TextIO, final
+from typing import Any, NamedTuple, TextIO, cast, final
 
 TICK_S = 0.5
 _PACE_S = 300.0
@@ -118,11 +118,13 @@ class LiveLine:
         self._thread.join()
 
 
-def live_on(stream: TextIO, progress: Callable[[], Progress]) -> LiveLine | None:
+def live_on(stream: TextIO | None, progress: Callable[[], Progress]) -> LiveLine | None:
     """A live line on `stream`; None where lines can only follow each other.
 
     That is also so under CI, and on terminals without a cursor (TERM=dumb).
     """
+    if stream is None:  # a program without standard output
+        return None
     display = None
     if stream.isatty():
         is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -137,7 +139,8 @@ def live_on(stream: TextIO, progress: Callable[[], Progress]) -> LiveLine | None
 
 def is_watched() -> bool:
     """True if standard output is a terminal or a notebook."""
-    return sys.stdout.isatty() or _display_of(sys.stdout) is not None
+    stream = cast("TextIO | None", sys.stdout)  # None in a program without standard output
+    return stream is not None and (stream.isatty() or _display_of(stream) is not None)
 
 
 def _display_of(stream: TextIO) -> Any:

@@ -209,3 +209,9 @@ def test_long_times_are_told_in_hours(clock: Clock) -> None:
     clock.now = 1.0
     writer.write(losses([1]))
     assert stream.getvalue().endswith("1:00:01 left\n")
+
+
+def test_a_program_without_standard_output_has_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert not live.is_watched()
+    assert live.live_on(None, lambda: pytest.fail("a live line asked for progress")) is None
