@@ -120,24 +120,6 @@ def averaged_on_ranks(strategy: str, pipeline: int) -> tuple[float, float]:
     return furthest(found, averages_programs.averaged_plainly()), 1e-12
 
 
-def taught_in_shards(ranks: int, shard_ranks: int, *, exact: bool) -> tuple[float, float]:
-    """The average of a run that asks it, in shards, and what is generated with it, beside a plain loop's."""
-    import averages_programs
-    from launched import on_ranks
-
-    first, *_ = on_ranks(ranks, averages_programs.taught, shard_ranks, exact)
-    if not isinstance(first, dict):
-        raise RuntimeError(first)
-    wanted = averages_programs.averaged_plainly(taught=True)
-    far = furthest({str(n): torch.tensor(one, dtype=torch.float64) for n, one in enumerate(first["ema"])}, wanted)
-    model = averages_programs.network().double()
-    with torch.no_grad():
-        for one, value in zip(model.parameters(), wanted, strict=True):
-            one.copy_(value)
-        found = [averages_programs.walked(model, x.double()) for x, _ in averages_programs.points()]
-    return max(far, abs(first["walked"] - sum(map(sum, found)) / sum(map(len, found)))), 1e-12
-
-
 def of_checkpoints() -> tuple[float, float]:
     """How far the mean of checkpoints, exported and loaded again, is from that in float64."""
     with tempfile.TemporaryDirectory() as folder:
@@ -198,18 +180,6 @@ ROWS = [
             run=partial(averaged_on_ranks, strategy, pipeline),
         )
         for name, strategy, pipeline in (("2 ranks with fsdp", "fsdp", 1), ("2 stages", "ddp", 2))
-    ),
-    *(
-        Row(
-            name=f"average that teaches and generates, {name}",
-            measure="max |a - b| of averages and what they generate, float64",
-            run=partial(taught_in_shards, ranks, shard_ranks, exact=exact),
-        )
-        for name, ranks, shard_ranks, exact in (
-            ("2 ranks with fsdp", 2, 2, False),
-            ("4 ranks in shards of 2", 4, 2, False),
-            ("2 ranks with ordered fsdp", 2, 2, True),
-        )
     ),
     Row(name="average of checkpoints, exported, loaded", measure="max |a - b| of weights, float64", run=of_checkpoints),
     Row(name="load with all begun afresh, stopped", measure="sha256 of all that training changes", run=afresh),

@@ -8,7 +8,7 @@ from launched import group_of_ranks
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.parallel import Fsdp, Mesh, OrderedFsdp, strategy_named
+from evenstep.parallel import Mesh, strategy_named
 
 
 class Square(evenstep.Task):
@@ -72,51 +72,7 @@ def averaged(strategy: str, pipeline: int) -> dict[str, list[Any]]:
     return {name: one.tolist() for name, one in trainer.state_dict()["ema"].items()}
 
 
-class Taught(Square):
-    """Generates in evaluations; asks the average for some of a batch's samples, one by one."""
-
-    uses_average = True
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        total = super().loss(output, batch)
-        for place in (batch[0][:, 0] > 0).nonzero().flatten().tolist():
-            total = total + ((output[place] - self.now.teacher(batch[0][place])) ** 2).sum()
-        return total
-
-    def evaluate(self, model: Any, batch: Any) -> evenstep.Loss:
-        found = [walked(model, point) for point in batch[0]]
-        return evenstep.Loss(None, metrics={"walked": (sum(map(sum, found)), sum(map(len, found)))})
-
-
-def walked(model: nn.Module, point: Tensor) -> list[float]:
-    """What the model gives, and gives for that, until it is far enough down: in more or fewer steps."""
-    given = [float(model(point))]
-    while given[-1] > -0.2 and len(given) < 9:
-        given.append(float(model(point - 0.3 * len(given))))
-    return given
-
-
-def taught(shard_ranks: int, exact: bool) -> dict[str, Any]:
-    """The average after some updates that ask it, as numbers, and what is generated with it; in shards."""
-    model = network().double()
-    kind = OrderedFsdp if exact else Fsdp
-    data = [(x.double(), y.double()) for x, y in points()]
-    trainer = evenstep.Trainer(
-        model=model,
-        task=Taught(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        data=evenstep.MapData(data, global_batch_size=8, micro_batch_size=3, shuffle=False),
-        evaluations=evenstep.MapData(data, global_batch_size=7, micro_batch_size=2, shuffle=False),
-        updates=12,
-        device="cpu",
-        strategy=kind(group_of_ranks(), shard_ranks=shard_ranks),
-        train=evenstep.Training(ema=evenstep.Ema(decay=0.8, start_update=1, every_updates=2, decay_warmup=True)),
-    )
-    walked_by = trainer.train().metrics["valid/walked"]
-    return {"walked": walked_by, "ema": [one.tolist() for one in trainer.state_dict()["ema"].values()]}
-
-
-def averaged_plainly(*, taught: bool = False) -> list[Tensor]:
+def averaged_plainly() -> list[Tensor]:
     """The same in a few lines of torch, in one process."""
     model, average = network().double(), network().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -126,11 +82,6 @@ def averaged_plainly(*, taught: bool = False) -> list[Tensor]:
         optimizer.zero_grad()
         output = model(x[part])
         loss = ((output - y[part]) ** 2).sum()
-        if taught:
-            asked = x[part][:, 0] > 0
-            with torch.no_grad():
-                other = average(x[part][asked])
-            loss = loss + ((output[asked] - other) ** 2).sum()
         (loss / 8).backward()
         optimizer.step()
         if update == 1:  # `start_update`: a copy, whatever `every_updates` is
