@@ -26,7 +26,6 @@ from evenstep.options import (
     Training,
     WriterName,
 )
-from evenstep.parallel.named import INSTEAD_OF_LOCAL
 from evenstep.precision import Precision
 from evenstep.schema import Count, Matching, Natural, NonNegative, OneOf, Positive, option
 
@@ -332,7 +331,7 @@ class ParallelTable:
     """Division of the model and its gradients between several processes (ranks)."""
 
     _: KW_ONLY
-    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
+    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
     """`single`: one process. `ddp`: each rank has the whole model. `fsdp`: parameters, gradients and optimizer state
     are sharded. `zero1`: the whole model on each rank, optimizer state sharded. `auto`: ddp if there are several
     ranks."""
@@ -361,8 +360,6 @@ class ParallelTable:
     layers."""
 
     def __post_init__(self) -> None:
-        if self.strategy == "local":
-            raise ArgumentError(f"write {INSTEAD_OF_LOCAL}.", field="strategy")
         if self.strategy != "fsdp" and (self.shard_ranks is not None or self.offload):
             field = "offload" if self.shard_ranks is None else "shard_ranks"
             raise ArgumentError(f'needs `parallel.strategy` fsdp, but that is "{self.strategy}".', field=field)

@@ -135,8 +135,6 @@ def _check_sharding(ranks: int, shard_ranks: int | None) -> None:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Parameters whose gradients are summed in one message, by their places among all."""
-
     places: list[int]
     tree: Tree = field(default_factory=Tree)
 

@@ -16,7 +16,6 @@ from evenstep.parallel.rank_info import rank_info_of
 from evenstep.parallel.strategies import Ddp, Ordered, Single, Strategy, Zero1
 
 STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
-INSTEAD_OF_LOCAL = '"single" with the hook `evenstep.contrib.local_sgd:LocalSgd`'
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
 
 
@@ -44,8 +43,6 @@ def strategy_named(
     >>> type(strategy_named("ddp", Group())).__name__
     'Single'
     """
-    if name == "local":
-        raise ArgumentError(f'`strategy` must be {INSTEAD_OF_LOCAL}, but is "local".', field="strategy")
     name = choose("strategy", name, STRATEGIES)
     if group.ranks == 1:
         return Ordered(group) if ordered else Single(group)
