@@ -84,14 +84,18 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     Returns:
         The exit code of the first rank that failed, as the others only fail because of it.
     """
-    for attempt in range(max_restarts + 1):
-        os.environ[ATTEMPT] = str(attempt)
-        code = _attempt(ranks, arguments)
-        if code in FINAL or attempt == max_restarts:
-            return code
-        print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
-        sleep(min(2.0**attempt, _LONGEST_PAUSE_S))
-    raise AssertionError("the last attempt returns")
+    try:
+        for attempt in range(max_restarts + 1):
+            os.environ[ATTEMPT] = str(attempt)
+            code = _attempt(ranks, arguments)
+            if code in FINAL or attempt == max_restarts:
+                return code
+            print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
+            sleep(min(2.0**attempt, _LONGEST_PAUSE_S))
+        raise AssertionError("the last attempt returns")
+    finally:
+        for name in (ATTEMPT, CODE_FILE, LAUNCHER):  # later processes of this one are no ranks
+            os.environ.pop(name, None)
 
 
 def _attempt(ranks: int, arguments: list[str]) -> int:

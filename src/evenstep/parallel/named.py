@@ -1,7 +1,4 @@
-"""Strategies by the names that run files and scripts use, and the ranks that a launcher has started, joined once.
-
-Which rank this process is, and with whom, is the environment's word (see `rank_info`). What a strategy does is its own.
-"""
+"""Strategies by the names that run files and scripts use, and the ranks that a launcher has started, joined once."""
 
 import os
 

@@ -107,3 +107,12 @@ def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkey
         launcher.end_with_parent()
         assert raised == told
         assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
+
+
+def test_processes_that_start_after_the_ranks_are_not_taken_for_ranks(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    monkeypatch.delenv("_EVENSTEP_LAUNCHER")
+    monkeypatch.setattr(launcher, "_ended", lambda *_: EXIT_DONE)
+    assert launcher.launch(2, []) == EXIT_DONE
+    assert "_EVENSTEP_LAUNCHER" not in launcher.os.environ
