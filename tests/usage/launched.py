@@ -144,6 +144,7 @@ def begin() -> None:
 def _run(connection: Any, variables: Mapping[str, str], function: Callable[..., Any], args: Any) -> None:
     begin()
     os.fsync = lambda descriptor: (os.fstat(descriptor), None)[1]  # as in pytest's own process
+    os.environ.pop("_EVENSTEP_LAUNCHER", None)  # the server may have begun while a test had set it
     os.environ.update(variables)
     try:
         message = False, function(*args)
