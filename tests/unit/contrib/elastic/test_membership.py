@@ -81,7 +81,7 @@ def test_before_it_has_joined_a_process_gets_what_it_says_itself_from_all() -> N
 def test_a_process_joins_and_sees_when_others_have_come() -> None:
     both = [member(0), member(1)]
     lighthouse: Any = Answers([member(0)], [member(0)], both)
-    group = Elastic(lighthouse, timeout_s=5)
+    group = Elastic(lighthouse, timeout_s=30)
     try:
         group.join(0)
         assert (group.rank, group.ranks, group.members) == (0, 1, {"0": 0})
@@ -99,7 +99,7 @@ def test_a_process_joins_and_sees_when_others_have_come() -> None:
 
 def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
     lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=5)
+    group = Elastic(lighthouse, timeout_s=30)
     try:
         group.join(0)
         group.join(3)
@@ -110,7 +110,7 @@ def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
 
 def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -> None:
     lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=5)
+    group = Elastic(lighthouse, timeout_s=30)
     try:
         group.join(0)
         group.begin_work()
@@ -125,7 +125,7 @@ def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -
 
 def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=5)
+    group = Elastic(lighthouse, timeout_s=30)
 
     def gone(*_: Any, **__: Any) -> None:
         monkeypatch.undo()
@@ -141,7 +141,7 @@ def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(mon
 
 def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=5)
+    group = Elastic(lighthouse, timeout_s=30)
     join, failures = Processes.of_rank, [ReplicaError("other versions"), ReplicaError("other versions")]
 
     def of_rank(*args: Any, **kwargs: Any) -> Processes:
