@@ -123,7 +123,8 @@ def path_of(location: Sequence[str | int], given: object, *, missing: bool = Fal
                 inside = table.get(part)
         elif isinstance(inside, list | tuple) and isinstance(part, int):
             path.append(part)
-            inside = cast("Sequence[object]", inside)[part]
+            items = cast("Sequence[object]", inside)
+            inside = items[part] if part < len(items) else None  # an item that is missing
     return tuple(path or location[:1])
 
 
