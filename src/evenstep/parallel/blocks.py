@@ -32,10 +32,9 @@ class Dealing:
     Args:
         owners: for each micro-batch, by its global number, the data-parallel rank that runs it; -1 for none.
 
-    >>> Dealing((0, 0, 0, 1)).nodes
-    (((1, 0), 0), ((0, 2), 0), ((0, 3), 1))
-    >>> Dealing.of_one(3).nodes
-    (((2, 0), 0),)
+    >>> dealing = Dealing((0, 0, 0, 1))
+    >>> dealing.nodes_of(0), dealing.nodes_of(1), Dealing.of_one(3).nodes_of(0)
+    (((1, 0), (0, 2)), ((0, 3),), ((2, 0),))
     """
 
     owners: tuple[int, ...]
@@ -55,13 +54,9 @@ class Dealing:
         """Level of the root."""
         return (len(self.owners) - 1).bit_length() if self.owners else 0
 
-    @property
-    def nodes(self) -> tuple[tuple[Place, int], ...]:
-        """The largest nodes whose micro-batches one rank runs, with that rank."""
-        return _nodes(self.owners)
-
-    def nodes_of(self, rank: int) -> list[Place]:
-        return [place for place, owner in self.nodes if owner == rank]
+    def nodes_of(self, rank: int) -> tuple[Place, ...]:
+        """The largest nodes whose micro-batches `rank` alone runs."""
+        return _nodes(self.owners).get(rank, ())
 
     def last_of(self, rank: int) -> int:
         """The last micro-batch that `rank` runs."""
@@ -69,7 +64,7 @@ class Dealing:
 
 
 @lru_cache(maxsize=256)
-def _nodes(owners: tuple[int, ...]) -> tuple[tuple[Place, int], ...]:
+def _nodes(owners: tuple[int, ...]) -> dict[int, tuple[Place, ...]]:
     def below(level: int, index: int) -> Iterator[tuple[Place, int]]:
         here = {owner for owner in owners[index << level : (index + 1) << level] if owner >= 0}
         if len(here) == 1:
@@ -78,7 +73,10 @@ def _nodes(owners: tuple[int, ...]) -> tuple[tuple[Place, int], ...]:
             yield from below(level - 1, 2 * index)
             yield from below(level - 1, 2 * index + 1)
 
-    return tuple(below((len(owners) - 1).bit_length(), 0)) if owners else ()
+    nodes: dict[int, tuple[Place, ...]] = {}
+    for place, owner in below(Dealing(owners).depth, 0):
+        nodes[owner] = (*nodes.get(owner, ()), place)
+    return nodes
 
 
 def _combined(parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
@@ -160,10 +158,12 @@ class OrderedSum(Sum):
         first, end = slices[group.rank]
         places = [dealing.nodes_of(rank) for rank in range(group.ranks)]
         sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
-        received = [like.new_empty(len(theirs) * (end - first)) for theirs in places]
-        received[group.rank] = sent[group.rank]
+        received = [
+            sent[rank] if rank == group.rank else like.new_empty(len(theirs) * (end - first))
+            for rank, theirs in enumerate(places)
+        ]
         self._parts = list(zip(places, received, strict=True))
-        super().__init__(like.new_empty(max(stop for _, stop in slices)), group.all_to_all(sent, received))
+        super().__init__(like, group.all_to_all(sent, received))
 
     def slice(self) -> Tensor:
         """Wait for the slices of all ranks; gives the sum of this rank's slice."""
@@ -179,6 +179,7 @@ class OrderedSum(Sum):
 
     def share(self) -> None:
         total = self.slice()
+        self._flat = total.new_empty(max(end for _, end in self._slices))
         pieces = [self._flat[first:end] for first, end in self._slices]
         pieces[self._group.rank].copy_(total)
         self._wait = self._group.all_to_all([total] * self._group.ranks, pieces)
@@ -212,10 +213,28 @@ def even_slices(elements: int, ranks: int) -> list[Slice]:
     return [(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
 
 
+def in_buckets(sizes: Sequence[int], formats: Sequence[torch.dtype], bucket_bytes: int) -> list[list[int]]:
+    """Places of the tensors that go in one message each: neighbours of one format, up to so many bytes.
+
+    >>> in_buckets([2, 2, 2], [torch.float32] * 3, 16)
+    [[0, 1], [2]]
+    """
+    buckets: list[list[int]] = []
+    room = 0
+    for place, (size, format) in enumerate(zip(sizes, formats, strict=True)):
+        num_bytes = size * format.itemsize
+        if not buckets or num_bytes > room or formats[buckets[-1][0]] != format:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(place)
+        room -= num_bytes
+    return buckets
+
+
 def begin_ordered_sum(group: Group, dealing: Dealing, flats: Sequence[Tensor], like: Tensor, elements: int) -> Sum:
     """Begin to sum a flat tensor over ranks; the arguments are those of `OrderedSum`."""
-    alone = group.ranks == 2 and all(len(dealing.nodes_of(rank)) <= 1 for rank in range(2))
-    if alone and like.dtype in _ADDED_ALIKE:  # a + b is the tree
+    are_two = group.ranks == 2 and all(len(dealing.nodes_of(rank)) <= 1 for rank in range(2))
+    if are_two and like.dtype in _ADDED_ALIKE:  # a + b is the tree
         flat = flats[0] if flats else like.new_full((elements,), _NEUTRAL)
         return Sum(flat, group.sum(flat))
     return OrderedSum(group, dealing, flats, even_slices(elements, group.ranks), like=like)

@@ -36,7 +36,7 @@ from evenstep.internals.fsdp import (
     records,
     set_gradient,
 )
-from evenstep.parallel.blocks import Dealing, Gradients, OrderedSum, Sum, Tree, begin_ordered_sum, packed
+from evenstep.parallel.blocks import Dealing, Gradients, OrderedSum, Sum, Tree, begin_ordered_sum, in_buckets, packed
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer import BUCKET_BYTES, ChoosesTrained, Reducer
@@ -152,6 +152,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._present: list[bool] = []  # a parameter has a gradient: of the shards, then of the numbers
         self._watched: set[int] = set()  # whose gradients are seen
         self._buckets: list[_Bucket] = []  # of ordered sums
+        self._formats: list[torch.dtype] = []  # in which gradients are added in order, as `_present`
         self._dealing = Dealing(())
 
     def wrap(self) -> nn.Module:
@@ -236,6 +237,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
             for shard in self._shards:  # sums over several uses of a parameter in one micro-batch
                 if shard.unsharded_param.dtype != _summed_in(shard):
                     shard.unsharded_param.grad_dtype = _summed_in(shard)
+            self._formats = [*map(_summed_in, self._shards), *map(gradient_format, self._numbers)]
             self._buckets = self._in_buckets()
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
@@ -310,28 +312,17 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _collect_ordered(self, microbatch: int, gradients: Gradients) -> None:
         self._forget_gradients()
-        formats = self._formats()
         for bucket in self._buckets:
-            mine = [(gradients[place], formats[place]) for place in bucket.places]
+            mine = [(gradients[place], self._formats[place]) for place in bucket.places]
             bucket.tree.add(microbatch, [one if one is None else one.to(format) for one, format in mine])
 
-    def _formats(self) -> list[torch.dtype]:
-        return [*map(_summed_in, self._shards), *map(gradient_format, self._numbers)]
-
     def _in_buckets(self) -> list[_Bucket]:
-        sizes = [*(shard.unsharded_param.numel() for shard in self._shards), *(one.numel() for one in self._numbers)]
-        formats = self._formats()
-        buckets: list[_Bucket] = []
-        room = 0
-        for place, (size, format) in enumerate(zip(sizes, formats, strict=True)):
-            num_bytes = size * format.itemsize
-            is_first_number = place == len(self._shards)
-            if not buckets or num_bytes > room or formats[buckets[-1].places[0]] != format or is_first_number:
-                buckets.append(_Bucket([]))
-                room = BUCKET_BYTES
-            buckets[-1].places.append(place)
-            room -= num_bytes
-        return buckets
+        count = len(self._shards)
+        sizes = [one.unsharded_param.numel() for one in self._shards]
+        of_shards = in_buckets(sizes, self._formats[:count], BUCKET_BYTES)
+        of_numbers = in_buckets([one.numel() for one in self._numbers], self._formats[count:], BUCKET_BYTES)
+        shifted = [[count + place for place in places] for places in of_numbers]
+        return [_Bucket(places) for places in (*of_shards, *shifted)]
 
     def _reduce_ordered(self) -> None:
         places = self._dealing.nodes_of(self.group.rank)
@@ -354,7 +345,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
                 parameter.grad = None
 
     def _begin_sum(self, bucket: _Bucket, nodes: Sequence[Gradients]) -> Sum:
-        like = torch.empty(0, dtype=self._formats()[bucket.places[0]], device=self.group.device)
+        like = torch.empty(0, dtype=self._formats[bucket.places[0]], device=self.group.device)
         if bucket.places[0] >= len(self._shards):
             sizes = [self._numbers[place - len(self._shards)].numel() for place in bucket.places]
             flats = [packed(node, sizes, like) for node in nodes]

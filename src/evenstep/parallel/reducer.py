@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstep.parallel.blocks import Dealing, Gradients, Sum, Tree, begin_ordered_sum, packed
+from evenstep.parallel.blocks import Dealing, Gradients, Sum, Tree, begin_ordered_sum, in_buckets, packed
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.tensors import gradient_format, laid_out
@@ -77,24 +77,20 @@ class ChoosesTrained(ABC):
 @dataclass(slots=True)
 class _Bucket:
     parameters: list[nn.Parameter]
+    like: Tensor = field(init=False)  # a tensor of the device and format of the gradients
+    sizes: list[int] = field(init=False)
+    room: list[int] = field(init=False)  # in an ordered sum: aligned, as kernels may add by alignment
     missing: int = 0
     tree: Tree = field(default_factory=Tree)
     sum: Sum | None = None
     present: list[bool] = field(default_factory=list)
 
-    @property
-    def sizes(self) -> list[int]:
-        return [parameter.numel() for parameter in self.parameters]
-
-    @property
-    def room(self) -> list[int]:
-        """Elements of each parameter in an ordered sum: gradients are aligned, as kernels may add by alignment."""
-        aligned = _ALIGNED // gradient_format(self.parameters[0]).itemsize
-        return [-(-size // aligned) * aligned for size in self.sizes]
-
-    def like(self) -> Tensor:
+    def __post_init__(self) -> None:
         first = self.parameters[0]
-        return torch.empty(0, dtype=gradient_format(first), device=first.device)
+        self.like = torch.empty(0, dtype=gradient_format(first), device=first.device)
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        aligned = _ALIGNED // self.like.itemsize
+        self.room = [-(-size // aligned) * aligned for size in self.sizes]
 
 
 @final
@@ -136,7 +132,10 @@ class BucketReducer(Reducer, ChoosesTrained):
         if self.group.ranks == 1 and self.collects:
             self._buckets = [_Bucket(list(parameters))] if parameters else []
         else:  # a backward reaches the last parameters first
-            self._buckets = _in_buckets(list(reversed(parameters)), self._bucket_bytes)
+            last_first = list(reversed(parameters))
+            sizes = [parameter.numel() for parameter in last_first]
+            cut = in_buckets(sizes, [*map(gradient_format, last_first)], self._bucket_bytes)
+            self._buckets = [_Bucket([last_first[place] for place in places]) for places in cut]
             for bucket in self._buckets:
                 ready = self._hook_of(bucket)
                 self._hooks += [each.register_post_accumulate_grad_hook(ready) for each in bucket.parameters]
@@ -188,7 +187,7 @@ class BucketReducer(Reducer, ChoosesTrained):
             each.share()
         anywhere = iter(flags)
         for bucket, each in zip(self._buckets, sums, strict=True):
-            total = each.finish().to(gradient_format(bucket.parameters[0]))
+            total = each.finish().to(bucket.like.dtype)
             room = bucket.room if self.collects else bucket.sizes
             for parameter, piece in zip(bucket.parameters, total.split(room), strict=True):
                 parameter.grad = laid_out(piece[: parameter.numel()], parameter) if next(anywhere) else None
@@ -221,8 +220,8 @@ class BucketReducer(Reducer, ChoosesTrained):
         nodes = [bucket.tree.node(place) or missing for place in dealing.nodes_of(rank)]
         bucket.present = [any(one is not None for one in each) for each in zip(*nodes, strict=True)]
         bucket.present = bucket.present or [False] * len(missing)
-        flats = [packed(node, bucket.room, bucket.like()) for node in nodes]
-        return begin_ordered_sum(self.group, dealing, flats, bucket.like(), sum(bucket.room))
+        flats = [packed(node, bucket.room, bucket.like) for node in nodes]
+        return begin_ordered_sum(self.group, dealing, flats, bucket.like, sum(bucket.room))
 
     def _fast(self, bucket: _Bucket) -> Sum:
         gradients = [parameter.grad for parameter in bucket.parameters]
@@ -243,28 +242,13 @@ def _collect_last(bucket: _Bucket, dealing: Dealing, *, rank: int) -> None:
 
 
 def _flat(bucket: _Bucket, gradients: Gradients, wire_dtype: torch.dtype | None) -> Tensor:
-    like = bucket.like()
     pieces = [
-        like.new_zeros(size) if gradient is None else gradient.reshape(-1)
+        bucket.like.new_zeros(size) if gradient is None else gradient.reshape(-1)
         for gradient, size in zip(gradients, bucket.sizes, strict=True)
     ]
     if wire_dtype is None:
         return torch.cat(pieces)
-    flat = torch.empty(sum(bucket.sizes), dtype=wire_dtype, device=like.device)
+    flat = torch.empty(sum(bucket.sizes), dtype=wire_dtype, device=bucket.like.device)
     for room, piece in zip(flat.split(bucket.sizes), pieces, strict=True):
         room.copy_(piece)  # casts on the way: no second buffer of full width
     return flat
-
-
-def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    buckets: list[_Bucket] = []
-    room = 0
-    for parameter in parameters:
-        format = gradient_format(parameter)
-        size = parameter.numel() * format.itemsize
-        if not buckets or size > room or gradient_format(buckets[-1].parameters[0]) != format:
-            buckets.append(_Bucket([]))
-            room = bucket_bytes
-        buckets[-1].parameters.append(parameter)
-        room -= size
-    return buckets
