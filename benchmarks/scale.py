@@ -29,7 +29,7 @@ from contenders.bare import train_tuned  # noqa: E402
 from contenders.evenstep_ import Classify  # noqa: E402
 from contenders.evenstep_ import train as train_evenstep  # noqa: E402
 from evenstep import MapData, Mixture, Trainer  # noqa: E402
-from evenstep.data import Position, Sampled  # noqa: E402
+from evenstep.data import Position, ReadOptions, Sampled  # noqa: E402
 from evenstep.events import Storage  # noqa: E402
 from harness.rounds import Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
@@ -85,7 +85,7 @@ def times_ms(start: Callable[[int], None], num_samples: int) -> Times:
 def first_batch(num_samples: int) -> None:
     """From the dataset to the numbers and data of a batch in the midst of an epoch."""
     data = MapData(range(num_samples), global_batch_size=BATCH)
-    next(data.batches(Position(epoch=1, batch=num_samples // BATCH // 2), seed=1))
+    next(data.batches(ReadOptions(start=Position(epoch=1, batch=num_samples // BATCH // 2), seed=1)))
 
 
 def mixture_at(update: int) -> None:
@@ -96,7 +96,7 @@ def mixture_at(update: int) -> None:
     places = {"long": [0, update // 2], "short": [update // 200, 0]}
     state = {"seed": 1, "position": list(position), "number": update, "places": places, "ended": ["short"]}
     mixture.load_state_dict(state)
-    next(mixture.batches(position, seed=1))
+    next(mixture.batches(ReadOptions(start=position, seed=1)))
 
 
 def memory_mb(num_samples: int) -> Times:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from evenstep import Data, Hook
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, DataError
 from evenstep.events import EvaluateEnd, TrainBegin, TrainEnd
 
@@ -222,7 +222,7 @@ class BigramAndSample(Hook):
         """Of a bigram model of the train split, on the very batches of the evaluation."""
         bigram = ByteBigram(read_split("train", self.root))
         bits, num_bytes = 0.0, 0
-        for batch in cast(Data, self.trainer.evaluations[self.evaluation]).batches(Position(), seed=self.seed):
+        for batch in cast(Data, self.trainer.evaluations[self.evaluation]).batches(ReadOptions(seed=self.seed)):
             for microbatch in batch.microbatches:
                 inputs, targets = cast(tuple[Tensor, Tensor], microbatch.data)
                 bits += bigram.bits(inputs, targets)

@@ -29,7 +29,7 @@ from work import (
 
 from evenstep import Engine, MapData, Memory, Profile, Task, Training, chunked_cross_entropy
 from evenstep.checkpoint.background import Staging
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 from evenstep.events.hooks import MemoryUse
 from evenstep.oom import give_back
 from evenstep.options import Checkpointing
@@ -121,7 +121,7 @@ def test_batches_are_pinned_and_moved_also_those_of_workers(device: torch.device
     trainer.train()
     assert task.seen == {device.type}
     try:
-        one = next(iter(data.batches(Position(), seed=1, pin_memory=pins)))
+        one = next(iter(data.batches(ReadOptions(seed=1, pin_memory=pins))))
     finally:
         data.close()
     first: Any = one.microbatches[0].data

@@ -26,7 +26,7 @@ from evenstep import (
     find_lr,
     grouped_optimizer,
 )
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEnd
 from evenstep.parallel import Ordered
@@ -169,7 +169,7 @@ def schedule_free_alone() -> float:
     optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=3)
     data = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, num_epochs=2)
     optimizer.train()
-    for batch in data.batches(Position(), seed=42):
+    for batch in data.batches(ReadOptions(seed=42)):
         inputs, targets = batch.microbatches[0].data
         optimizer.zero_grad()
         (((model(inputs) - targets) ** 2).sum() / 8).backward()

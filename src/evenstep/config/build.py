@@ -23,7 +23,7 @@ from evenstep.config.ranks import build_layout
 from evenstep.config.run import ListedTable, RunConfig, Target, TaskTable
 from evenstep.config.target import Call, OpenRun
 from evenstep.contrib.multitask import Scheduled
-from evenstep.data import Data, GlobalBatch, Mixture, Position
+from evenstep.data import Data, GlobalBatch, Mixture, ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
 from evenstep.events import Evaluate, Hook, Writer
@@ -121,7 +121,7 @@ class RunParts:
 
     def first_inputs(self, device: torch.device) -> tuple[GlobalBatch, Any]:
         """The first global batch, and the model's inputs of its first micro-batch, on `device`."""
-        with closing(cast("Any", self.data.batches(Position(), seed=self.config.seed))) as batches:
+        with closing(cast("Any", self.data.batches(ReadOptions(seed=self.config.seed)))) as batches:
             batch: GlobalBatch = next(batches)
         first = batch.microbatches[0]
         task = self.task if isinstance(self.task, Task) else self.task[first.task]

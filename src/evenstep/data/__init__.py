@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Microbatch,
         Part,
         Position,
+        ReadOptions,
         State,
         batches_in,
     )
@@ -36,6 +37,7 @@ __all__ = [
     "Mixture",
     "Part",
     "Position",
+    "ReadOptions",
     "Reading",
     "RoundRobin",
     "Sampled",
@@ -51,7 +53,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".batch": "Batch Data DataFault GlobalBatch Microbatch Part Position State batches_in",
+        ".batch": "Batch Data DataFault GlobalBatch Microbatch Part Position ReadOptions State batches_in",
         ".iterable": "StreamData UpdateData",
         ".map_data": "MapData",
         ".mixture": "AllTasks Mixing Mixture RoundRobin Sampled",

@@ -34,6 +34,51 @@ class Position(NamedTuple):
         return Position(self.epoch + 1, 0) if ends_epoch else Position(self.epoch, self.batch + 1)
 
 
+_FIRST = Position()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """How this process reads global batches.
+
+    Args:
+        seed: the run's seed; order and augmentation follow from it.
+        start: position of the first global batch.
+        rank: data-parallel rank of this process, 0..ranks-1.
+        ranks: number of data-parallel ranks.
+        blocks: number B of blocks in which gradients are added; None without blocks.
+        total: sums numbers over the ranks, which call it together; streams need it on several ranks.
+        pin_memory: whether batches are put in pinned memory, where there is an accelerator.
+
+    >>> ReadOptions(seed=1, rank=1, ranks=2).share(5)
+    range(2, 5)
+    """
+
+    seed: int
+    start: Position = _FIRST
+    rank: int = 0
+    ranks: int = 1
+    blocks: int | None = None
+    total: Total | None = None
+    pin_memory: bool = False
+
+    def share(self, num_microbatches: int) -> range:
+        """Global numbers of the micro-batches that this rank runs.
+
+        Rank r of R runs n·r // R up to n·(r+1) // R of n micro-batches. With B blocks, n > B and R ≤ B it runs whole
+        blocks: B·r // R up to B·(r+1) // R, where block b holds micro-batches n·b // B up to n·(b+1) // B.
+
+        >>> [ReadOptions(seed=1, rank=rank, ranks=2, blocks=3).share(8) for rank in range(2)]
+        [range(0, 2), range(2, 8)]
+        """
+        rank, ranks, blocks = self.rank, self.ranks, self.blocks
+        if blocks is None or num_microbatches <= blocks or ranks > blocks:
+            return range(num_microbatches * rank // ranks, num_microbatches * (rank + 1) // ranks)
+        first, end = blocks * rank // ranks, blocks * (rank + 1) // ranks
+        return range(num_microbatches * first // blocks, num_microbatches * end // blocks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFault:
     """A fault while a batch was read that the run survives.
@@ -227,27 +272,11 @@ class Data(ABC):
         return None
 
     @abstractmethod
-    def batches(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int = 0,
-        ranks: int = 1,
-        total: Total | None = None,
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        """Give the global batches from `start` on, epoch after epoch.
-
-        Args:
-            seed: the run's seed; order and augmentation follow from it.
-            rank: whose micro-batches, 0..ranks-1.
-            ranks: number of data-parallel ranks that share each global batch.
-            total: sums numbers over the ranks, which call it together; streams need it, as none knows the others'.
-            pin_memory: whether batches are put in pinned memory, where there is an accelerator.
+    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+        """Give this rank's part of the global batches from `read.start` on, epoch after epoch.
 
         Raises:
-            DataError: the data cannot start at `start`; later, a sample or a worker fails.
+            DataError: the data cannot start at `read.start`; later, a sample or a worker fails.
         """
 
     @abstractmethod

@@ -4,7 +4,6 @@ A cut is a list of edges: batch b holds the places from `edges[b]` up to, not in
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -175,9 +174,3 @@ def shuffle_batches(
     places = np.argsort(scatter(shuffle_key, np.arange(len(sizes), dtype=np.int64)), kind="stable")
     moved = [samples[edges[place] : edges[place + 1]] for place in places.tolist()]
     return np.concatenate([samples[:0], *moved]), [0, *np.cumsum(sizes[places]).tolist()]
-
-
-@lru_cache(maxsize=64)  # asked in every update
-def share(num_microbatches: int, *, rank: int, ranks: int) -> range:
-    """The numbers of the micro-batches that a rank runs: contiguous, balanced to within one."""
-    return range(num_microbatches * rank // ranks, num_microbatches * (rank + 1) // ranks)

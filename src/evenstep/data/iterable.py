@@ -13,8 +13,8 @@ from zlib import crc32
 from torch.utils.data import DataLoader
 
 from evenstep.arguments import require_count
-from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, Total, batches_in
-from evenstep.data.batching import cut_by_count, share
+from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions, batches_in
+from evenstep.data.batching import cut_by_count
 from evenstep.data.dataset import EpochSetters, epoch_setters, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
 from evenstep.data.seeding import global_states, seed_generators, undisturbed
@@ -160,19 +160,19 @@ class StreamShare:
         num_microbatches: over all ranks; None where the items tell.
     """
 
-    def __init__(self, edges: Sequence[int], *, rank: int, ranks: int, shared: bool, total: Total | None) -> None:
-        self.shared = shared or ranks == 1
-        self._total = total
-        self._rank, self._ranks = rank, ranks
-        mine = range(len(edges) - 1) if self.shared else share(len(edges) - 1, rank=rank, ranks=ranks)
-        self.stream = 0 if self.shared else rank
+    def __init__(self, edges: Sequence[int], read: ReadOptions, *, shared: bool) -> None:
+        self.shared = shared or read.ranks == 1
+        self._read = read
+        self._ranks = read.ranks
+        mine = range(len(edges) - 1) if self.shared else read.share(len(edges) - 1)
+        self.stream = 0 if self.shared else read.rank
         self.first = mine.start
         self.num_items = edges[mine.stop] - edges[mine.start]
         self.num_microbatches = None if self.shared else len(edges) - 1
 
     def numbers(self, num_read: int) -> range:
         """Numbers of this rank's micro-batches among those read."""
-        return share(num_read, rank=self._rank, ranks=self._ranks) if self.shared else range(num_read)
+        return self._read.share(num_read) if self.shared else range(num_read)
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
         """Agree on whether `epoch` exists; False where the data have ended.
@@ -216,7 +216,7 @@ class StreamShare:
 
     def _sum(self, *numbers: float) -> Sequence[float]:
         own = [float(number) for number in numbers]
-        return own if self._total is None or self._ranks == 1 else self._total(own)
+        return own if self._read.total is None or self._ranks == 1 else self._read.total(own)
 
     def _differ(self, found: str) -> DataError:
         must = "read the same stream, whatever their rank" if self.shared else "read streams that begin anew alike"
@@ -272,7 +272,7 @@ class StreamData(Data):
         ArgumentError: `stream` can't be iterated, or a size is no whole number above 0.
 
     >>> data = StreamData(range(10), global_batch_size=4)
-    >>> batches = data.batches(Position(), seed=1)
+    >>> batches = data.batches(ReadOptions(seed=1))
     >>> [next(batches).num_samples for _ in range(4)]
     [4, 4, 2, 4]
     """
@@ -367,18 +367,10 @@ class StreamData(Data):
         self._cursor = None
         self._states = {Position(state["epoch"], state["batch"]): deepcopy(dict(state))} if state else {}
 
-    def batches(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int = 0,
-        ranks: int = 1,
-        total: Total | None = None,
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        """Give the global batches from `start` on: where the stream is or was, or the begin of an epoch."""
-        share = StreamShare(self._edges(), rank=rank, ranks=ranks, shared=self._shared, total=total)
+    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+        """Give the global batches from `read.start` on: where the stream is or was, or the begin of an epoch."""
+        start, ranks = read.start, read.ranks
+        share = StreamShare(self._edges(), read, shared=self._shared)
         uneven = self._has_global_state and share.num_microbatches is not None and share.num_microbatches % ranks
         if not share.num_items or uneven:
             raise ArgumentError(
@@ -389,10 +381,10 @@ class StreamData(Data):
                 field="micro_batch_size",
             )
         if self._cursor is None or self._cursor.position != start:
-            reader = Reader(self._stream, self._setters, seed=seed, rank=share.stream)
+            reader = Reader(self._stream, self._setters, seed=read.seed, rank=share.stream)
             self._cursor = self._started(_Cursor(reader, share, start), start)
         self._cursor.share = share
-        return self._generate(self._cursor, pins=pin_memory and can_pin())
+        return self._generate(self._cursor, pins=read.pin_memory and can_pin())
 
     def close(self) -> None:
         self._cursor = None
@@ -582,7 +574,7 @@ class UpdateData(StreamData):
         ArgumentError: it cannot be iterated.
 
     >>> data = UpdateData([((["a"], "class"), (["b", "c"], "box"))], samples_in=len)
-    >>> batch = next(data.batches(Position(), seed=1))
+    >>> batch = next(data.batches(ReadOptions(seed=1)))
     >>> [(one.index, one.task, one.data) for one in batch.microbatches], batch.num_samples
     ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
     """

@@ -8,8 +8,8 @@ from math import ceil
 from typing import NamedTuple, cast, final
 from zlib import crc32
 
-from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, Total
-from evenstep.data.batching import Lengths, Oversized, share
+from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, ReadOptions
+from evenstep.data.batching import Lengths, Oversized
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, InlineLoader, Reading, Reply, Request, WorkerLoader
 from evenstep.data.sampling import Sampling, Sizes, Unit
@@ -73,7 +73,7 @@ class MapData(Data):
         DataError: a sample is longer than a budget.
 
     >>> data = MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False, num_epochs=1)
-    >>> [batch.microbatches[0].data.tolist() for batch in data.batches(Position(), seed=1)]
+    >>> [batch.microbatches[0].data.tolist() for batch in data.batches(ReadOptions(seed=1))]
     [[10, 11], [12, 13], [14]]
     """
 
@@ -181,29 +181,20 @@ class MapData(Data):
             "cut": {"micro_batch_size": sampling.micro_batch_size, "micro_batch_tokens": sampling.micro_batch_tokens},
         }
 
-    def batches(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int = 0,
-        ranks: int = 1,
-        total: Total | None = None,
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        """Give this rank's part of the global batches from `start` on, to the end of `num_epochs`.
+    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+        """Give this rank's part of the global batches from `read.start` on, to the end of `num_epochs`.
 
         Raises:
-            ArgumentError: `rank` is not one of `ranks`, or a number is negative.
-            DataError: `start` is past the end of its epoch; later, a sample, `collate` or a worker fails.
+            DataError: `read.start` is past the end of its epoch; later, a sample, `collate` or a worker fails.
         """
+        start, seed = read.start, read.seed
         if start.batch and start.batch >= self.num_batches(start.epoch, seed=seed):
             raise DataError(
                 f"the data cannot start at batch {start.batch} of epoch {start.epoch}, which has "
                 f"{self.num_batches(start.epoch, seed=seed)}; the dataset or the batch size has changed since the "
                 f"checkpoint: set it back, or start a new run."
             )
-        return self._generate(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory and can_pin())
+        return self._generate(read)
 
     def close(self) -> None:
         """End the worker processes; `batches` starts new ones."""
@@ -241,15 +232,13 @@ class MapData(Data):
             else:
                 loader.close()
 
-    def _generate(
-        self, start: Position, *, seed: int, rank: int, ranks: int, pin_memory: bool
-    ) -> Iterator[GlobalBatch]:
-        plan = self._plan(start, seed=seed, rank=rank, ranks=ranks)
+    def _generate(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+        plan = self._plan(read)
         first = next(plan, None)
         if first is None:
             return
         plan, ahead = tee(chain([first], plan))  # which keeps what it has given for a while: nothing with data in it
-        with self._loader(len(first.requests), pins=pin_memory) as loader:
+        with self._loader(len(first.requests), pins=read.pin_memory and can_pin()) as loader:
             loader.start(request for planned in ahead for request in planned.requests)
             for planned in plan:
                 replies = loader.take(len(planned.requests))
@@ -266,16 +255,16 @@ class MapData(Data):
                     faults=tuple(faults),
                 )
 
-    def _plan(self, start: Position, *, seed: int, rank: int, ranks: int) -> Iterator[_Planned]:
-        position = start
+    def _plan(self, read: ReadOptions) -> Iterator[_Planned]:
+        position = read.start
         while self._num_epochs is None or position.epoch < self._num_epochs:
-            epoch = self._epoch(position.epoch, seed=seed, limit=self.limit_batches)
+            epoch = self._epoch(position.epoch, seed=read.seed, limit=self.limit_batches)
             samples = epoch.batch(position.batch)
             microbatches = self._sampling.microbatches(samples)
             following = position.after(ends_epoch=position.batch + 1 == epoch.num_batches)
             requests = [
                 Request(position.epoch, position.batch, number, microbatches[number], epoch.key)
-                for number in share(len(microbatches), rank=rank, ranks=ranks)
+                for number in read.share(len(microbatches))
             ]
             # A rank without a micro-batch asks for an empty one: else its loader would look for its next request
             # through all epochs to come.

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, get_args
 
 from evenstep.arguments import require_word
-from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, Total
+from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions
 from evenstep.data.from_loader import data_of
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key
@@ -252,7 +252,7 @@ class Mixture(Data):
     >>> from evenstep.data.map_data import MapData
     >>> sets = {"class": [1, 2, 3], "box": [10, 20]}
     >>> data = {name: MapData(some, global_batch_size=1, shuffle=False) for name, some in sets.items()}
-    >>> batches = Mixture(data, end="max").batches(Position(), seed=1)
+    >>> batches = Mixture(data, end="max").batches(ReadOptions(seed=1))
     >>> [[(one.index, one.task, one.data.item()) for one in next(batches).microbatches] for _ in range(3)]
     [[(0, 'class', 1), (1, 'box', 10)], [(0, 'class', 2), (1, 'box', 20)], [(0, 'class', 3)]]
     """
@@ -336,23 +336,15 @@ class Mixture(Data):
             "cut": cut,
         }
 
-    def batches(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int = 0,
-        ranks: int = 1,
-        total: Total | None = None,
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
-        walk = self._walk = self._walk_to(start, seed)
+    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+        start = read.start
+        walk = self._walk = self._walk_to(start, read.seed)
         if walk.position != start:
             raise DataError(
                 f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or mixing have "
                 f"changed since the checkpoint: set them back, or start a new run."
             )
-        return self._generate(walk, rank=rank, ranks=ranks, pin_memory=pin_memory)
+        return self._generate(walk, read)
 
     def close(self) -> None:
         for one in self.data.values():
@@ -365,17 +357,13 @@ class Mixture(Data):
         walk.go_to(position)
         return walk
 
-    def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:
+    def _generate(self, walk: _Walk, read: ReadOptions) -> Iterator[GlobalBatch]:
         with ExitStack() as stack:
             sources: dict[str, Iterator[GlobalBatch]] = {}
             for place, (name, one) in enumerate(self.data.items()):
-                sources[name] = one.batches(
-                    walk.places[name],
-                    seed=task_seed(walk.seed, name),
-                    rank=(rank + place) % ranks,
-                    ranks=ranks,
-                    pin_memory=pin_memory,
-                )
+                rank = (read.rank + place) % read.ranks
+                of_task = replace(read, start=walk.places[name], seed=task_seed(read.seed, name), rank=rank, total=None)
+                sources[name] = one.batches(of_task)
                 stack.enter_context(closing(cast("Any", sources[name])))
             while True:
                 yield _next_of(walk, sources)

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 from torch import nn
 
-from evenstep.data import Data, Microbatch, Position
+from evenstep.data import Data, Microbatch, ReadOptions
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.train.evaluating import evaluating
@@ -86,11 +86,12 @@ class Evaluation:
     def _run(self, update: int) -> None:
         reducers, context = self._execution.reducers, self._context
         batches = self._data.batches(
-            Position(),
-            seed=context.seed,
-            rank=reducers.data_group.rank,
-            ranks=reducers.data_group.ranks,
-            total=reducers.data_group.sum_floats,
+            ReadOptions(
+                seed=context.seed,
+                rank=reducers.data_group.rank,
+                ranks=reducers.data_group.ranks,
+                total=reducers.data_group.sum_floats,
+            )
         )
         with closing(cast("Any", batches)):
             for batch in batches:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
-from evenstep.data import Data, GlobalBatch, Position
+from evenstep.data import Data, GlobalBatch, Position, ReadOptions
 from evenstep.errors import DataError
 from evenstep.parallel import Reducers
 
@@ -51,12 +51,14 @@ class Feed:
         self._again.clear()
         self.ended = False
         self._batches = self.data.batches(
-            position,
-            seed=self.seed,
-            rank=self.reducers.data_group.rank,
-            ranks=self.reducers.data_group.ranks,
-            total=self.reducers.data_group.sum_floats,
-            pin_memory=self.pin_memory,
+            ReadOptions(
+                start=position,
+                seed=self.seed,
+                rank=self.reducers.data_group.rank,
+                ranks=self.reducers.data_group.ranks,
+                total=self.reducers.data_group.sum_floats,
+                pin_memory=self.pin_memory,
+            )
         )
         with closing(cast("Any", self._batches)):
             yield

@@ -6,8 +6,8 @@ What is one micro-batch is told by how it was given, never by its type: each arg
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.batch import JSON, Total, named_batch
+from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position, ReadOptions
+from evenstep.data.batch import JSON, named_batch
 from evenstep.data.split import samples_in
 from evenstep.errors import DataError
 from evenstep.parallel import Group
@@ -63,16 +63,7 @@ class OneBatch(Data):
     def __init__(self, batch: GlobalBatch) -> None:
         self._batch = batch
 
-    def batches(
-        self,
-        start: Position,
-        *,
-        seed: int,
-        rank: int = 0,
-        ranks: int = 1,
-        total: Total | None = None,
-        pin_memory: bool = False,
-    ) -> Iterator[GlobalBatch]:
+    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
         yield self._batch
 
     def num_batches(self, epoch: int, *, seed: int) -> int | None:

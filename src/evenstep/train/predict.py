@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 
-from evenstep.data import Data, GlobalBatch, Microbatch, Position
+from evenstep.data import Data, GlobalBatch, Microbatch, ReadOptions
 from evenstep.data.tree import rebuilt
 from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
@@ -66,7 +66,7 @@ def predict(
         keep = partial(_kept_together, recovery=recovery)
     found: list[Prediction] = []
     total = reducers.group.sum_floats
-    batches = data.batches(Position(), seed=context.seed, rank=reducers.rank, ranks=reducers.ranks, total=total)
+    batches = data.batches(ReadOptions(seed=context.seed, rank=reducers.rank, ranks=reducers.ranks, total=total))
     try:
         with evaluating(model, context.device, context.tasks.values()), closing(cast("Any", batches)):
             for batch in batches:

@@ -9,7 +9,7 @@ from evenstep.config.build import RunParts, build_hooks, build_parts, schedule_o
 from evenstep.config.build_data import build_data
 from evenstep.config.load import from_arguments
 from evenstep.config.target import open_run
-from evenstep.data import MapData, Position, StreamData
+from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.errors import ConfigError, TaskError
 from evenstep.optim.schedules import CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
 from evenstep.precision import PRECISIONS
@@ -138,9 +138,8 @@ def test_the_same_seed_gives_the_same_model_and_leaves_the_generators_alone(buil
 def test_a_dataset_that_draws_random_numbers_is_the_same_each_time(build: Build) -> None:
     def drawn() -> list[float]:
         parts = build("--data.train.target", "parts.py:shuffled", "--data.shuffle", "false")
-        from evenstep.data import Position
 
-        (part,) = next(parts.data.batches(Position(), seed=0)).microbatches
+        (part,) = next(parts.data.batches(ReadOptions(seed=0))).microbatches
         assert isinstance(part.data, torch.Tensor)
         return part.data.tolist()
 
@@ -223,17 +222,16 @@ def test_auto_begins_with_the_share_of_a_replica_or_pipeline(
     assert config.data is not None
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     data = build_data(config.data, config.failures, range(64), None, pipeline_ranks=pipeline)
-    batch = next(data.batches(Position(), seed=0))
+    batch = next(data.batches(ReadOptions(seed=0)))
     assert batch.microbatches[0].num_samples == samples
 
 
 def test_an_evaluation_goes_a_micro_batch_at_a_time_in_order(build: Build) -> None:
-    from evenstep.data import Position
 
     data = build("--data.evaluations.valid.target", "parts.py:samples", "--data.micro_batch_size", "1").evaluations[
         "valid"
     ]
-    batches = data.batches(Position(), seed=0)
+    batches = data.batches(ReadOptions(seed=0))
     assert [next(batches).microbatches[0].data.tolist() for _ in range(4)] == [[0], [1], [2], [3]]  # type: ignore[attr-defined]
 
 

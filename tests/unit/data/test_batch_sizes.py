@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep import MapData, Mixture
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 from evenstep.data.sampling import BatchSizes
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
@@ -52,7 +52,7 @@ def test_budgets_of_tokens_change_by_epochs() -> None:
         lengths=lengths,
         num_epochs=2,
     )
-    for batch in data.batches(Position(), seed=1):
+    for batch in data.batches(ReadOptions(seed=1)):
         budget = 10 if batch.position.epoch == 0 else 40
         taken = [lengths[sample] for sample in batch.microbatches[0].samples]
         assert max(taken) * len(taken) <= budget
@@ -85,7 +85,7 @@ def test_a_task_of_a_mixture_counts_its_own_batches() -> None:
     )
     given = [
         [len(one.samples) for one in batch.microbatches]
-        for batch, _ in zip(data.batches(Position(), seed=1), range(5), strict=False)
+        for batch, _ in zip(data.batches(ReadOptions(seed=1)), range(5), strict=False)
     ]
     assert given == [[1, 3], [1, 3], [2, 3], [2, 3], [2, 3]]
 

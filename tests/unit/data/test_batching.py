@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import chain, pairwise, product
 from typing import Any
 
@@ -7,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.data.batching import cut_by_tokens, fitting, group_by_length, measure, share, shuffle_batches
+from evenstep.data import ReadOptions
+from evenstep.data.batching import cut_by_tokens, fitting, group_by_length, measure, shuffle_batches
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -77,9 +79,24 @@ def test_shuffling_batches_leaves_each_batch_whole(sizes: list[int], shuffle_key
 
 @given(num_microbatches=st.integers(0, 50), ranks=st.integers(1, 20))
 def test_shares_are_contiguous_and_balanced(num_microbatches: int, ranks: int) -> None:
-    shares = [share(num_microbatches, rank=rank, ranks=ranks) for rank in range(ranks)]
+    shares = [ReadOptions(seed=1, rank=rank, ranks=ranks).share(num_microbatches) for rank in range(ranks)]
     assert list(chain(*shares)) == list(range(num_microbatches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(num_microbatches=st.integers(0, 50), ranks=st.integers(1, 10), blocks=st.integers(1, 10))
+def test_ranks_run_whole_blocks(num_microbatches: int, ranks: int, blocks: int) -> None:
+    n = num_microbatches
+    options = [ReadOptions(seed=1, rank=rank, ranks=ranks, blocks=blocks) for rank in range(ranks)]
+    shares = [one.share(n) for one in options]
+    assert list(chain(*shares)) == list(range(n))
+    if n > blocks >= ranks:
+        block_of = [((m + 1) * blocks - 1) // n for m in range(n)]
+        held = [{block_of[m] for m in one} for one in shares]
+        assert sum(map(len, held)) == blocks
+        assert max(map(len, held)) - min(map(len, held)) <= 1
+    else:
+        assert shares == [replace(one, blocks=None).share(n) for one in options]
 
 
 @pytest.mark.parametrize("lengths", [[3, 0, 2], np.array([3, 0, 2]), torch.tensor([3, 0, 2]), [3, 0, 2].__getitem__])

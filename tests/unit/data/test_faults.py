@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.data import MapData, Position, Reading
+from evenstep.data import MapData, Reading, ReadOptions
 
 
 class Flaky(torch.utils.data.Dataset[torch.Tensor]):
@@ -27,7 +27,7 @@ class Flaky(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def taken(data: MapData) -> tuple[list[list[int]], list[Any]]:
-    batches = list(data.batches(Position(), seed=1))
+    batches = list(data.batches(ReadOptions(seed=1)))
     data.close()
     values = [[n for part in batch.microbatches for n in part.data.tolist()] for batch in batches]  # type: ignore[attr-defined]
     return values, [fault for batch in batches for fault in batch.faults]

@@ -2,13 +2,13 @@ from itertools import islice
 
 import pytest
 
-from evenstep.data import Data, GlobalBatch, MapData, Position, StreamData
+from evenstep.data import Data, GlobalBatch, MapData, Position, ReadOptions, StreamData
 
 START = Position()
 
 
 def taken(data: Data, start: Position = START, count: int = 7) -> list[GlobalBatch]:
-    return list(islice(data.batches(start, seed=3), count))
+    return list(islice(data.batches(ReadOptions(start=start, seed=3)), count))
 
 
 def samples(batch: GlobalBatch) -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset
 
-from evenstep.data import GlobalBatch, MapData, Position, Reading
+from evenstep.data import GlobalBatch, MapData, Position, Reading, ReadOptions
 from evenstep.errors import DataError
 
 
@@ -81,8 +81,8 @@ def test_ranks_together_see_what_one_rank_sees(
         collate=list,
         num_epochs=2,
     )
-    alone = [batch.microbatches for batch in data.batches(Position(), seed=seed)]
-    of_ranks = [list(data.batches(Position(), seed=seed, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    alone = [batch.microbatches for batch in data.batches(ReadOptions(seed=seed))]
+    of_ranks = [list(data.batches(ReadOptions(seed=seed, rank=rank, ranks=ranks))) for rank in range(ranks)]
     together = [sum((batch.microbatches for batch in same), ()) for same in zip(*of_ranks, strict=True)]
     assert together == alone
 
@@ -107,7 +107,7 @@ def test_every_cut_sees_every_sample_of_an_epoch_once_and_the_same_ones_per_upda
             collate=list,
             num_epochs=1,
         )
-        return [list(chain(*samples(batch))) for batch in data.batches(Position(), seed=3)]
+        return [list(chain(*samples(batch))) for batch in data.batches(ReadOptions(seed=3))]
 
     assert updates(micro_batch_size) == updates(None)
     assert sorted(chain(*updates(None))) == list(range(num_samples))
@@ -130,15 +130,15 @@ def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(
             collate=list,
         )
 
-    uninterrupted = list(islice(data().batches(Position(), seed=5), skip + 12))
+    uninterrupted = list(islice(data().batches(ReadOptions(seed=5)), skip + 12))
     start = uninterrupted[skip - 1].following if skip else Position()
-    assert list(islice(data().batches(start, seed=5), 12)) == uninterrupted[skip:]
+    assert list(islice(data().batches(ReadOptions(start=start, seed=5)), 12)) == uninterrupted[skip:]
 
 
 def test_nothing_is_given_after_the_last_epoch() -> None:
     data = MapData(range(10), global_batch_size=4, num_epochs=2)
-    assert list(data.batches(Position(epoch=2), seed=1)) == []
-    assert len(list(data.batches(Position(epoch=1), seed=1))) == 3
+    assert list(data.batches(ReadOptions(start=Position(epoch=2), seed=1))) == []
+    assert len(list(data.batches(ReadOptions(start=Position(epoch=1), seed=1)))) == 3
 
 
 def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
@@ -150,7 +150,7 @@ def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
         shuffle=False,
         collate=list,
     )
-    assert samples(next(data.batches(Position(), seed=1))) == [[0, 5, 2], [4, 3], [1]]
+    assert samples(next(data.batches(ReadOptions(seed=1)))) == [[0, 5, 2], [4, 3], [1]]
 
 
 def test_augmentation_does_not_depend_on_the_cut_or_the_ranks() -> None:
@@ -158,7 +158,7 @@ def test_augmentation_does_not_depend_on_the_cut_or_the_ranks() -> None:
         data = MapData(Noisy(12), global_batch_size=6, micro_batch_size=micro_batch_size, collate=list, num_epochs=2)
         return [
             sample
-            for batch in data.batches(Position(), seed=1, rank=rank, ranks=ranks)
+            for batch in data.batches(ReadOptions(seed=1, rank=rank, ranks=ranks))
             for microbatch in batch.microbatches
             for sample in microbatch.data
         ]
@@ -173,7 +173,7 @@ def test_augmentation_differs_between_epochs_and_seeds() -> None:
     data = MapData(Noisy(4), global_batch_size=4, shuffle=False, collate=list)
 
     def values(epoch: int, seed: int) -> object:
-        return next(data.batches(Position(epoch=epoch), seed=seed)).microbatches[0].data
+        return next(data.batches(ReadOptions(start=Position(epoch=epoch), seed=seed))).microbatches[0].data
 
     assert values(0, 1) != values(1, 1)
     assert values(0, 1) != values(0, 2)
@@ -183,7 +183,7 @@ def test_augmentation_differs_between_epochs_and_seeds() -> None:
 def test_a_dataset_that_fetches_many_is_seeded_for_each_micro_batch() -> None:
     def values(start: Position) -> list[object]:
         data = MapData(NoisyMany(8), global_batch_size=4, micro_batch_size=2, collate=list)
-        return [microbatch.data for microbatch in next(data.batches(start, seed=1)).microbatches]
+        return [microbatch.data for microbatch in next(data.batches(ReadOptions(start=start, seed=1))).microbatches]
 
     assert values(Position(batch=1)) == values(Position(batch=1))
     first, second = values(Position())
@@ -196,7 +196,7 @@ def test_a_random_collate_function_is_seeded_even_over_a_plain_list() -> None:
 
     def values() -> list[object]:
         data = MapData(range(8), global_batch_size=2, collate=noise)
-        return [batch.microbatches[0].data for batch in islice(data.batches(Position(), seed=1), 4)]
+        return [batch.microbatches[0].data for batch in islice(data.batches(ReadOptions(seed=1)), 4)]
 
     assert values() == values()
     assert len(set(values())) == 4
@@ -208,7 +208,7 @@ def test_the_users_generators_are_left_as_they_were(dataset: Noisy) -> None:
     np.random.seed(4)
     random.seed(5)
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    for _ in islice(MapData(dataset, global_batch_size=3).batches(Position(), seed=1), 5):
+    for _ in islice(MapData(dataset, global_batch_size=3).batches(ReadOptions(seed=1)), 5):
         pass
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1][1])
@@ -220,13 +220,13 @@ def test_without_seeding_the_generators_are_the_users() -> None:
     expected = float(torch.rand(()))
     torch.manual_seed(3)
     data = MapData(Noisy(6), global_batch_size=1, collate=list, reading=Reading(seed_samples=False))
-    assert next(data.batches(Position(), seed=1)).microbatches[0].data[0][1] == expected
+    assert next(data.batches(ReadOptions(seed=1))).microbatches[0].data[0][1] == expected
 
 
 def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -> None:
     dataset = Remembering()
     data = MapData(dataset, global_batch_size=2, collate=list)
-    batches = list(islice(data.batches(Position(epoch=3, batch=1), seed=1), 7))
+    batches = list(islice(data.batches(ReadOptions(start=Position(epoch=3, batch=1), seed=1)), 7))
     assert dataset.told == [3, 4, 5]
     for batch in batches:
         assert all(epoch == batch.position.epoch for _, epoch in batch.microbatches[0].data)
@@ -235,19 +235,19 @@ def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -
 def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch() -> None:
     dataset = Remembering()
     trained, evaluated = (MapData(Subset(dataset, part), global_batch_size=2) for part in ([0, 1, 2, 3], [4]))
-    batches = trained.batches(Position(epoch=3), seed=1)
+    batches = trained.batches(ReadOptions(start=Position(epoch=3), seed=1))
     epochs: list[list[int]] = []
     for _ in range(3):
         epochs.append(next(batches).microbatches[0].data[1].tolist())
-        epochs.append(next(evaluated.batches(Position(), seed=1)).microbatches[0].data[1].tolist())
+        epochs.append(next(evaluated.batches(ReadOptions(seed=1))).microbatches[0].data[1].tolist())
     assert epochs == [[3, 3], [0], [3, 3], [0], [4, 4], [0]]
 
 
 def test_reading_can_go_on_after_a_failure() -> None:
     data = MapData(Failing(), global_batch_size=4, shuffle=False, collate=list)
     with pytest.raises(DataError):
-        next(data.batches(Position(batch=4), seed=1))
-    assert samples(next(data.batches(Position(epoch=1), seed=1))) == [[0, 1, 2, 3]]
+        next(data.batches(ReadOptions(start=Position(batch=4), seed=1)))
+    assert samples(next(data.batches(ReadOptions(start=Position(epoch=1), seed=1)))) == [[0, 1, 2, 3]]
 
 
 def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update() -> None:
@@ -283,7 +283,7 @@ def test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset(num_sa
     def start() -> set[int]:
         data = MapData(range(num_samples), global_batch_size=32)
         assert [data.num_batches(epoch, seed=1) for epoch in range(50)] == [num_samples // 32] * 50
-        batches = data.batches(Position(epoch=7, batch=num_samples // 64), seed=1)
+        batches = data.batches(ReadOptions(start=Position(epoch=7, batch=num_samples // 64), seed=1))
         return {sample for batch in islice(batches, 3) for sample in batch.microbatches[0].samples}
 
     assert len(start()) == 96

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Position, RoundRobin, Sampled, StreamData
+from evenstep.data import (
+    AllTasks,
+    Data,
+    MapData,
+    Mixing,
+    Mixture,
+    Position,
+    ReadOptions,
+    RoundRobin,
+    Sampled,
+    StreamData,
+)
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -38,7 +49,9 @@ def shown(batch: Any) -> tuple[Any, ...]:
 
 
 def taken(mixture: Mixture, count: int, start: Position | None = None, **more: Any) -> list[Any]:
-    return [shown(batch) for batch in islice(mixture.batches(start or Position(), seed=3, **more), count)]
+    return [
+        shown(batch) for batch in islice(mixture.batches(ReadOptions(start=start or Position(), seed=3, **more)), count)
+    ]
 
 
 MIXINGS: list[Mixing] = [
@@ -173,7 +186,7 @@ def test_single_micro_batches_of_several_tasks_do_not_all_fall_to_one_rank() -> 
     data = {name: MapData([1, 2], global_batch_size=2) for name in "abcd"}
     for ranks in (2, 4):
         counts = [
-            len(next(Mixture(data).batches(Position(), seed=1, rank=rank, ranks=ranks)).microbatches)
+            len(next(Mixture(data).batches(ReadOptions(seed=1, rank=rank, ranks=ranks))).microbatches)
             for rank in range(ranks)
         ]
         assert counts == [4 // ranks] * ranks

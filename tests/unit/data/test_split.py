@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 import evenstep
-from evenstep.data import MapData, Position, StreamData
+from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.data.split import num_arrived, num_samples, samples_in
 from evenstep.errors import DataError
 from refused import refused
@@ -110,5 +110,5 @@ def test_a_collate_function_that_drops_samples_trains_as_the_good_samples(kind: 
 
 def test_an_empty_batch_is_no_micro_batch() -> None:
     data = MapData([None] * 4, global_batch_size=4, micro_batch_size=2, collate=without_lost)
-    batch = next(data.batches(Position(), seed=1))
+    batch = next(data.batches(ReadOptions(seed=1)))
     assert (batch.microbatches, batch.num_microbatches) == ((), 2)

@@ -7,7 +7,7 @@ from threading import Barrier, Lock
 
 import pytest
 
-from evenstep.data import GlobalBatch, Position, StreamData, UpdateData
+from evenstep.data import GlobalBatch, Position, ReadOptions, StreamData, UpdateData
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -38,7 +38,7 @@ def together(data: Sequence[StreamData | UpdateData], count: int, start: Positio
     def read(rank: int) -> object:
         options = {"seed": 1, "rank": rank, "ranks": len(data), "total": total}
         try:
-            return list(islice(data[rank].batches(start or Position(), **options), count))
+            return list(islice(data[rank].batches(ReadOptions(start=start or Position(), **options)), count))
         except DataError as error:
             return str(error)
 
@@ -149,7 +149,7 @@ def test_a_stream_with_global_numbers_resumes_on_another_number_of_ranks(before:
 
 def test_ranks_of_a_stream_with_global_numbers_must_take_equally_many() -> None:
     with refused(ArgumentError, "micro_batch_size"):
-        dealt(21, 3)[0].batches(Position(), seed=1, ranks=3)
+        dealt(21, 3)[0].batches(ReadOptions(seed=1, ranks=3))
 
 
 def test_streams_that_all_give_nothing_are_an_error_on_all_ranks() -> None:
@@ -171,7 +171,7 @@ def test_ranks_that_share_a_stream_get_the_micro_batches_of_one_process() -> Non
     def data() -> StreamData:
         return StreamData(Counting(0, 11), global_batch_size=6, micro_batch_size=2, collate=list, shared=True)
 
-    alone = list(islice(data().batches(Position(), seed=1), 5))
+    alone = list(islice(data().batches(ReadOptions(seed=1)), 5))
     ranks = together([data(), data()], 5)
     for batch, *of_ranks in zip(alone, *ranks, strict=True):
         assert [one.index for rank in of_ranks for one in rank.microbatches] == list(range(batch.num_microbatches))

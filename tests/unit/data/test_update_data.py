@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.data import Batch, Position, UpdateData, batches_in
+from evenstep.data import Batch, ReadOptions, UpdateData, batches_in
 from evenstep.errors import DataError
 
 Named = namedtuple("Named", "images labels")
@@ -75,12 +75,12 @@ def shown(batches: Any) -> list[Any]:
 
 
 def test_ranks_share_the_batches_of_every_update() -> None:
-    whole = shown(next(batches) for batches in [UpdateData(Stream()).batches(Position(), seed=1)] for _ in range(6))
+    whole = shown(next(batches) for batches in [UpdateData(Stream()).batches(ReadOptions(seed=1))] for _ in range(6))
     for ranks in (2, 4):
         parts = [
             shown(next(batches) for _ in range(6))
             for rank in range(ranks)
-            for batches in [UpdateData(Stream()).batches(Position(), seed=1, rank=rank, ranks=ranks)]
+            for batches in [UpdateData(Stream()).batches(ReadOptions(seed=1, rank=rank, ranks=ranks))]
         ]
         for one, *theirs in zip(whole, *parts, strict=True):
             assert all(part[:3] == one[:3] for part in theirs)
@@ -89,13 +89,13 @@ def test_ranks_share_the_batches_of_every_update() -> None:
 
 def test_it_goes_on_where_it_was_saved() -> None:
     data = UpdateData(Stream())
-    batches = data.batches(Position(), seed=1)
+    batches = data.batches(ReadOptions(seed=1))
     whole = [next(batches) for _ in range(6)]
     data = UpdateData(Stream())
-    batches = data.batches(Position(), seed=1)
+    batches = data.batches(ReadOptions(seed=1))
     for _ in range(3):
         following = next(batches).following
     resumed = UpdateData(Stream())
     resumed.load_state_dict(data.state_dict())
-    rest = resumed.batches(following, seed=1)
+    rest = resumed.batches(ReadOptions(start=following, seed=1))
     assert shown(next(rest) for _ in range(3)) == shown(whole[3:])

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 import evenstep
-from evenstep.data import GlobalBatch, MapData, Position, Reading
+from evenstep.data import GlobalBatch, MapData, Position, Reading, ReadOptions
 from evenstep.errors import DataError
 
 
@@ -86,7 +86,7 @@ def no_process_is_left() -> Iterator[None]:
 
 
 def read(data: MapData, count: int, start: Position | None = None, **options: object) -> list[GlobalBatch]:
-    return list(islice(data.batches(start or Position(), seed=1, **options), count))
+    return list(islice(data.batches(ReadOptions(start=start or Position(), seed=1, **options)), count))
 
 
 def test_workers_give_what_this_process_gives_augmentation_and_resume_included() -> None:
@@ -128,7 +128,7 @@ def test_each_epoch_reaches_the_dataset_inside_persistent_workers() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_failing_sample_gives_the_same_error_here_and_in_workers(num_workers: int) -> None:
     data = MapData(Failing(), global_batch_size=4, micro_batch_size=2, shuffle=False, num_workers=num_workers)
-    batches = data.batches(Position(), seed=1)
+    batches = data.batches(ReadOptions(seed=1))
     assert len(list(islice(batches, 4))) == 4
     with pytest.raises(DataError) as caught:
         next(batches)
@@ -149,7 +149,7 @@ def test_a_killed_worker_is_an_error_that_names_its_task() -> None:
 
 def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
     data = MapData(Sleepy(), global_batch_size=2, shuffle=False, num_workers=2, reading=Reading(timeout_s=1.5))
-    batches = data.batches(Position(batch=3), seed=1)
+    batches = data.batches(ReadOptions(start=Position(batch=3), seed=1))
     next(batches)
     started = time.monotonic()
     with pytest.raises(DataError):
@@ -160,7 +160,7 @@ def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
 
 def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
     data = MapData(range(40), global_batch_size=2, collate=list, num_workers=2)
-    batches = data.batches(Position(), seed=1)
+    batches = data.batches(ReadOptions(seed=1))
     first = next(batches)  # some workers may only just have been started
     for worker in multiprocessing.active_children():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -172,7 +172,7 @@ def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
 
 def test_two_readers_at_once_do_not_mix() -> None:
     data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
-    first, second = data.batches(Position(), seed=1), data.batches(Position(epoch=1), seed=1)
+    first, second = data.batches(ReadOptions(seed=1)), data.batches(ReadOptions(start=Position(epoch=1), seed=1))
     pairs = [(next(first), next(second)) for _ in range(4)]
     first.close()
     second.close()
@@ -192,12 +192,12 @@ def test_a_rank_without_micro_batches_still_sees_every_global_batch() -> None:
 
 def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
     data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
-    batches = data.batches(Position(), seed=1)
+    batches = data.batches(ReadOptions(seed=1))
     first = next(batches)
     data.close()
     with pytest.raises(DataError):
         next(batches)
-    assert next(data.batches(Position(), seed=1)) == first
+    assert next(data.batches(ReadOptions(seed=1))) == first
     data.close()
 
 
@@ -206,7 +206,7 @@ from evenstep import MapData
 from evenstep.data import Position
 
 data = MapData(list(range(16)), global_batch_size=8, micro_batch_size=4, num_workers=2)
-print(len(next(iter(data.batches(Position(), seed=1))).microbatches))
+print(len(next(iter(data.batches(ReadOptions(seed=1)))).microbatches))
 """
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenstep import Logging, MapData, Trainer
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError
 from evenstep.integrations.hf import CausalLM, Packing
 from evenstep.integrations.hf.packing import rows_of
@@ -108,7 +108,7 @@ def test_a_document_of_datasets_is_one_of_map_data() -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra streams: pip install 'evenstep[streams]'")
     documents = datasets.Dataset.from_dict({"input_ids": DOCUMENTS})
     data = MapData(documents, global_batch_size=4, collate=Packing(), shuffle=False)
-    (microbatch,) = next(iter(data.batches(Position(), seed=1))).microbatches
+    (microbatch,) = next(iter(data.batches(ReadOptions(seed=1)))).microbatches
     assert microbatch.data["input_ids"].tolist() == [[token for one in DOCUMENTS[:4] for token in one]]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from evenstep import Aborted, Batch, Committed, Ema, Engine, Loss, MapData, Task, Trainer, Training
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp, Ordered
 from evenstep.precision import Fp16Mixed
@@ -103,7 +103,7 @@ def test_the_engine_and_the_trainer_make_the_same_updates() -> None:
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
     Trainer(model=trained, task=Squares(), optimizer=optimizer, data=batches, epochs=1, device="cpu").train()
     engine = engine_of(own)
-    for batch in batches.batches(Position(), seed=42):
+    for batch in batches.batches(ReadOptions(seed=42)):
         engine.update(batch)
         if batch.ends_epoch:
             break

@@ -24,7 +24,7 @@ from evenstep import (
     Trainer,
 )
 from evenstep.contrib.multitask import Scheduled
-from evenstep.data import Position, StreamData
+from evenstep.data import Position, ReadOptions, StreamData
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import EpochEnd, UpdateEnd
 from evenstep.optim.schedules import Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
@@ -334,7 +334,7 @@ def test_batch_sizes_that_change_are_resumed_at_their_border(unit: Any, stop: in
 
 def _epoch_of(epoch: int) -> list[Any]:
     data = MapData(POINTS, global_batch_size=1, num_epochs=epoch + 1)
-    return [*data.batches(Position(epoch=epoch), seed=42)]
+    return [*data.batches(ReadOptions(start=Position(epoch=epoch), seed=42))]
 
 
 def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that_it_makes() -> None:

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.data import Microbatch, Position
+from evenstep.data import Microbatch, ReadOptions
 from evenstep.optim.modes import Modes
 from evenstep.tools.prove.formats import Laboratory, wide_defaults
 from evenstep.tools.prove.runs import wide_data, widen
@@ -60,7 +60,7 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     loop = _Loop(model=subject.model)
     connect(loop, subject.tasks)
     source = wide_data(subject.data)
-    batches = source.batches(Position(), seed=seed)
+    batches = source.batches(ReadOptions(seed=seed))
     with closing(source), closing(cast("Any", batches)), wide_defaults(wide=True):
         for update in range(1, updates + 1):
             batch = next(batches)

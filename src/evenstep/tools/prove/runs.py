@@ -11,7 +11,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.data import Data, GlobalBatch
+from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.events import BackwardBegin, Hook, SaveEnd, StepBegin, UpdateBegin, UpdateEnd
 from evenstep.tools.prove.formats import Laboratory, wide_defaults
 from evenstep.tools.prove.state import sha256_of
@@ -145,8 +145,8 @@ def wide_data(data: Data) -> Data:
 
     read = data.batches
 
-    def batches(*args: Any, **options: Any) -> Iterator[GlobalBatch]:
-        with closing(cast("Any", read(*args, **options))) as given:
+    def batches(options: ReadOptions) -> Iterator[GlobalBatch]:
+        with closing(cast("Any", read(options))) as given:
             for batch in given:
                 for one in batch.microbatches:
                     one.data = widened(one.data)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 from torch import Tensor
 
 from evenstep.arguments import require_number, require_whole
+from evenstep.data import ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.parallel import mapped
@@ -87,7 +88,7 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
 def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
     engine, reducers = loop.engine, loop.engine.reducers
     batches = loop.feed.data.batches(
-        engine.progress.position, seed=engine.seed, rank=reducers.rank, ranks=reducers.ranks
+        ReadOptions(start=engine.progress.position, seed=engine.seed, rank=reducers.rank, ranks=reducers.ranks)
     )
     losses: list[float] = []
     with closing(cast("Any", batches)):
