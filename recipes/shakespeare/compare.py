@@ -26,7 +26,7 @@ from corpus import Characters, characters
 from model import CharGPT, char_gpt
 from task import NextCharacter
 
-from evenstep import Evaluate, MapData, Trainer, Training, grouped_optimizer
+from evenstep import Evaluation, MapData, Trainer, Training, grouped_optimizer
 from evenstep.optim.schedules import Cosine
 
 CONTEXT, BATCH, WARMUP, RATE, LOWEST = 64, 12, 100, 1e-3, 0.1
@@ -67,7 +67,7 @@ def evenstep_loss(seed: int, updates: int) -> float:
         lr_schedule=Cosine(warmup_updates=min(WARMUP, updates), end_factor=LOWEST),
         train=Training(clip_norm=1.0),
         evaluations={"valid": MapData(valid, global_batch_size=60, shuffle=False)},
-        hooks=[Evaluate(every_updates=EVALUATE_EVERY)],
+        evaluation=Evaluation(every_updates=EVALUATE_EVERY),
     )
     return float(trainer.train().metrics["valid/loss"])
 

@@ -38,7 +38,6 @@ from evenstep.events import (
     ConsoleWriter as ConsoleWriter,
     CsvWriter as CsvWriter,
     EarlyStop as EarlyStop,
-    Evaluate as Evaluate,
     Histogram as Histogram,
     Hook as Hook,
     Image as Image,
@@ -80,6 +79,7 @@ from evenstep.optim.schedules import (
 )
 from evenstep.options import (
     Checkpointing as Checkpointing,
+    Evaluation as Evaluation,
     Failures as Failures,
     Logging as Logging,
     Memory as Memory,

@@ -2,6 +2,7 @@
 
     Training       how an update is made         `[train]`
     Checkpointing  when to save, what to keep    `[checkpoint]`
+    Evaluation     when to evaluate              `[evaluation]`
     Failures       what to do about what fails   `[failures]`
     Logging        where metrics go              `[log]`
 
@@ -166,6 +167,24 @@ class Checkpointing:
                 f"`{asked[0]}` asks for checkpoints, but `keep_last` is 0, which writes none; leave one of them out.",
                 field=asked[0],
             )
+
+
+@option
+class Evaluation:
+    """When to evaluate: by default after each epoch. The end of the run is always evaluated.
+
+    >>> Evaluation(every_updates=500).from_update
+    0
+    """
+
+    _: KW_ONLY
+    every_updates: Count | None = None
+    """Evaluate after every this many updates."""
+    every_epochs: Count | None = None
+    """Evaluate after every this many epochs. By default after each one, unless `every_updates` is given."""
+    from_update: Natural = 0
+    """Do not evaluate before this update, so that `checkpoint.best` and the hook `early_stop` ignore the beginning of
+    the run."""
 
 
 @option

@@ -20,7 +20,7 @@ def ended(folder: Path) -> str:
 
 def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(device: torch.device, tmp_path: Path) -> None:
     settings = ["--runs", str(tmp_path), "--train.updates", str(UPDATES), "--train.precision", "bf16-mixed"]
-    settings += ["--checkpoint.every_updates", "20", "--evaluate.every_updates", "30", "--log.every_updates", "5"]
+    settings += ["--checkpoint.every_updates", "20", "--evaluation.every_updates", "30", "--log.every_updates", "5"]
     said(of_recipe(device, "check", *settings))
     said(of_recipe(device, "train", *settings, "--name", "whole", "--train.ema.decay", "0.9"))
     process = of_recipe(device, "train", *settings, "--name", "parts", "--train.ema.decay", "0.9")

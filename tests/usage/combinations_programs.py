@@ -147,10 +147,10 @@ def went(seed: int, go: int, folder: str, group: Any) -> dict[str, Any]:
         evaluations=data_of(what, 4, 2, "max"),
         hooks=[
             Plan(what["fault"] if is_hit else "", what["at"][1], what["stop"] if go == 0 else None),
-            evenstep.Evaluate(every_updates=2),
             evenstep.Statistics(every_updates=1),
         ],
         folder=folder,
+        evaluation=evenstep.Evaluation(every_updates=2),
         train=Training(
             clip_norm=what["clip"],
             ema=None if average is None else Ema(decay=0.5, **average),

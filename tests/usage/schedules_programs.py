@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import (
     Checkpointing,
-    Evaluate,
+    Evaluation,
     Hook,
     Listed,
     Logging,
@@ -150,7 +150,8 @@ def schedule_free(strategy: str, stop: int | None = None, folder: str | None = N
         device="cpu",
         strategy=strategy_named(strategy, group_of_ranks()),
         folder=folder,
-        hooks=[StopAt(), Evaluate(every_updates=2)],
+        hooks=[StopAt()],
+        evaluation=Evaluation(every_updates=2),
         checkpoint=Checkpointing(asynchronous=False),
         log=Logging(writers=()),
     )

@@ -357,7 +357,7 @@ def test_an_answer_for_a_run_file_is_a_run(answer: str, recipe: Path) -> None:
 
 def needed_for(answer: str) -> dict[str, Any]:
     if "early_stop" in answer:
-        return {"evaluate": {"every_updates": 500}}
+        return {"evaluation": {"every_updates": 500}}
     return {"optimizer": {"groups": {answer.split(".")[2]: {"patterns": ["*"]}}}} if ".groups." in answer else {}
 
 

@@ -17,7 +17,7 @@ from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, Up
 from evenstep.precision import Fp16Mixed
 from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
-EVALUATED = ["--evaluate.every_updates", "1"]
+EVALUATED = ["--evaluation.every_updates", "1"]
 
 
 class Square(Task):

@@ -45,7 +45,7 @@ def several(**train: Any) -> dict[str, Any]:
 
 
 EVALUATED = {"evaluations": evenstep.MapData(DATA, global_batch_size=4)}
-ASKED = evenstep.Evaluate(every_updates=1)
+ASKED = evenstep.events.Evaluate(every_updates=1)
 KEPT: dict[str, Callable[[], dict[str, Any]]] = {
     "`coefficients`": lambda: several(coefficients=evenstep.Uncertainty()),
     "`combine`": lambda: several(combine=evenstep.GradNorm()),

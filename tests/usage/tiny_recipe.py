@@ -22,7 +22,7 @@ updates = 4
 [optimizer]
 name = "SGD"
 lr = 0.01
-[evaluate]
+[evaluation]
 every_updates = 2
 [checkpoint]
 every_updates = 2

@@ -16,7 +16,7 @@ from evenstep.arguments import advice
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import Session, building, on_ranks
-from evenstep.config.build import build_checkpointing, build_hooks, check_stages, make_model
+from evenstep.config.build import build_checkpointing, check_stages, make_model
 from evenstep.config.keys import Tree
 from evenstep.config.load import settings_of
 from evenstep.config.ranks import ranks_of
@@ -24,7 +24,7 @@ from evenstep.config.run import DataTable, RunConfig
 from evenstep.config.target import OpenRun, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
-from evenstep.events import Bus, Evaluate, EvaluateEnd, Hook, UpdateBegin, UpdateEnd
+from evenstep.events import Bus, EvaluateEnd, Hook, UpdateBegin, UpdateEnd
 from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
@@ -89,14 +89,13 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
             data.limit_batches = 1
         one = OneUpdate()
         one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
-        evaluate = [Evaluate(every_updates=1)] if parts.evaluations else []
-        trainer = session.without_rewinds().trainer(hooks=[*evaluate, one], kept=run.plain())
+        trainer = session.for_trial().trainer(hooks=[one], kept=run.plain())
         lines = described(session, trainer)
         if trainer.is_first_rank:
             print("\n".join(lines), flush=True)
         writers_of(parts.writers, folder=None, every_updates=1)  # an extra may be missing
         best = build_checkpointing(config).best
-        hooks = Bus([*([] if best is None else [best]), *build_hooks(config, parts.hooks)], trainer)
+        hooks = Bus([*([] if best is None else [best]), *parts.hooks], trainer)
         if saved:
             trainer.resume(saved[-1])
         elif config.resume not in ("never", "auto"):

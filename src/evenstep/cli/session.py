@@ -10,6 +10,7 @@ from evenstep.config.build import RunParts, build_parts
 from evenstep.config.ranks import build_mesh, build_strategy, joined
 from evenstep.config.run import RunConfig
 from evenstep.config.target import OpenRun
+from evenstep.options import Evaluation
 from evenstep.parallel import Group
 from evenstep.train import Trainer
 
@@ -35,15 +36,16 @@ class Session:
         strategy = build_strategy(self.config, self.data_group)
         return self.parts.trainer(evaluations=self.parts.evaluations, strategy=strategy, **more)
 
-    def without_rewinds(self) -> "Session":
-        """The same run for a trial, which keeps no checkpoint that a failure could go back to."""
+    def for_trial(self) -> "Session":
+        """The same run, but without rewinds, as a trial keeps no checkpoint, and with an evaluation at each update."""
         failures = self.config.failures
         changes: dict[str, Any] = {}
         if str(failures.non_finite).startswith("rewind"):
             changes["non_finite"] = "stop"
         if str(failures.loss_spike).startswith("rewind"):
             changes["loss_spike"] = "report"
-        config = replace(self.config, failures=replace(failures, **changes))
+        failures = replace(failures, **changes)
+        config = replace(self.config, failures=failures, evaluation=Evaluation(every_updates=1))
         return replace(self, parts=replace(self.parts, config=config))
 
 

@@ -176,7 +176,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
 
         def work(group: Group) -> int:
             with building(run, group) as session:
-                found = find_lr(session.without_rewinds().trainer(), **given)
+                found = find_lr(session.for_trial().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)
             return EXIT_DONE

@@ -30,7 +30,6 @@ from evenstep.cli.folder import (
 from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
 from evenstep.cli.session import building, on_ranks
-from evenstep.config.build import build_hooks
 from evenstep.config.keys import Tree, completed, may_change
 from evenstep.config.load import Setting, from_arguments, read_file, settings_in, settings_of
 from evenstep.config.target import OpenRun, open_run
@@ -163,7 +162,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     """
     resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
     with redirect_stdout(cast("Any", Screen(sys.stdout))), building(run, group, begins=not resumes) as session:
-        hooks = build_hooks(run.config, session.parts.hooks)
+        hooks = session.parts.hooks
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]
         trainer = session.trainer(folder=folder, hooks=hooks, writers=session.parts.writers, kept=run.plain())

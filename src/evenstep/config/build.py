@@ -26,7 +26,7 @@ from evenstep.contrib.multitask import Scheduled
 from evenstep.data import Data, GlobalBatch, Mixture, ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
-from evenstep.events import Evaluate, Hook, Writer
+from evenstep.events import Hook, Writer
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.modes import Modes
 from evenstep.optim.multi import joined
@@ -110,6 +110,7 @@ class RunParts:
                 evaluations=evaluations,
                 hooks=hooks,
                 train=build_training(config),
+                evaluation=config.evaluation,
                 checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
                 failures=_options(Failures, config.failures),
                 log=_options(Logging, config.log, writers=writers),
@@ -183,19 +184,6 @@ def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
 
 def schedule_of(given: LrSchedule | ListedTable, lr: float) -> LrSchedule:
     return given.schedule(lr) if isinstance(given, ListedTable) else deepcopy(given)
-
-
-def build_hooks(config: RunConfig, own: Sequence[Hook]) -> list[Hook]:
-    """The hooks of a run, beside those that each run with a folder has (see `standard_hooks`).
-
-    Args:
-        own: of the run file.
-    """
-    periods = config.evaluate
-    if periods.every_updates is None and periods.every_epochs is None:
-        return [*own]
-    given = {one.name: getattr(periods, one.name) for one in fields(periods)}
-    return [Evaluate(**given), *own]
 
 
 def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:

@@ -20,6 +20,7 @@ from evenstep.options import (
     SPIKE_THRESHOLD,
     STANDARD_WRITERS,
     Checkpointing,
+    Evaluation,
     Failures,
     Logging,
     Reset,
@@ -90,7 +91,6 @@ class Target:
 HOOKS = {
     "best": "evenstep.events:Best",
     "early_stop": "evenstep.events:EarlyStop",
-    "evaluate": "evenstep.events:Evaluate",
     "local_sgd": "evenstep.contrib.local_sgd:LocalSgd",
     "memory_use": "evenstep.events:MemoryUse",
     "profile": "evenstep.events:Profile",
@@ -441,20 +441,6 @@ class FailuresTable(Failures):
 
 
 @option
-class EvaluateTable:
-    """When to evaluate on `data.evaluations`. The end of the run is always evaluated."""
-
-    _: KW_ONLY
-    every_updates: Count | None = None
-    """Evaluate after every this many updates."""
-    every_epochs: Count | None = None
-    """Evaluate after every this many epochs."""
-    from_update: Natural = 0
-    """Do not evaluate before this update, so that `checkpoint.best` and `early_stop` ignore the beginning of the
-    run."""
-
-
-@option
 class LogTable(Logging):
     """Metrics to show and to write."""
 
@@ -479,7 +465,7 @@ class RunConfig:
 
     may_change: ClassVar[frozenset[str]] = frozenset(
         {
-            *("device", "threads", "recipe", "hooks", "evaluate", "checkpoint", "log"),
+            *("device", "threads", "recipe", "hooks", "evaluation", "checkpoint", "log"),
             *("parallel", "launch", "failures"),
         }
     )
@@ -530,8 +516,8 @@ class RunConfig:
     """How many processes to start."""
     failures: FailuresTable = FailuresTable()
     """Policies for faults."""
-    evaluate: EvaluateTable = EvaluateTable()
-    """When to evaluate."""
+    evaluation: Evaluation = Evaluation()
+    """When to evaluate on `data.evaluations`."""
     checkpoint: Checkpointing = Checkpointing()
     """When to save, and what to keep."""
     log: LogTable = LogTable()
@@ -577,8 +563,8 @@ class RunConfig:
         yield from self._of_beginnings()
         if self.checkpoint.config is not None:
             yield "`checkpoint.config` holds this run file itself; leave it out."
-        if (self.evaluate.every_updates or self.evaluate.every_epochs) and not self.evaluations:
-            yield "`evaluate` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
+        if self.evaluation != Evaluation() and not self.evaluations:
+            yield "`evaluation` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
         auto = any(one.micro_batch_size == "auto" for one in self.sets.values())
         if self.failures.lost_rank == "continue":
             excluded = {

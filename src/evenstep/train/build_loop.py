@@ -9,7 +9,7 @@ from typing import Any
 from evenstep.checkpoint import Mirror
 from evenstep.data import Data
 from evenstep.optim.schedules import plateaus_of
-from evenstep.options import Checkpointing, Failures, Logging
+from evenstep.options import Checkpointing, Evaluation, Failures, Logging
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.checkpointing.run_state import RunState, updates_of
 from evenstep.train.engine import Engine
@@ -33,6 +33,7 @@ def build_loop(
     hooks: object,
     updates: int | None,
     epochs: int | None,
+    evaluation: Evaluation,
     checkpoint: Checkpointing,
     failures: Failures,
     log: Logging,
@@ -45,7 +46,14 @@ def build_loop(
     """
     followers = [*task_hooks(setup.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
     reporter = build_reporter(
-        trainer, setup.group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
+        trainer,
+        setup.group,
+        hooks,
+        followers,
+        log=log,
+        evaluation=evaluation if sets else None,
+        checkpoint=checkpoint,
+        on_hook_error=failures.hook,
     )
     planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)

@@ -1,6 +1,7 @@
 """Standard hooks and writers of a run.
 
     with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
+    with evaluations   the hook Evaluate
     with `console`     the hook Console, which says what happens around the numbers
     with neither       `console`, where a person watches (a terminal, a notebook); else only incidents, by `logging`
 
@@ -19,6 +20,7 @@ from evenstep.events import (
     Bus,
     Console,
     ConsoleWriter,
+    Evaluate,
     EvaluateEnd,
     Event,
     Hook,
@@ -36,7 +38,7 @@ from evenstep.events import (
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.lazy import load
 from evenstep.optim.schedules import Plateau
-from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
+from evenstep.options import STANDARD_WRITERS, Checkpointing, Evaluation, Logging
 from evenstep.parallel import Group
 from evenstep.train.reporter import Reporter
 
@@ -48,12 +50,14 @@ def build_reporter(
     followers: Sequence[Hook] = (),
     *,
     log: Logging,
+    evaluation: Evaluation | None,
     checkpoint: Checkpointing,
     on_hook_error: Literal["stop", "continue"],
 ) -> Reporter:
     """The reporter of a run, with its hooks, writers and files; all arguments are a trainer's.
 
     Args:
+        evaluation: None if there is nothing to evaluate on.
         followers: hooks of the run's other parts, which hear of its evaluations.
 
     Raises:
@@ -62,7 +66,10 @@ def build_reporter(
     folder, every_updates, first = trainer.folder, log.every_updates, group.rank == 0
     writers = writers_of(log.writers, folder=folder, every_updates=every_updates)
     reporter = Reporter(files=IncidentFiles(folder, makes_folder=first), group=group, writers=writers)
-    every = [*followers, *hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)]
+    standard = hooks_of(
+        hooks, writers, folder=folder, every_updates=every_updates, evaluation=evaluation, checkpoint=checkpoint
+    )
+    every = [*followers, *standard]
     heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
     reporter.asks = any(getattr(hook, "may_evaluate", False) for hook in every)
     reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
@@ -95,7 +102,13 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
 
 
 def hooks_of(
-    given: object, writers: Sequence[Writer], *, folder: Path | None, every_updates: int, checkpoint: Checkpointing
+    given: object,
+    writers: Sequence[Writer],
+    *,
+    folder: Path | None,
+    every_updates: int,
+    evaluation: Evaluation | None,
+    checkpoint: Checkpointing,
 ) -> list[Hook | None]:
     """The hooks of a run: those that were given, among the standard ones.
 
@@ -113,10 +126,21 @@ def hooks_of(
     if folder is not None:
         before += [Timer(every_updates=every_updates), MemoryUse(every_updates=every_updates), *_saves(checkpoint)]
         after += [StopFile(), Status()]
+    if evaluation is not None:
+        before.append(_evaluate(evaluation))
     if screen is not None:
         after.insert(0, Console(writer=screen))
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
+
+
+def _evaluate(options: Evaluation) -> Hook:
+    is_default = options.every_updates is None and options.every_epochs is None
+    return Evaluate(
+        every_updates=options.every_updates,
+        every_epochs=1 if is_default else options.every_epochs,
+        from_update=options.from_update,
+    )
 
 
 def _saves(checkpoint: Checkpointing) -> list[Hook]:

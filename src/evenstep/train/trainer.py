@@ -25,7 +25,7 @@ from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, Json, TrainBegin, TrainEnd
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
+from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Group, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
@@ -70,9 +70,10 @@ class Trainer:
             `{"kind": "cosine", "warmup_updates": 100}`. None leaves the rates alone, so that hooks may set them.
         evaluations: a mapping of evaluation data by name, or the data of one evaluation, which is called "valid".
         hooks: objects whose methods are called before and after each part of the run; see `Hook`. With a `folder` the
-            trainer adds Timer, Save, StopFile and Status, unless you give one of that class.
+            trainer adds Timer, StopFile and Status, unless you give one of that class.
         folder: the run folder, for checkpoints, metrics and the report; None keeps nothing.
         train: how an update is computed: clipping, an average of the parameters, several tasks, checks.
+        evaluation: when the model is evaluated: by default after each epoch and at the end.
         checkpoint: when checkpoints are written into the folder, and which are kept.
         failures: policies for gradients that are not finite, too little memory, loss spikes, and more.
         log: how often metrics are written, and by which writers.
@@ -109,6 +110,7 @@ class Trainer:
         hooks: Sequence[Hook | None] | Hook = (),
         folder: Path | str | None = None,
         train: Training = Training(),
+        evaluation: Evaluation = Evaluation(),
         checkpoint: Checkpointing = Checkpointing(),
         failures: Failures = Failures(),
         log: Logging = Logging(),
@@ -161,6 +163,7 @@ class Trainer:
             hooks=hooks,
             updates=updates,
             epochs=epochs,
+            evaluation=evaluation,
             checkpoint=checkpoint,
             failures=failures,
             log=log,

@@ -32,7 +32,7 @@ lr = 0.01
 [lr_schedule]
 kind = "cosine"
 warmup_updates = 2
-[evaluate]
+[evaluation]
 every_updates = 3
 [checkpoint]
 every_updates = 2

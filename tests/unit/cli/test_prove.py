@@ -116,6 +116,6 @@ def test_a_run_that_fails_says_so_once(evenstep: Run, recipe: Path) -> None:
 
 def test_a_run_whose_rates_follow_evaluations_is_proved_as_it_is_before_the_first(evenstep: Run, recipe: Path) -> None:
     schedule = '{kind = "plateau", warmup_updates = 2}'
-    arguments = ("--lr_schedule", schedule, "--evaluate.every_updates", "1")
+    arguments = ("--lr_schedule", schedule, "--evaluation.every_updates", "1")
     done = evenstep("prove", "run.toml", *arguments, *QUICK)
     assert done.code == 0 and "none fails" in done.out, done.out + done.err

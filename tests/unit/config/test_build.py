@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.config.build import RunParts, build_hooks, build_parts, schedule_of
+from evenstep.config.build import RunParts, build_parts, schedule_of
 from evenstep.config.build_data import build_data
 from evenstep.config.load import from_arguments
 from evenstep.config.target import open_run
@@ -254,11 +254,11 @@ def test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns(bui
 
 def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:
     settings = ["--hooks", '[{target = "parts.py:Noted"}]', "--checkpoint.best.metric", "valid/loss"]
-    valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]
+    valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluation.every_updates", "1"]
     parts = build(*settings, *valid, "--hooks.early_stop.patience_evaluations", "3")
     trainer = parts.trainer(
         folder=tmp_path / "run",
-        hooks=build_hooks(parts.config, parts.hooks),
+        hooks=parts.hooks,
         writers=parts.config.log.writers,
         evaluations=parts.evaluations,
     )
@@ -267,8 +267,8 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         "Timer",
         "MemoryUse",
         "Save",
-        "Best",
         "Evaluate",
+        "Best",
         "Noted",
         "EarlyStop",
         "Console",

@@ -17,7 +17,7 @@ BROKEN = [
     (["--train.precision", '{kind = "bf16-mixed", initial = 8}'], "train.precision.initial"),
     (["--failures.max_skipped_samples", "8"], "failures.max_skipped_samples"),
     (["--failures.spike_threshold", "9", "--failures.loss_spike", "ignore"], "failures.spike_threshold"),
-    (["--evaluate.every_updates", "8"], "evaluate"),
+    (["--evaluation.every_updates", "8"], "evaluation"),
     (["--checkpoint.config.a", "1"], "checkpoint.config"),
     (["--optimizer.groups.a", '{patterns = ["*"], options = {a = 1}}'], "optimizer.groups.a.options"),
     (["--reset", "optimizer"], "reset"),

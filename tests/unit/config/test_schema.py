@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import evenstep
 from evenstep.config.keys import all_keys, may_change, schema
-from evenstep.config.run import HOOKS, DataTable, EvaluateTable, MixtureTable, ParallelTable
+from evenstep.config.run import HOOKS, DataTable, MixtureTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.options import NonFinite, Training
 from evenstep.precision import Bf16True, Fp16Mixed
@@ -152,7 +152,6 @@ def test_every_key_of_run_files_is_described() -> None:
         (DataTable, evenstep.MapData),
         (DataTable, evenstep.Reading),
         (DataTable, evenstep.StreamData),
-        (EvaluateTable, evenstep.Evaluate),
         (MixtureTable, evenstep.Mixture),
         (MixtureTable, evenstep.Sampled),
         (ParallelTable, evenstep.Fsdp),

@@ -68,7 +68,7 @@ def test_a_trained_run_is_exported_as_the_hub_has_models(capsys: pytest.CaptureF
     from evenstep.cli.entry import main
 
     run_file, threads = Path(__file__).parents[3] / "recipes/sft/run.toml", torch.get_num_threads()
-    small = ["--train.updates", "2", "--lr_schedule.warmup_updates", "1", "--evaluate.every_updates", "2"]
+    small = ["--train.updates", "2", "--lr_schedule.warmup_updates", "1", "--evaluation.every_updates", "2"]
     small += ["--log.every_updates", "2"]
     small += ["--data.train.args.count", "64", "--data.evaluations.valid.args.count", "8"]
     try:

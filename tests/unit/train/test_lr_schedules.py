@@ -13,7 +13,7 @@ from evenstep import (
     Checkpointing,
     EarlyStop,
     Engine,
-    Evaluate,
+    Evaluation,
     Failures,
     Hook,
     MapData,
@@ -131,7 +131,7 @@ def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, 
     def run(stop: int | None, folder: Path | None) -> tuple[Trainer, Rates]:
         rates = Rates(stop)
         evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-        more = {"evaluations": evaluations, "hooks": [Evaluate(every_updates=1)]}
+        more = {"evaluations": evaluations, "evaluation": Evaluation(every_updates=1)}
         return trainer_of(rates, SCHEDULES[kind](), folder=folder, checkpoint=Checkpointing(keep_last=1), **more), rates
 
     whole, expected = run(None, None)
@@ -159,7 +159,7 @@ def test_what_hooks_ask_for_and_change_at_the_end_of_an_epoch_is_in_the_checkpoi
     def run(name: str, source: Path | None = None) -> Trainer:
         evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
         schedule = Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0)
-        hooks, checkpoint = [Evaluate(every_epochs=1), Decays()], Checkpointing(every_updates=1, keep_last=None)
+        hooks, checkpoint = [Decays()], Checkpointing(every_updates=1, keep_last=None)
         more = {"evaluations": evaluations, "hooks": hooks, "checkpoint": checkpoint}
         one = trainer_of(Rates(), schedule, folder=tmp_path / name, **more)
         if source is not None:
@@ -189,7 +189,6 @@ def test_after_a_rewind_the_evaluation_at_the_end_of_an_epoch_is_made_again(tmp_
             Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0),
             task=Once(),
             evaluations={"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)},
-            hooks=[Evaluate(every_epochs=1)],
             folder=folder,
             checkpoint=Checkpointing(every_updates=2),
             failures=Failures(non_finite="rewind"),
@@ -237,34 +236,11 @@ def test_a_table_without_a_kind_is_told_that_it_needs_one() -> None:
     assert lr_schedule_of({"warmup_updates": 3}) == lr_schedule_of({"kind": "constant", "warmup_updates": 3})
 
 
-def test_who_follows_evaluations_that_nothing_asks_for_is_refused_and_the_advice_works() -> None:
-    """An evaluation at the end comes too late for both. Another's hook may ask, in ways that nobody knows."""
-    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-
-    def train(schedule: LrSchedule, *hooks: Hook) -> Trainer:
-        torch.manual_seed(3)
-        model = nn.Linear(2, 1)
-        trainer = Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-            data=MapData(POINTS, global_batch_size=4),
-            evaluations=evaluations,
-            lr_schedule=schedule,
-            hooks=hooks,
-            updates=4,
-            device="cpu",
-        )
-        trainer.train()
-        return trainer
-
+def test_a_plateau_and_early_stop_need_evaluations() -> None:
     with pytest.raises(HookError):
-        train(Plateau())
+        trainer_of(Rates(), Plateau()).train()
     with pytest.raises(HookError):
-        train(Constant(), EarlyStop(patience_evaluations=1))
-    falling = Plateau(patience_evaluations=1, min_delta=10.0)
-    assert train(falling, Evaluate(every_updates=1)).storage.latest("train/lr").value < 0.5  # type: ignore[union-attr]
-    train(Plateau(), Rates())
+        trainer_of(Rates(), Constant(), hooks=[EarlyStop(patience_evaluations=1)]).train()
 
 
 def test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs() -> None:

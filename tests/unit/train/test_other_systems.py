@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Best, Evaluate, Hook, Logging, MapData, PipelineModel, Save, Single, Task, Trainer
+from evenstep import Best, Evaluation, Hook, Logging, MapData, PipelineModel, Save, Single, Task, Trainer
 from evenstep.events import UpdateEnd
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layer, Layers
@@ -56,7 +56,7 @@ def test_every_evaluation_of_every_set_is_written_whatever_the_periods_and_in_a_
     one = trainer(
         nn.Linear(3, 1),
         evaluations=sets,
-        hooks=[Evaluate(every_updates=3)],
+        evaluation=Evaluation(every_updates=3),
         log=Logging(every_updates=4, writers=["jsonl"]),
         folder=tmp_path,
     )
@@ -107,7 +107,7 @@ def test_after_an_evaluation_that_fails_the_model_trains_and_the_last_committed_
 
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
     sets = MapData(points(4), global_batch_size=2)
-    one = trainer(model, Fails(), evaluations=sets, hooks=[Evaluate(every_updates=5)], folder=tmp_path)
+    one = trainer(model, Fails(), evaluations=sets, evaluation=Evaluation(every_updates=5), folder=tmp_path)
     with pytest.raises(RuntimeError, match="no evaluation"):
         one.train()
     assert all(module.training for module in model.modules())

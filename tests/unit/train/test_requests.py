@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Evaluate, Failures, Hook, Logging, MapData, Task, Trainer, Training
+from evenstep import Checkpointing, Evaluation, Failures, Hook, Logging, MapData, Task, Trainer, Training
 from evenstep.events import EvaluateEnd, UpdateEnd
 from evenstep.parallel import Ordered
 from evenstep.train.requests import End, Requests
@@ -93,7 +93,8 @@ def test_what_was_requested_at_an_update_that_was_aborted_is_done_only_when_it_i
         updates=7,
         device="cpu",
         evaluations={"valid": MapData(points[6:10], global_batch_size=4)},
-        hooks=[Evaluate(every_updates=3), Every3()],
+        evaluation=Evaluation(every_updates=3),
+        hooks=[Every3()],
         folder=tmp_path,
         train=Training(settle_every_updates=4),
         checkpoint=Checkpointing(keep_last=None),
@@ -122,7 +123,8 @@ def test_an_evaluation_that_is_asked_for_while_it_is_made_is_not_made_at_the_nex
         updates=5,
         device="cpu",
         evaluations=MapData(points, global_batch_size=8),
-        hooks=[Evaluate(every_updates=3), Again()],
+        evaluation=Evaluation(every_updates=3),
+        hooks=[Again()],
     )
     trainer.train()
     assert [record.update for record in trainer.storage.history("valid/loss")] == [3, 5]

@@ -44,7 +44,7 @@ class MetricTarget:
         if not asked:
             raise HookError(
                 f"hook `{hook.name}` follows `{self.metric}`, but nothing requests evaluations before the end of the "
-                f"run; add `Evaluate(every_updates=…)`.",
+                f"run; add `evaluation=Evaluation(every_updates=…)`.",
                 field="metric",
             )
 

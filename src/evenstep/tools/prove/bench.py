@@ -147,7 +147,7 @@ def _shrunk(config: RunConfig, workers: int) -> list[Setting]:
         "reset": "none",
         "launch": "none",
         **{f"hooks.{name}": "none" for name in ("early_stop", "profile", "stop_below_lr", "time_budget")},
-        "evaluate": "none",
+        "evaluation": "none",
         "checkpoint": "none",
         "checkpoint.asynchronous": "false",
         "log.writers": "[]",
