@@ -1,4 +1,4 @@
-"""Repeated blocks of a model, and the modules that an option means: the blocks, or what fits a pattern.
+"""Modules that an option means: the repeated blocks of a model, or those whose names fit a pattern.
 
 Blocks are items of an `nn.ModuleList` or `nn.Sequential`, or layers of a model in stages, of a class that stands there
 at least twice; they hold parameters and are more than one layer of torch's. Blocks are not looked for inside of blocks.
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from evenstep.arguments import first_of
@@ -48,14 +47,13 @@ def choose_modules(model: nn.Module, meant: str) -> Chosen:
     (('1', '2'), ('1',))
     """
     here = modules_meant(model, meant, "memory.checkpoint")
-    is_compiled = unwrapped(model) is not model or compiled_in_place(model)
-    compiled = [one for one in unwrapped(model).modules() if unwrapped(one) is not one or compiled_in_place(one)]
-    inside = {id(part) for one in compiled for part in one.modules() if part is not one}
+    compiled = [one for one in (model, *unwrapped(model).modules()) if _is_compiled(one)]
+    inside = {id(part) for one in compiled for part in unwrapped(one).modules() if part is not one}
     for name, module in here.items():
-        if is_compiled or id(module) in inside:
+        if id(module) in inside:
             raise ArgumentError(
-                f"`memory.checkpoint` means `{name}`, which is inside a compiled module, where nothing can be computed "
-                f"again by itself; compile the blocks one by one (`model.blocks[0].compile()`).",
+                f"`memory.checkpoint` means `{name}`, which is inside a compiled module, where it can't be recomputed "
+                f"by itself; compile the blocks one by one (`model.blocks[0].compile()`).",
                 field="memory.checkpoint",
             )
     return chosen(model, here)
@@ -74,12 +72,12 @@ def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module
     """
     if meant == "none":
         return {}
-    pipeline, layers = pipeline_of(model), _layers_of(model)
+    pipeline = pipeline_of(model)
+    whole = unwrapped(model)
+    in_stages = isinstance(model, PipelineModel)
+    layers = model.own_layers() if in_stages else dict(children_of(whole))
     if meant == "blocks":
-        in_stages = isinstance(model, PipelineModel)
-        found = repeated_blocks(
-            layers, pipeline if in_stages else None, is_list=in_stages or _is_list(unwrapped(model))
-        )
+        found = repeated_blocks(layers, pipeline if in_stages else None, is_list=in_stages or _is_list(whole))
     else:
         found = _matching(layers, meant)
     everybody = pipeline.gather((list(layers), bool(found)))
@@ -94,6 +92,7 @@ def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module
 
 
 def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
+    """The choice of all ranks of a pipeline."""
     names = dict.fromkeys(name for theirs in pipeline_of(model).gather(tuple(here)) for name in theirs)
     return Chosen(here, tuple(names))
 
@@ -106,18 +105,15 @@ def repeated_blocks(
     Args:
         items: by name.
         pipeline: the ranks that hold items of the same list; they ask together.
-        is_list: whether the items stand in one list.
+        is_list: True if the items stand in one list.
     """
     return _each_once(_repeated(items, pipeline, is_list=is_list))
 
 
 def is_block(module: nn.Module) -> bool:
+    """True for a module that is called, holds parameters, and is no single layer of torch."""
     is_layer = type(module).__module__.startswith(("torch.nn.", "evenstep.")) and not children_of(module)
     return not is_layer and _is_called(module) and any(True for _ in module.parameters())
-
-
-def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    return model.own_layers() if isinstance(model, PipelineModel) else dict(children_of(unwrapped(model)))
 
 
 def _each_once(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]:
@@ -129,15 +125,14 @@ def _repeated(
     items: Mapping[str, nn.Module], pipeline: Group | None, *, is_list: bool, above: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
     kinds = {name: _kind(one) for name, one in items.items() if is_list and is_block(one) and not _lists_blocks(one)}
-    counts = Counter(kinds.values())
-    if pipeline is not None:
-        counts = Counter(kind for theirs in pipeline.gather(list(kinds.values())) for kind in theirs)
+    mine = list(kinds.values())
+    everybody = [mine] if pipeline is None else pipeline.gather(mine)
+    counts = Counter(kind for theirs in everybody for kind in theirs)
     for name, module in items.items():
-        full = f"{above}{name}"
         if name in kinds and counts[kinds[name]] > 1:
-            yield plain(full), module
+            yield plain(f"{above}{name}"), module
         else:
-            yield from _repeated(children_of(module), None, is_list=_is_list(module), above=f"{full}.")
+            yield from _repeated(children_of(module), None, is_list=_is_list(module), above=f"{above}{name}.")
 
 
 def _is_list(module: nn.Module) -> bool:
@@ -154,9 +149,11 @@ def _kind(module: nn.Module) -> str:
 
 
 def _is_called(module: nn.Module) -> bool:
-    if isinstance(module, torch.jit.ScriptModule):
-        return False  # its forward can't be replaced
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return unwrapped(module) is not module or compiled_in_place(module)
 
 
 def _matching(layers: Mapping[str, nn.Module], pattern: str) -> dict[str, nn.Module]:

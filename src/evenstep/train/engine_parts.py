@@ -181,7 +181,7 @@ def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextMan
 
     def drawing(place: str, event: Event) -> AbstractContextManager[None]:
         which = (event.microbatch,) if isinstance(event, MicrobatchBegin | MicrobatchEnd) else ()
-        return randomness.apart(device, key_below(root, place, event.update, *which), place)
+        return randomness.keyed(device, key_below(root, place, event.update, *which))
 
     return drawing
 

@@ -1,12 +1,11 @@
 """Random keys for the layers of a whole model, equal to those of the same model in stages.
 
-Each layer that may draw begins with randomness of its own, so the same model draws the same dropout whole, in stages,
-and in a run that goes from the one to the other. Which layers there are the model says as to a pipeline; which of them
-may draw is told by their classes: torch's that are known not to are left alone, as each key costs some microseconds.
+Each layer that may draw begins with randomness of its own, so a model draws the same dropout whole and in stages. The
+model gives its layers as to a pipeline. torch's classes that never draw get no key, as each costs some microseconds.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from inspect import ismethod, signature
+from collections.abc import Iterable, Sequence
+from inspect import Parameter, ismethod, signature
 from typing import Any, cast, final
 
 import torch
@@ -17,27 +16,25 @@ from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.pipeline.layers import is_chain
 from evenstep.train.randomness import Randomness
 
-_QUIET = {
-    f"torch.nn.modules.{name}"
-    for name in (
-        "activation",
-        "batchnorm",
-        "channelshuffle",
-        "container",
-        "conv",
-        "flatten",
-        "fold",
-        "instancenorm",
-        "linear",
-        "normalization",
-        "padding",
-        "pixelshuffle",
-        "pooling",
-        "sparse",
-        "upsampling",
-    )
-}
-_LOUD = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+_KINDS = (
+    "activation",
+    "batchnorm",
+    "channelshuffle",
+    "container",
+    "conv",
+    "flatten",
+    "fold",
+    "instancenorm",
+    "linear",
+    "normalization",
+    "padding",
+    "pixelshuffle",
+    "pooling",
+    "sparse",
+    "upsampling",
+)
+_NEVER_RANDOM = {f"torch.nn.modules.{kind}" for kind in _KINDS}
+_RANDOM = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def may_draw(module: nn.Module) -> bool:
@@ -47,41 +44,38 @@ def may_draw(module: nn.Module) -> bool:
     (False, True)
     """
     parts: list[Any] = [*module.modules()]
-    return any(type(part).__module__ not in _QUIET or isinstance(part, _LOUD) or has_hooks(part) for part in parts)
+    return any(
+        type(part).__module__ not in _NEVER_RANDOM or isinstance(part, _RANDOM) or has_hooks(part) for part in parts
+    )
 
 
 def key_layers(model: nn.Module, randomness: Randomness) -> None:
     """Let each layer of a whole model begin with its own key.
 
     Args:
-        model: whose layers are known if it is an `nn.Sequential` or has a method `layers()`; others are keyed by
+        model: layers are known of an `nn.Sequential`, and of a model with a method `layers()`; others are keyed by
             micro-batch alone, and can't be put in stages.
     """
     if isinstance(model, PipelineModel):  # its stages say by themselves which layer begins
         randomness.by_layer = True
         return
-    original = unwrapped(model)
-    layers = layers_of(original)
-    if not layers or original is not model or compiled_in_place(model):
+    layers = layers_of(model)
+    if not layers or unwrapped(model) is not model or compiled_in_place(model):
         return
     parts = {id(part) for part in model.modules()}
-    places: dict[int, list[int]] = {}
-    modules: dict[int, nn.Module] = {}
+    places: dict[nn.Module, list[int]] = {}
     for place, layer in enumerate(layers):
         module = layer.build
-        if not isinstance(module, nn.Module) or id(module) not in parts or _takes_no_hooks(module):
-            continue
-        if may_draw(module):
-            modules[id(module)] = module
-            places.setdefault(id(module), []).append(place)
-    for key, module in modules.items():
+        if isinstance(module, nn.Module) and id(module) in parts and not compiled_in_place(module) and may_draw(module):
+            places.setdefault(module, []).append(place)
+    for module, theirs in places.items():
         # before others' hooks, which may draw
-        module.register_forward_pre_hook(_Begin(randomness, places[key]), prepend=True)
+        module.register_forward_pre_hook(_Begin(randomness, theirs), prepend=True)
     randomness.by_layer = True
 
 
 def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Names of tensors in the order of the layers, if they are known: that in which stages add up their norms.
+    """Names of tensors in the order of the layers, if they are known: the order in which stages add up their norms.
 
     >>> in_order(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), ["1.weight", "0.bias", "0.weight"])
     ['0.bias', '0.weight', '1.weight']
@@ -99,51 +93,46 @@ def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 @final
 class _Begin:
-    """Says that a layer begins; outside of a run's own passages it does nothing.
+    """Hook that seeds a layer in passes of a run.
 
     Args:
         places: of the layer; several where one module without state stands in several places.
     """
 
     def __init__(self, randomness: Randomness, places: list[int]) -> None:
-        self._randomness, self._places = randomness, places
-        self._begun, self._calls = 0, dict[int, int]()
+        self._randomness = randomness
+        self._places = places
+        self._begun = 0
+        self._calls = dict[int, int]()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Any:  # a copy of a model is no part of a run
         return _Begin, (Randomness(), self._places)
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if not self._randomness.under_way:
+        if not self._randomness.in_pass:
             return
         if self._begun != self._randomness.begun:
-            self._begun, self._calls = self._randomness.begun, {}
+            self._begun = self._randomness.begun
+            self._calls = {}
         self._randomness.begin_layer(self._places, self._calls)
 
 
 def layers_of(model: nn.Module) -> Sequence[Layer]:
     """The layers that a pipeline would cut, or none."""
+    model = unwrapped(model)
     if is_chain(model):
         return Layers.of(model).layers
     if isinstance(model, PipelineModel):
         return model.layers.layers
-    says = getattr(model, "layers", None)
-    if (
-        not ismethod(says)
-        or says.__self__ is not model
-        or any(_is_needed(p) for p in signature(says).parameters.values())
-    ):
+    method = getattr(model, "layers", None)
+    if not ismethod(method) or any(_is_needed(one) for one in signature(method).parameters.values()):
         return ()
     with torch.random.fork_rng(devices=[]):  # it may build what it gives
-        said = list(cast("Iterator[object]", says()))
-    return [one for one in said if isinstance(one, Layer)] if all(isinstance(one, Layer) for one in said) else ()
+        given = list(cast("Iterable[object]", method()))
+    layers = [one for one in given if isinstance(one, Layer)]
+    return layers if len(layers) == len(given) else ()
 
 
-def _takes_no_hooks(module: nn.Module) -> bool:
-    return compiled_in_place(module) or isinstance(module, torch.jit.ScriptModule)
-
-
-def _is_needed(parameter: Any) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
+def _is_needed(parameter: Parameter) -> bool:
+    may_be_left_out = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is Parameter.empty and not may_be_left_out

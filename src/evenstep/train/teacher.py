@@ -35,18 +35,15 @@ class Teacher:
         average = self._average.state_dict()
         # in the formats that the model computes in
         values = {name: average[plain(name)].to(one.dtype) for name, one in _tensors_of(self._model)}
-        under_way, context.randomness.under_way = context.randomness.under_way, False
-        try:
-            with (
-                evaluating(self._model, context.device),
-                as_written(),
-                context.precision.forward(context.device),
-            ):
-                held = _in_all_places(self._model, values)
-                output = functional_call(self._model, held, tuple(positional), dict(named), tie_weights=False)
-                return output if context.cast_outputs is None else context.cast_outputs(output)
-        finally:
-            context.randomness.under_way = under_way
+        with (
+            evaluating(self._model, context.device),
+            as_written(),
+            context.randomness.unkeyed(),
+            context.precision.forward(context.device),
+        ):
+            held = _in_all_places(self._model, values)
+            output = functional_call(self._model, held, tuple(positional), dict(named), tie_weights=False)
+        return output if context.cast_outputs is None else context.cast_outputs(output)
 
 
 def build_teacher(tasks: Mapping[str, Task], model: nn.Module, average: Average | None) -> Teacher | None:

@@ -18,7 +18,7 @@ from evenstep.parallel import Group
 from evenstep.train.aborts import diagnose
 from evenstep.train.buffers import Buffers
 from evenstep.train.checks import check_same_on_all_ranks
-from evenstep.train.randomness import seed_torch
+from evenstep.train.randomness import seed_all
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.transfer import build_transfer
 from evenstep.train.update.weigh import weigh
@@ -204,7 +204,7 @@ def test_generators_are_left_as_they_were() -> None:
     wanted = torch.rand(2)
     torch.manual_seed(0)
     with undisturbed(CPU):
-        seed_torch(CPU, key(1, 2, 3))
+        seed_all(CPU, key(1, 2, 3))
         torch.rand(5)
     assert torch.equal(torch.rand(2), wanted)
 

@@ -144,14 +144,13 @@ class CompiledUpdate:
     def _computed(self, weights: Weights, update: int) -> Outcome | None:
         randomness = self._context.randomness
         own = branch_below(self._root, update)
-        randomness.begin_passage(True, *weights.totals)
         try:
             work = self._work(weights, update, own)
             self._begin_graph()
             with NoGrad():
                 return self._graphs(work)
         finally:
-            randomness.end_passage()
+            randomness.in_pass = False
 
     def _begin_graph(self) -> None:
         work, own = cast("Weights", self._weights).work, branch_below(self._root, self._number)

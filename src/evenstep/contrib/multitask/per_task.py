@@ -72,7 +72,7 @@ class PerTaskGradients:
 
     def _shares(self, products: Tensor, losses: list[float], tasks: list[str], update: int) -> TaskWeights:
         context = self.context
-        with context.randomness.apart(context.device, key(context.seed, "combine", update), "combine"):
+        with context.randomness.keyed(context.device, key(context.seed, "combine", update)):
             shares = self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
         for name in ("shared", "own"):
             given: Any = getattr(shares, name, None)

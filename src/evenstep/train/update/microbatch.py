@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, final
 
-import torch
 from torch import Tensor, nn
 
 from evenstep.data import Microbatch
@@ -147,11 +146,11 @@ class MicrobatchStep:
                 inputs = task.inputs(batch) if stage.takes_inputs else None
                 if context.cast_inputs is not None and stage.takes_inputs:
                     inputs = context.cast_inputs(inputs)
-                outputs = stage.apply(received, inputs, randomness.place)
+                outputs = stage.apply(received, inputs, randomness.seed_layer)
                 if not stage.gives_loss:
                     return outputs, None
                 if randomness.by_layer:
-                    randomness.place(LOSS)
+                    randomness.seed_layer(LOSS)
                 (output,) = outputs.values()
                 if context.cast_outputs is not None:
                     output = context.cast_outputs(output)
@@ -195,13 +194,12 @@ class MicrobatchStep:
         return kept[1]
 
     def __enter__(self) -> Self:
-        self._context.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._context.randomness.end_passage()
+        self._context.randomness.in_pass = False
         self._events.end_all(error)
 
 
@@ -213,7 +211,7 @@ def lent(model: nn.Module, context: TrainContext) -> Generator[nn.Module]:
     written where it is compiled; autocast is the caller's. It takes part in no sum over ranks, so each rank may call it
     as often as its batches need.
     """
-    whole, randomness = unwrapped(model), context.randomness
+    whole = unwrapped(model)
     cast_inputs, cast_outputs = context.cast_inputs, context.cast_outputs
     handles: list[Any] = []
     if cast_inputs is not None:
@@ -222,11 +220,9 @@ def lent(model: nn.Module, context: TrainContext) -> Generator[nn.Module]:
         )
     if cast_outputs is not None:
         handles.append(whole.register_forward_hook(lambda _, args, output: cast_outputs(output)))
-    under_way, randomness.under_way = randomness.under_way, False  # layers are called in no order that has keys
     try:
-        with as_written():
+        with as_written(), context.randomness.unkeyed():
             yield whole
     finally:
-        randomness.under_way = under_way
         for handle in handles:
             handle.remove()

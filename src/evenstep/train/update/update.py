@@ -1,7 +1,7 @@
 """One update: weigh → plan → run → judge → apply."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import final
 
@@ -21,6 +21,7 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.tensors import named_parameters
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
+from evenstep.train.randomness import seed_all
 from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import MicrobatchResults, TrainContext
@@ -200,8 +201,9 @@ class Update:
         with named, context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             if "before_step" in context.bus.heard:  # which may have put other tensors there
                 grads = gradients(self._parameters, sparse=self._sparse)
-            with self._keyed(update) if self._apply.may_draw else nullcontext():
-                applied = self._apply(grads, squared, divisor, update)
+            if self._apply.may_draw:  # the same numbers on all ranks
+                seed_all(context.device, key_below(self._branch_of_steps, update))
+            applied = self._apply(grads, squared, divisor, update)
             reducers.after_step()
         pending.aborted, pending.norm = applied.aborted, applied.norm
         self.rollback.judge(pending.aborted)
@@ -215,10 +217,6 @@ class Update:
         if context.precision.retries_overflow:
             context.storage.put("train/loss_scale", context.loss_scale.value, update=update)
         return pending
-
-    def _keyed(self, update: int) -> AbstractContextManager[None]:
-        context = self._context
-        return context.randomness.step(context.device, key_below(self._branch_of_steps, update))
 
     def _total_and_divisor(
         self, weights: Weights, gathered: MicrobatchResults
