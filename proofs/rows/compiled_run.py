@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.events import UpdateBegin
+from evenstep.events import UpdateEvent
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.optim.schedules import Linear
 from evenstep.options import Compile
@@ -41,7 +41,7 @@ class Killed(Classify):
         super().__init__()
         self._at, self._update, self._seen = (update, microbatch), 0, 0
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self._update, self._seen = event.update, 0
 
     def transform(self, batch: Any) -> Any:

@@ -29,7 +29,7 @@ from evenstep import (
     grouped_optimizer,
 )
 from evenstep.errors import EvenstepError
-from evenstep.events import UpdateBegin
+from evenstep.events import UpdateEvent
 from evenstep.pipeline import Layer
 
 UPDATES, LR, CLIP = 12, 0.05, 0.4
@@ -154,7 +154,7 @@ class KillAt(Hook):
     def __init__(self, update: int, rank: int) -> None:
         self._update, self._rank = update, rank
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update == self._update and self._rank == int(os.environ.get("WORLD_SIZE", "1")) - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 

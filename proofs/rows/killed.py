@@ -44,7 +44,7 @@ class KillAt(evenstep.Hook):
     def __init__(self, update: int, microbatch: int) -> None:
         self._at = (update, microbatch)
 
-    def before_backward(self, event: evenstep.events.BackwardBegin) -> None:
+    def before_backward(self, event: evenstep.events.MicrobatchEvent) -> None:
         if (event.update, event.microbatch) == self._at:
             os.kill(os.getpid(), signal.SIGKILL)
 

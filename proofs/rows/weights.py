@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep import Ema, Hook, MapData, Task, Trainer, Training
 from evenstep.checkpoint import average_checkpoints, export_weights, read_checkpoint
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 from evenstep.optim.schedules import Linear
 from rows.row import Row
 
@@ -43,7 +43,7 @@ class StopAt(Hook):
     def __init__(self, update: int) -> None:
         self._update = update
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == self._update:
             self.trainer.request_stop("asked")
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from evenstep import Data, Hook
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, DataError
-from evenstep.events import EvaluateEnd, TrainBegin, TrainEnd
+from evenstep.events import EvaluateEvent, TrainEvent
 
 Split = Literal["train", "valid"]
 
@@ -189,9 +189,9 @@ class BigramAndSample(Hook):
         self.temperature = temperature
         self.seed = seed
         self.root = root
-        self.evaluated: EvaluateEnd | None = None
+        self.evaluated: EvaluateEvent | None = None
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         if self.evaluation not in self.trainer.evaluations:
             raise ArgumentError(
                 f"`evaluation` of {self.name} must be one of the run's evaluations "
@@ -199,11 +199,11 @@ class BigramAndSample(Hook):
                 f"add `data.evaluations.{self.evaluation}`."
             )
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         if event.name == self.evaluation and event.metrics:
             self.evaluated = event
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         if event.outcome == "failed":
             return
         print(f"\n{self.shown_bits()}{self.shown_sample()}\n", flush=True)

@@ -7,7 +7,7 @@ from model import CharGPT
 from torch import Tensor
 
 from evenstep import Hook, Loss, Task
-from evenstep.events import TrainEnd
+from evenstep.events import TrainEvent
 
 
 class NextCharacter(Task):
@@ -42,7 +42,7 @@ class Sample(Hook):
         self.temperature = temperature
         self.seed = seed
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         model = self.trainer.model
         if event.outcome == "failed" or not isinstance(model, CharGPT):
             return

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from evenstep import Hook, Loss, Task
 from evenstep.checkpoint import newest_checkpoint
 from evenstep.errors import MissingExtraError
-from evenstep.events import TrainBegin, TrainEnd
+from evenstep.events import TrainEvent
 
 Batch = dict[str, Tensor]
 BATCH = 64
@@ -108,11 +108,11 @@ class Translations(Hook):
         self.show, self.max_bytes = show, max_bytes
         self.pairs = Pairs(split="valid", language=language, max_bytes=max_bytes, limit=limit)
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         if find_spec("sacrebleu") is None:
             raise MissingExtraError("sacrebleu", "translation")
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         folder = self.trainer.folder
         if event.outcome == "failed" or folder is None:
             return

@@ -12,24 +12,16 @@ from fake_trainer import FakeTrainer
 
 from evenstep import events
 from evenstep.events import (
-    BackwardBegin,
-    BackwardEnd,
     Bus,
-    EpochBegin,
-    EpochEnd,
-    EvaluateBegin,
-    EvaluateEnd,
+    EpochEvent,
+    EvaluateEvent,
     Event,
     Hook,
     Incident,
-    MicrobatchBegin,
-    MicrobatchEnd,
-    SaveBegin,
-    SaveEnd,
-    TrainBegin,
-    TrainEnd,
-    UpdateBegin,
-    UpdateEnd,
+    MicrobatchEvent,
+    SaveEvent,
+    TrainEvent,
+    UpdateEvent,
     hooks,
 )
 
@@ -72,35 +64,35 @@ def train(bus: Bus, folder: Path, first: int, *, fail_at: int = 0) -> None:
     def span(name: Any, begin: Event, end: Event) -> Any:
         return bus.span(name, lambda: begin, lambda error: end)
 
-    def train_end(error: BaseException | None) -> TrainEnd:
-        return TrainEnd(update=first + 2, outcome="failed" if error else "done", reason="over", error=error)
+    def train_end(error: BaseException | None) -> TrainEvent:
+        return TrainEvent(update=first + 2, outcome="failed" if error else "done", reason="over", error=error)
 
-    begin = TrainBegin(update=first - 1, updates=None, resumed=False)
+    begin = TrainEvent(update=first - 1, updates=None, resumed=False)
     with (
         bus.span("train", lambda: begin, train_end),
-        span("epoch", EpochBegin(update=first - 1, epoch=0), EpochEnd(update=first + 2, epoch=0)),
+        span("epoch", EpochEvent(update=first - 1, epoch=0), EpochEvent(update=first + 2, epoch=0)),
     ):
         for update in range(first, first + 3):
             with span(
                 "update",
-                UpdateBegin(update=update, num_microbatches=1, data_s=0.1),
-                UpdateEnd(update=update, committed=True, num_samples=4),
+                UpdateEvent(update=update, num_microbatches=1, data_s=0.1),
+                UpdateEvent(update=update, committed=True, num_samples=4),
             ):
-                forward = MicrobatchEnd(update=update, microbatch=0, batch=None, output=None, loss=None)
-                with span("microbatch", MicrobatchBegin(update=update, microbatch=0, batch=None), forward):
+                forward = MicrobatchEvent(update=update, microbatch=0, batch=None, output=None, loss=None)
+                with span("microbatch", MicrobatchEvent(update=update, microbatch=0, batch=None), forward):
                     pass
-                backward = BackwardEnd(update=update, microbatch=0)
-                with span("backward", BackwardBegin(update=update, microbatch=0), backward):
+                backward = MicrobatchEvent(update=update, microbatch=0)
+                with span("backward", MicrobatchEvent(update=update, microbatch=0), backward):
                     pass
             metrics = {"valid/loss": 1.0 + update}
             with span(
                 "evaluate",
-                EvaluateBegin(update=update, name="valid"),
-                EvaluateEnd(update=update, name="valid", metrics=metrics),
+                EvaluateEvent(update=update, name="valid"),
+                EvaluateEvent(update=update, name="valid", metrics=metrics),
             ):
                 pass
             path = folder / "checkpoints" / f"step-{update:08d}"
-            with span("save", SaveBegin(update=update), SaveEnd(update=update, path=path)):
+            with span("save", SaveEvent(update=update), SaveEvent(update=update, path=path)):
                 path.mkdir(parents=True)
             if update == fail_at:
                 bus.tell(Incident(kind="non_finite", update=update, message="NaN", details={}))

@@ -25,8 +25,7 @@ from evenstep.events import (
     Shown,
     Storage,
     Text,
-    TrainBegin,
-    TrainEnd,
+    TrainEvent,
     Writer,
     Writers,
     writers,
@@ -190,13 +189,13 @@ def test_it_takes_nothing_any_event_and_numbers_that_are_not_finite(kind: type[W
     writer.open(tmp_path, 0)
     writer.write([])
     config: Any = {"train": {"updates": 3, "ema": None}, "betas": [0.9, 0.95]}
-    writer.event("train_begin", TrainBegin(update=0, updates=None, resumed=False, config=config))
+    writer.event("train_begin", TrainEvent(update=0, updates=None, resumed=False, config=config))
     writer.event("incident", Incident(kind="overflow", update=1, message="", details={}))
     for value in (Text("once"), Image(torch.zeros(2, 2)), Histogram([1.0, float("nan")]), Histogram([float("inf")])):
         writer.event("shown", Shown(update=1, name="train/it", value=value))
     writer.write([Record(1, "train/loss", value, 1.0) for value in (float("nan"),)])
     writer.write([Record(2, "valid/loss", value, 1.0) for value in (float("inf"),)])
-    writer.event("train_end", TrainEnd(update=2, outcome="done", reason="", error=None, metrics={"loss": 1.0}))
+    writer.event("train_end", TrainEvent(update=2, outcome="done", reason="", error=None, metrics={"loss": 1.0}))
     writer.close()
 
 

@@ -43,7 +43,7 @@ from evenstep.errors import (
     OutOfMemoryError,
     ReplicaError,
 )
-from evenstep.events import EvaluateBegin, JsonlWriter, Record, Save, SaveBegin, TimeBudget, UpdateBegin, UpdateEnd
+from evenstep.events import EvaluateEvent, JsonlWriter, Record, Save, SaveEvent, TimeBudget, UpdateEvent
 
 EXACT, ROUNDED = 0.0, 1e-13  # the same bits; up to the rounding of sums in float64
 
@@ -252,14 +252,14 @@ class Poison(evenstep.Hook):
     def __init__(self, update: int, *, times: int = 1, after: bool = False, rank: int = 0) -> None:
         self.at, self.times, self.after, self.rank = update, times, after, rank
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.handles = []
         if event.update == self.at and self.times and not self.after:
             self.times -= 1
             parameter = next(self.trainer.model.parameters())
             self.handles = [parameter.register_hook(lambda grad: grad * float("nan"))]
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         for handle in self.handles:
             handle.remove()
         if self.after and event.update == self.at and event.committed and self.times:
@@ -361,13 +361,13 @@ class PoisonBackward(evenstep.Hook):
     def __init__(self, update: int) -> None:
         self.at, self.handles = update, []
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update == self.at:
             module = self.trainer.model.get_submodule("norm")
             poisoned = lambda module, inputs, outputs: tuple(one * float("nan") for one in inputs)  # noqa: E731
             self.handles = [module.register_full_backward_hook(poisoned)]
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         for handle in self.handles:
             handle.remove()
 
@@ -616,11 +616,11 @@ class Bad(evenstep.Hook):
         self._fail = fail
         self._method = method
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if self._method == "before_update":
             self._fail(event)
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if self._method == "after_update":
             self._fail(event)
 
@@ -628,11 +628,11 @@ class Bad(evenstep.Hook):
         if self._method == "after_train":
             self._fail(event)
 
-    def before_save(self, event: SaveBegin) -> None:
+    def before_save(self, event: SaveEvent) -> None:
         if self._method == "before_save":
             self._fail(event)
 
-    def before_evaluate(self, event: EvaluateBegin) -> None:
+    def before_evaluate(self, event: EvaluateEvent) -> None:
         if self._method == "before_evaluate":
             self._fail(event)
 
@@ -708,7 +708,7 @@ def folder_deleted() -> None:
         folder = Path(base, "run")
 
         class Delete(evenstep.Hook):
-            def after_update(self, event: UpdateEnd) -> None:
+            def after_update(self, event: UpdateEvent) -> None:
                 if event.update == 3:
                     shutil.rmtree(folder)
 
@@ -719,7 +719,7 @@ def folder_deleted() -> None:
 @case("a replica changes by itself: found, and named")
 def silent_corruption() -> None:
     class Flip(evenstep.Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == 50:
                 with torch.no_grad():
                     next(self.trainer.model.parameters()).view(-1)[0] += 1e-9
@@ -737,7 +737,7 @@ def silent_corruption() -> None:
 
 
 class Ask(evenstep.Hook):
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == 3:
             self.trainer.request_stop("enough", requeue=True)
 

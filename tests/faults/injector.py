@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.data.batching import share
-from evenstep.events import BackwardBegin, UpdateBegin, UpdateEnd
+from evenstep.events import MicrobatchEvent, UpdateEvent
 from evenstep.pipeline.layers import Layer
 
 
@@ -214,16 +214,16 @@ class Where(evenstep.Hook):
     def __init__(self, place: LastPlace, rank: int, ranks: int) -> None:
         self.place, self.rank, self.ranks = place, rank, ranks
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.place.update = event.update
         mine = share(event.num_microbatches, rank=self.rank, ranks=self.ranks)
         self.place.last_microbatch = max(mine, default=-1)
         self.place.strike("before_update")
 
-    def before_backward(self, event: BackwardBegin) -> None:
+    def before_backward(self, event: MicrobatchEvent) -> None:
         self.place.microbatch = event.microbatch
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self.place.strike("after_update")
 
 

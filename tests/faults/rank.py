@@ -22,7 +22,7 @@ from injector import Fault, out_of_memory
 from runs import train
 
 import evenstep
-from evenstep.events import Save, UpdateBegin, Watchdog
+from evenstep.events import Save, UpdateEvent, Watchdog
 from evenstep.parallel import Group, Processes
 
 
@@ -66,7 +66,7 @@ class Cut(evenstep.Hook):
     def __init__(self, here: int, ranks: list[int], update: int, limit: int) -> None:
         self.is_here, self.at, self.limit = here in ranks, update, limit
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if self.is_here and event.update == self.at:
             self.trainer._loop.engine.parts.context.cuts.limit = self.limit
 

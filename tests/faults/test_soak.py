@@ -15,7 +15,7 @@ from injector import Fault, memory_error, out_of_memory
 from runs import Ended, train
 
 import evenstep
-from evenstep.events import JsonlWriter, Save, UpdateBegin, UpdateEnd
+from evenstep.events import JsonlWriter, Save, UpdateEvent
 
 MIB = 2**20
 
@@ -31,7 +31,7 @@ class Meter(evenstep.Hook):
         self.resident: list[int] = []
         self.files: list[int] = []
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update % self.every_updates == 0 and len(self.files) < event.update // self.every_updates:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             self.resident.append(pages * os.sysconf("SC_PAGE_SIZE"))
@@ -63,12 +63,12 @@ class Chaos(evenstep.Hook):
         self.struck[kind] += strikes
         return strikes
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if self.now("gradient", 250):
             parameter = next(self.trainer.model.parameters())
             self.handles = [parameter.register_hook(lambda grad: grad * float("nan"))]
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         while self.handles:
             self.handles.pop().remove()
         if self.now("hook", 300):

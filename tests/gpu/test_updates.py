@@ -23,7 +23,7 @@ from work import (
 
 from evenstep import Ema, Engine, Failures, Loss, Task, Training
 from evenstep.data import GlobalBatch
-from evenstep.events import Hook, Incident, UpdateBegin, UpdateEnd
+from evenstep.events import Hook, Incident, UpdateEvent
 from evenstep.optim.apply import CLIP_EPSILON, build_apply, gradients, norms
 from evenstep.optim.stepper import Stepper
 from evenstep.options import Logging
@@ -166,11 +166,11 @@ class Quiet(Hook):
         if self._cuda:
             torch.cuda.set_sync_debug_mode(mode)
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.seen += event.update > 2
         self._set("error" if event.update > 2 else "default")
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self._set("default")
 
 

@@ -21,7 +21,7 @@ from evenstep import (
     Training,
 )
 from evenstep.contrib.qat import QuantizationAware
-from evenstep.events import StepEnd, UpdateEnd
+from evenstep.events import StepEvent, UpdateEvent
 from evenstep.parallel import Strategy
 
 POINTS = [
@@ -91,7 +91,7 @@ class StopAt(Hook):
     def __init__(self, update: int | None) -> None:
         self._update = update
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == self._update:
             self.trainer.request_stop("test")
 
@@ -101,11 +101,11 @@ class SpoilOnce(Hook):
 
     is_done = False
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == 1:
             self.trainer.request_save()
 
-    def after_step(self, event: StepEnd) -> None:
+    def after_step(self, event: StepEvent) -> None:
         if event.update == 4 and not self.is_done:
             self.is_done = True
             spoil(self.trainer.model)

@@ -28,7 +28,7 @@ from evenstep import (
 )
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 from evenstep.parallel import Ordered
 
 POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
@@ -94,7 +94,7 @@ def grouped(strategy: str, make: str, stages: int = 1, stop: int | None = None, 
     """A digest of the parameters after 6 updates in groups, or why it is refused."""
 
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == stop:
                 self.trainer.request_stop("test")
 
@@ -132,7 +132,7 @@ def schedule_free(strategy: str, stop: int | None = None, folder: str | None = N
     import schedulefree
 
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == stop:
                 self.trainer.request_stop("test")
 
@@ -202,7 +202,7 @@ def low_bit(kind: str, strategy: str, stop: int | None = None, folder: str | Non
     import torchao.optim
 
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == stop:
                 self.trainer.request_stop("test")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, GradNorm, Hook, Logging, MapData, Mixture, Task, Trainer, Training, Uncertainty
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
+from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEvent, Incident, UpdateEvent
 from evenstep.precision import Fp16Mixed
 from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
@@ -37,7 +37,7 @@ class Heard(Hook):
     def on_incident(self, event: Incident) -> None:
         self.said.append(event.message)
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         self.evaluations += 1
 
 
@@ -47,7 +47,7 @@ class Counts(Hook):
     def __init__(self, count: int = 0) -> None:
         self.count = count
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from evenstep.config.run import DataTable, RunConfig
 from evenstep.config.target import OpenRun, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
-from evenstep.events import Bus, EvaluateEnd, Hook, UpdateBegin, UpdateEnd
+from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
@@ -68,15 +68,15 @@ class OneUpdate(Hook):
         self.num_samples = 0
         self.evaluated: dict[str, dict[str, float]] = {}
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.num_microbatches = event.num_microbatches
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.committed:  # not with a loss scale that was too high
             self.num_samples = event.num_samples
             self.trainer.request_stop("checked")
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         self.evaluated[event.name] = dict(event.metrics)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
-from evenstep.events import Hook, TrainBegin, UpdateEnd
+from evenstep.events import Hook, TrainEvent, UpdateEvent
 from evenstep.parallel import Group
 from evenstep.parallel.blocks import Dealing, begin_ordered_sum
 from evenstep.parallel.replicas import bits
@@ -105,7 +105,7 @@ class LocalSgd(Hook):
         """DiLoCo: Nesterov's SGD as outer optimizer."""
         return cls(every, lr=lr, momentum=momentum, nesterov=True)
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         parameters = named_parameters(self.trainer.model)
         for name, one in parameters.items():
             if one.dtype in (torch.float16, torch.bfloat16):
@@ -122,7 +122,7 @@ class LocalSgd(Hook):
             self._shared = {name: one.detach().clone() for name, one in self._trained().items()}
             self._velocity = {name: torch.zeros_like(one) for name, one in self._shared.items()}
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.committed and event.update % self._every == 0:
             self.trainer.settle()
             with torch.no_grad():

@@ -15,7 +15,7 @@ from torch import nn
 
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
-from evenstep.events import Hook, TrainBegin, UpdateEnd
+from evenstep.events import Hook, TrainEvent, UpdateEvent
 from evenstep.lazy import load_optional
 from evenstep.pipeline.pipeline_model import pipeline_of
 
@@ -87,10 +87,10 @@ class QuantizationAware(Hook):
         """True once the layers compute with rounded numbers."""
         return any(one.enabled for one in self._rounding)
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self._round(self._after_update <= event.update)
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == self._after_update:  # also on ranks without such layers, as all settle together
             self.trainer.settle()  # after which an update may turn out to be made again
             self._round(self._after_update <= self.trainer.progress.update)

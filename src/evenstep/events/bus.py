@@ -1,7 +1,7 @@
 """Calls the hooks of a run at its events, and only those hooks that listen."""
 
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
@@ -14,13 +14,14 @@ from evenstep.events.plain import as_plain, like
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
+End: TypeAlias = Callable[[BaseException | None], Event]
 
 _NOTHING = nullcontext()
 _PREFIXES = ("before_", "after_", "on_")
 _METHODS = tuple(name for name in vars(Hook) if name.startswith(_PREFIXES))
-_SPANS = tuple(name.removeprefix("before_") for name in _METHODS if name.startswith("before_"))
 _OF_MICROBATCHES = frozenset({"before_microbatch", "after_microbatch"})
 _OF_PASSES = frozenset({"before_forward", "after_forward", "before_backward", "after_backward"})
+_NOT_KEYED = _OF_PASSES | {"on_incident"}
 
 
 @final
@@ -54,23 +55,21 @@ class Bus:
         report: Callable[[Incident], None] | None = None,
     ) -> None:
         given = [hook for hook in hooks if hook is not None]
-        for number, hook in enumerate(given):
-            _check_methods(hook)
-            if any(hook is other for other in given[:number]):
-                raise HookError(f"hook `{hook.name}` is given twice; make two of its class.", field=hook.name)
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
+        for hook in self.hooks:
+            _check_methods(hook)
+            if sum(hook is other for other in given) > 1:
+                raise HookError(f"hook `{hook.name}` is given twice; make two of its class.", field=hook.name)
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = lambda place, event: _NOTHING
         self.of_run: Exception | None = None
         self.on_error = on_error
         self.report = report
-        self._calls = [
-            {method: _Call(self, hook, key, method) for method in _METHODS if _overrides(hook, method)}
-            for key, hook in self._by_key().items()
-        ]
-        self.heard = frozenset(method for calls in self._calls for method in calls)
+        self._listeners = [_Listener(key, hook) for key, hook in _by_key(self.hooks).items()]
+        self._kind: type[Hook] | None = Hook  # the hooks that are called
+        self._failing: set[str] = set()
+        self.heard = frozenset[str]().union(*(one.methods for one in self._listeners))
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
         self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
-        self._listen(Hook)
         check_unused(self.kept)
         for hook in self.hooks:
             hook.attach(trainer)
@@ -78,15 +77,19 @@ class Bus:
     @property
     def kept(self) -> dict[str, object]:
         """Hooks with state, by their names in messages; such a hook belongs to one trainer."""
-        return {f"hook `{key}`": hook for key, hook in self._by_key().items() if _has_state(hook)}
+        return {f"hook `{one.key}`": one.hook for one in self._listeners if _has_state(one.hook)}
 
     def tell(self, incident: Incident) -> None:
         """Call every listener of incidents; the first error is raised after all were called."""
-        _raise(_call_all(self._on_incident, incident, None))
+        listeners = [one for one in self.listeners() if "on_incident" in one.methods]
+        error = self.call_all("on_incident", listeners, incident)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # whose traceback holds this frame: a reference cycle
 
-    def span(
-        self, name: SpanName, begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
-    ) -> AbstractContextManager[None]:
+    def span(self, name: SpanName, begin: Callable[[], Event], end: End) -> AbstractContextManager[None]:
         """Run a part of the run between its `before_` and `after_` methods; without listeners no event is built.
 
         If a `before_` raises, the part does not run, and only the hooks before it get their `after_`. All of these run,
@@ -95,38 +98,68 @@ class Bus:
         Args:
             end: builds the end event from the error in flight, or None.
         """
-        pairs = self._pairs[name]
-        return _Span(pairs, begin, end) if pairs else _NOTHING
+        is_heard = f"before_{name}" in self.heard or f"after_{name}" in self.heard
+        return _Span(self, name, begin, end) if is_heard and self._kind is not None else _NOTHING
 
     @contextmanager
     def silent(self, *, but: type[Hook] | None = None) -> Generator[None]:
         """Inside the `with` only hooks of the class `but` are called."""
-        self._listen(but)
+        self._kind = but
         try:
             yield
         finally:
-            self._listen(Hook)
+            self._kind = Hook
 
-    def _listen(self, kind: type[Hook] | None) -> None:
-        calls = [
-            calls
-            for hook, calls in zip(self.hooks, self._calls, strict=True)
-            if kind is not None and isinstance(hook, kind)
-        ]
-        self._on_incident = [one["on_incident"] for one in calls if "on_incident" in one]
-        self._pairs: dict[str, list[_Pair]] = {
-            name: [
-                (one.get(f"before_{name}"), one.get(f"after_{name}"))
-                for one in calls
-                if f"before_{name}" in one or f"after_{name}" in one
-            ]
-            for name in _SPANS
-        }
+    def listeners(self) -> "list[_Listener]":
+        """Hooks that are called now, in order."""
+        kind = self._kind
+        return [one for one in self._listeners if kind is not None and isinstance(one.hook, kind)]
+
+    def call(self, method: str, listener: "_Listener", event: Event) -> None:
+        """Call a method of a hook with keyed random numbers; survive its error if the run's policy says so."""
+        hook = listener.hook
+        place = f"{method} {listener.key}"
+        try:
+            is_keyed = hook.draws and method not in _NOT_KEYED
+            with self.drawing(place, event) if is_keyed else _NOTHING:
+                getattr(hook, method)(event)
+            self._failing.discard(place)
+        except (HookError, LostRankError):
+            raise
+        except Exception as error:
+            survives = (hook.failure_policy or self.on_error) == "continue"
+            if self.report is None or not survives or any(one is self.of_run for one in _chain(error)):
+                raise
+            is_first = place not in self._failing
+            self._failing.add(place)
+            if is_first and method != "on_incident":  # whose incident would call it again
+                message = (
+                    f"{listener.named(method)} raised {clause(error)}; the run goes on, as its failure policy says."
+                )
+                trace = traceback.format_exc()
+                self.report(Incident(kind="hook", update=event.update, message=message, traceback=trace))
+
+    def call_all(
+        self, method: str, listeners: "Sequence[_Listener]", event: Event, error: BaseException | None = None
+    ) -> BaseException | None:
+        """Call all `listeners`; returns `error`, or else the first error of a hook, with later ones as its notes."""
+        try:
+            for one in listeners:
+                try:
+                    self.call(method, one, event)
+                except BaseException as raised:  # noqa: BLE001 - not lost: the caller raises the first, with the rest
+                    if error is None:
+                        error = raised
+                    elif raised is not error:
+                        error.add_note(f"Then {one.named(method)} raised {type(raised).__name__}: {raised}")
+            return error
+        finally:
+            del error  # whose traceback holds this frame: a reference cycle
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """State of every hook that may have some, by its name (`Best`, `Best#2`, …)."""
-        states = {key: (hook, hook.state_dict()) for key, hook in self._by_key().items()}
-        return {key: as_plain(state) for key, (hook, state) in states.items() if state or _has_state(hook)}
+        states = [(one, one.hook.state_dict()) for one in self._listeners]
+        return {one.key: as_plain(state) for one, state in states if state or _has_state(one.hook)}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
         """Restore the state of every hook; hooks without a saved state stay as they are.
@@ -134,18 +167,15 @@ class Bus:
         Returns:
             Differences from the saved hooks, in half sentences.
         """
-        hooks = self._by_key()
-        said = [
-            f"hook `{key}` is new and has no saved state"
-            for key, hook in hooks.items()
-            if key not in states and hook.state_dict()
-        ]
-        for key, state in states.items():
-            if key not in hooks:
-                if state:
-                    said.append(f"hook `{key}` is gone, and so is its state")
-            elif state or hooks[key].state_dict():
-                changed = hooks[key].load_state_dict(like(state, hooks[key].state_dict()))
+        hooks = _by_key(self.hooks)
+        new = [key for key, hook in hooks.items() if key not in states and hook.state_dict()]
+        gone = [key for key, state in states.items() if key not in hooks and state]
+        said = [f"hook `{key}` is new and has no saved state" for key in new]
+        said += [f"hook `{key}` is gone, and so is its state" for key in gone]
+        for key in [key for key in hooks if key in states]:
+            now = hooks[key].state_dict()
+            if states[key] or now:
+                changed = hooks[key].load_state_dict(like(states[key], now))
                 if changed:
                     said.append(f"hook `{key}` {changed}")
         return said
@@ -154,73 +184,44 @@ class Bus:
         """Names of the checkpoint folders that some hook keeps."""
         return {name for hook in self.hooks for name in hook.kept_checkpoints()}
 
-    def _by_key(self) -> dict[str, Hook]:
-        keyed: dict[str, Hook] = {}
-        for hook in self.hooks:
-            key, number = hook.name, 1
-            while key in keyed:
-                number += 1
-                key = f"{hook.name}#{number}"
-            keyed[key] = hook
-        return keyed
-
 
 @final
-class _Call:
-    """Call of a hook's method, with keyed random numbers; its error is an incident where the run survives it."""
+class _Listener:
+    """A hook, its key in checkpoints, and the methods that it overrides."""
 
-    def __init__(self, bus: Bus, hook: Hook, key: str, method: str) -> None:
-        self.name = f"`{method}` of hook `{hook.name}`"
-        self._bus = bus
-        self._receive = getattr(hook, method)
-        self._place = f"{method} {key}" if hook.draws and method not in (*_OF_PASSES, "on_incident") else ""
-        self._survives = bus.report is not None and (hook.failure_policy or bus.on_error) == "continue"
-        self._report = None if method == "on_incident" else bus.report  # its own failure would call it again
-        self._is_failing = False
+    __slots__ = ("hook", "key", "methods")
 
-    def __call__(self, event: Event) -> None:
-        try:
-            if self._place:
-                with self._bus.drawing(self._place, event):
-                    self._receive(event)
-            else:
-                self._receive(event)
-            self._is_failing = False
-        except (HookError, LostRankError):
-            raise
-        except Exception as error:
-            if not self._survives or any(one is self._bus.of_run for one in _chain(error)):
-                raise
-            if not self._is_failing and self._report is not None:
-                message = f"{self.name} raised {clause(error)}; the run goes on, as its failure policy says."
-                trace = traceback.format_exc()
-                self._report(Incident(kind="hook", update=event.update, message=message, traceback=trace))
-            self._is_failing = True
+    def __init__(self, key: str, hook: Hook) -> None:
+        self.key = key
+        self.hook = hook
+        self.methods = frozenset(method for method in _METHODS if _overrides(hook, method))
 
-
-_Pair: TypeAlias = tuple[_Call | None, _Call | None]
+    def named(self, method: str) -> str:
+        return f"`{method}` of hook `{self.hook.name}`"
 
 
 @final
 class _Span(AbstractContextManager[None]):
-    __slots__ = ("_afters", "_begin", "_end", "_pairs")
+    __slots__ = ("_begin", "_bus", "_end", "_entered", "_name")
 
-    def __init__(
-        self, pairs: list[_Pair], begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
-    ) -> None:
-        self._pairs = pairs
+    def __init__(self, bus: Bus, name: str, begin: Callable[[], Event], end: End) -> None:
+        self._bus = bus
+        self._name = name
         self._begin = begin
         self._end = end
-        self._afters: list[_Call] = []
+        self._entered: list[_Listener] = []
+        """Hooks that get their `after_`."""
 
     def __enter__(self) -> None:
         event = self._begin()
+        before = f"before_{self._name}"
+        after = f"after_{self._name}"
         try:
-            for before, after in self._pairs:
-                if before is not None:
-                    before(event)
-                if after is not None:
-                    self._afters.append(after)
+            for one in self._bus.listeners():
+                if before in one.methods:
+                    self._bus.call(before, one, event)
+                if after in one.methods:
+                    self._entered.append(one)
         except BaseException as error:
             self._finish(error)
             raise
@@ -230,37 +231,27 @@ class _Span(AbstractContextManager[None]):
     ) -> None:
         raised = self._finish(error)
         try:
-            if raised is not error:
-                _raise(raised)
+            if raised is not None and raised is not error:
+                raise raised
         finally:
             del raised, error  # whose traceback holds this frame: a reference cycle
 
     def _finish(self, error: BaseException | None) -> BaseException | None:
-        return _call_all(self._afters, self._end(error), error) if self._afters else error
+        if not self._entered:
+            return error
+        return self._bus.call_all(f"after_{self._name}", self._entered, self._end(error), error)
 
 
-def _call_all(calls: Iterable[_Call], event: Event, error: BaseException | None) -> BaseException | None:
-    """Make all calls; returns `error`, or else the first error of a call, with later ones as its notes."""
-    try:
-        for call in calls:
-            try:
-                call(event)
-            except BaseException as raised:  # noqa: BLE001 - not lost: the caller raises the first, with the rest
-                if error is None:
-                    error = raised
-                elif raised is not error:
-                    error.add_note(f"Then {call.name} raised {type(raised).__name__}: {raised}")
-        return error
-    finally:
-        del error  # whose traceback holds this frame: a reference cycle
-
-
-def _raise(error: BaseException | None) -> None:
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error  # whose traceback holds this frame: a reference cycle
+def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
+    keyed: dict[str, Hook] = {}
+    for hook in hooks:
+        key = hook.name
+        number = 1
+        while key in keyed:
+            number += 1
+            key = f"{hook.name}#{number}"
+        keyed[key] = hook
+    return keyed
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

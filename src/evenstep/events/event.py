@@ -1,13 +1,13 @@
-"""Moments of a run as values: one frozen class per moment, given to hooks and writers.
+"""Events of a run as values: one frozen class per part of a run, given to hooks and writers.
 
-Begin and end events come in pairs, also on failure; the end event then says so (an outcome, `committed=False`, empty
-metrics, no path). `update` counts committed updates: the begin and end events of the first update carry 1.
+The `before_` method of a part gets an event of what begins, the `after_` method one of how it ended, also on failure.
+`update` counts committed updates; the events of the first update carry 1. A field that is not known keeps its default.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -21,138 +21,72 @@ Outcome = Literal["done", "stopped", "failed"]
 class Event:
     """Base of all events.
 
-    >>> UpdateEnd(update=1, committed=True, num_samples=32)
-    UpdateEnd(update=1, committed=True, num_samples=32)
+    >>> UpdateEvent(update=1, committed=True, num_samples=32).committed
+    True
     """
 
     update: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainBegin(Event):
-    """Training begins after `update` of `updates` planned updates (None: until the data ends).
+class TrainEvent(Event):
+    """Training, after `update` updates.
 
-    `config` is the configuration of the run as plain values.
+    Before: `updates` planned updates (None: until the data ends), and `config`, the configuration as plain values.
+    After: the outcome and its reason, the error that ended it, and the last values of all metrics.
     """
 
-    updates: int | None
-    resumed: bool
+    updates: int | None = None
+    resumed: bool = False
     config: Mapping[str, Json] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainEnd(Event):
-    """Training ended: all planned updates are done, a stop was requested (`reason`), or `error` ended it.
-
-    `metrics` are the last values of all metrics.
-    """
-
-    outcome: Outcome
-    reason: str
-    error: BaseException | None
+    outcome: Literal["running"] | Outcome = "running"
+    reason: str = ""
+    error: BaseException | None = None
     metrics: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBegin(Event):
-    """Epoch `epoch`, counted from 0, begins, or continues after a resume."""
+class EpochEvent(Event):
+    """Epoch `epoch`, counted from 0; after it, `complete` is False if a stop or a failure came first."""
 
     epoch: int
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochEnd(Event):
-    """Epoch `epoch` ends; it is not `complete` if a stop or a failure came before its last global batch."""
+class UpdateEvent(Event):
+    """Update `update`, with `num_microbatches` micro-batches over all ranks.
 
-    epoch: int
-    complete: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateBegin(Event):
-    """Update `update` begins, with `num_microbatches` micro-batches over all ranks.
-
-    `data_s` is the time that the loop waited for the global batch, in seconds; None if it was not measured.
-    `task_data_s` is the part of each task, if there are several.
+    Before: `data_s` seconds of waiting for the global batch, None if not measured. After: `committed` says if the
+    update was applied, and `num_samples` is what it read over all ranks. `task_…` are parts of several tasks.
     """
 
-    num_microbatches: int
+    num_microbatches: int = 0
     data_s: float | None = None
     task_data_s: Mapping[str, float] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateEnd(Event):
-    """Update `update` was applied (`committed`) or given up; it read `num_samples` samples over all ranks.
-
-    `task_samples` are the samples of each task, if there are several.
-    """
-
-    committed: bool
-    num_samples: int
+    committed: bool = False
+    num_samples: int = 0
     task_samples: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicrobatchBegin(Event):
-    """Micro-batch `microbatch` of `task`, numbered in the global batch, begins; `batch` is the collated data."""
+class MicrobatchEvent(Event):
+    """Micro-batch `microbatch` of `task`, numbered in the global batch, or its forward or backward.
 
-    microbatch: int
-    batch: object = field(repr=False, compare=False)
-    task: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicrobatchEnd(Event):
-    """Micro-batch `microbatch` ends, with the model's `output` and the summed `loss`; both are None if it failed.
-
-    `loss` is also None if the task gave none.
+    `batch` is the collated data, in events of the forward on the device and transformed. `output` is the output of the
+    model after `Task.postprocess`, `loss` the summed loss; both are None before, on failure and in backwards.
     """
 
     microbatch: int
-    batch: object = field(repr=False, compare=False)
-    output: object = field(repr=False, compare=False)
-    loss: Tensor | None = field(repr=False, compare=False)
+    batch: Any = field(default=None, repr=False, compare=False)
+    output: Any = field(default=None, repr=False, compare=False)
+    loss: Tensor | None = field(default=None, repr=False, compare=False)
     task: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardBegin(Event):
-    """The forward of micro-batch `microbatch` begins; `batch` is transformed and on the device."""
-
-    microbatch: int
-    batch: object = field(repr=False, compare=False)
-    task: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardEnd(Event):
-    """The forward of micro-batch `microbatch` ends; `output`, after `Task.postprocess`, is None if it failed."""
-
-    microbatch: int
-    output: object = field(repr=False, compare=False)
-    task: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardBegin(Event):
-    """The backward of micro-batch `microbatch` begins."""
-
-    microbatch: int
-    task: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardEnd(Event):
-    """The backward of micro-batch `microbatch` ends."""
-
-    microbatch: int
-    task: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBegin(Event):
-    """The gradients of update `update` are complete, and the optimizer is about to apply them.
+class StepEvent(Event):
+    """The optimizer's step: before it, the gradients of update `update` are complete.
 
     `.grad` holds `divisor` times the gradient (loss scale, late weight), not yet clipped. Changes to `.grad` reach the
     optimizer, divided and clipped. The norm that clips, and that must be finite, is the norm before the changes.
@@ -162,35 +96,18 @@ class StepBegin(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepEnd(Event):
-    """The optimizer is done with update `update`; `UpdateEnd` says whether it was applied."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateBegin(Event):
-    """Evaluation `name` begins after `update` updates."""
+class EvaluateEvent(Event):
+    """Evaluation `name`; after it, `metrics` by full name, such as `valid/loss`, are empty if it failed."""
 
     name: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateEnd(Event):
-    """Evaluation `name` ends; `metrics` by full name, such as `valid/loss`, are empty if it failed."""
+class SaveEvent(Event):
+    """A checkpoint of the state after `update` updates; after it, `path` is None if the save failed."""
 
-    name: str
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveBegin(Event):
-    """A checkpoint of the state after `update` updates is about to be written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveEnd(Event):
-    """The checkpoint is complete at `path`; `path` is None if the save failed."""
-
-    path: Path | None
+    path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,5 +151,15 @@ class Incident(Event):
         """
         places: dict[str, Json] = {"rank": self.rank, "microbatch": self.microbatch, "stage": self.stage}
         lists: dict[str, Json] = {"samples": list(self.samples), "tensors": list(self.tensors)}
-        known = {name: value for name, value in (places | lists).items() if value is not None and value != []}
+        known = {name: value for name, value in (places | lists).items() if value not in (None, [])}
         return {"update": self.update, **known, **self.details}
+
+
+# names of these classes before; to be removed
+TrainBegin = TrainEnd = TrainEvent
+EpochBegin = EpochEnd = EpochEvent
+UpdateBegin = UpdateEnd = UpdateEvent
+MicrobatchBegin = MicrobatchEnd = ForwardBegin = ForwardEnd = BackwardBegin = BackwardEnd = MicrobatchEvent
+StepBegin = StepEnd = StepEvent
+EvaluateBegin = EvaluateEnd = EvaluateEvent
+SaveBegin = SaveEnd = SaveEvent

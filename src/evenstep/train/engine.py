@@ -25,7 +25,7 @@ from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.data.seeding import drawing_alone
 from evenstep.errors import EvenstepError, LostRankError, clause
-from evenstep.events import Bus, EvaluateBegin, EvaluateEnd, Incident, Record, UpdateBegin, UpdateEnd
+from evenstep.events import Bus, EvaluateEvent, Incident, Record, UpdateEvent
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
@@ -236,11 +236,11 @@ class Engine:
         return {name.removeprefix(f"{_EVALUATION}/"): value for name, value in values.items()}
 
     def _update_span(self, update: int, batch: GlobalBatch) -> AbstractContextManager[None]:
-        def end(error: BaseException | None) -> UpdateEnd:
+        def end(error: BaseException | None) -> UpdateEvent:
             committed = error is None and self.progress.update >= update
-            return UpdateEnd(update=update, committed=committed, num_samples=batch.num_samples)
+            return replace(begin, committed=committed, num_samples=batch.num_samples)
 
-        begin = UpdateBegin(update=update, num_microbatches=batch.num_microbatches)
+        begin = UpdateEvent(update=update, num_microbatches=batch.num_microbatches)
         return self.bus.span("update", lambda: begin, end)
 
     def evaluation_span(self, name: str, values: Mapping[str, float]) -> AbstractContextManager[None]:
@@ -253,8 +253,8 @@ class Engine:
         update = self.progress.update
         return self.bus.span(
             "evaluate",
-            lambda: EvaluateBegin(update=update, name=name),
-            lambda error: EvaluateEnd(update=update, name=name, metrics=values),
+            lambda: EvaluateEvent(update=update, name=name),
+            lambda error: EvaluateEvent(update=update, name=name, metrics=values),
         )
 
     def _given(self, microbatches: tuple[Any, ...], position: Position) -> GlobalBatch:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from evenstep.events import Bus, Event, Incident, MicrobatchBegin, MicrobatchEnd
+from evenstep.events import Bus, Event, Incident, MicrobatchEvent
 from evenstep.internals import unwrapped
 from evenstep.keys import branch, key_below
 from evenstep.optim.apply import Apply, build_apply
@@ -180,7 +180,7 @@ def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextMan
     randomness, device, root = context.randomness, context.device, branch(context.seed, "hooks")
 
     def drawing(place: str, event: Event) -> AbstractContextManager[None]:
-        which = (event.microbatch,) if isinstance(event, MicrobatchBegin | MicrobatchEnd) else ()
+        which = (event.microbatch,) if isinstance(event, MicrobatchEvent) else ()
         return randomness.keyed(device, key_below(root, place, event.update, *which))
 
     return drawing

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, final
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
-from evenstep.events import EpochBegin, EpochEnd, Incident, Record, UpdateBegin, UpdateEnd
+from evenstep.events import EpochEvent, Incident, Record, UpdateEvent
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
@@ -163,8 +163,8 @@ class Loop:
         epoch = engine.progress.position.epoch
         with engine.bus.span(
             "epoch",
-            lambda: EpochBegin(update=engine.progress.update, epoch=epoch),
-            lambda error: EpochEnd(
+            lambda: EpochEvent(update=engine.progress.update, epoch=epoch),
+            lambda error: EpochEvent(
                 update=engine.progress.update, epoch=epoch, complete=engine.progress.position.epoch > epoch
             ),
         ):
@@ -224,14 +224,15 @@ class Loop:
             self.reporter.data_faults(batch, number)
         with engine.bus.span(
             "update",
-            lambda: UpdateBegin(
+            lambda: UpdateEvent(
                 update=number,
                 num_microbatches=batch.num_microbatches,
                 data_s=data_s,
                 task_data_s=_by_task(batch, "data_s") if batch.parts else _NOTHING,
             ),
-            lambda error: UpdateEnd(
+            lambda error: UpdateEvent(
                 update=number,
+                num_microbatches=batch.num_microbatches,
                 committed=error is None and engine.progress.update >= number,
                 num_samples=batch.num_samples - skipped,
                 task_samples=_by_task(batch, "num_samples") if batch.parts else _NOTHING,

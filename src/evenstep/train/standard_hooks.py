@@ -21,7 +21,7 @@ from evenstep.events import (
     Console,
     ConsoleWriter,
     Evaluate,
-    EvaluateEnd,
+    EvaluateEvent,
     Event,
     Hook,
     Incident,
@@ -192,7 +192,7 @@ class Follow(Hook):
     def name(self) -> str:
         return "Plateau"
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         value = self.follows.value(self, event)
         if value is not None:
             self._plateau.evaluated(value, update=event.update)

@@ -7,6 +7,7 @@ first trainer is built, so that importing all public names takes little longer t
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -22,7 +23,7 @@ from evenstep.checkpoint import ended_on_all
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Hook, Json, TrainBegin, TrainEnd
+from evenstep.events import Hook, Json, TrainEvent
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
@@ -368,9 +369,10 @@ class Trainer:
         checkpointer.folder.claim()
         loop.engine.prepare()
 
-        def end(error: BaseException | None) -> TrainEnd:
+        def end(error: BaseException | None) -> TrainEvent:
             outcome = ended.outcome if error is None else "failed"
-            return TrainEnd(
+            return replace(
+                begin,
                 update=self.progress.update,
                 outcome=outcome,
                 reason=ended.reason,
@@ -378,7 +380,7 @@ class Trainer:
                 metrics=self._latest(),
             )
 
-        begin = TrainBegin(
+        begin = TrainEvent(
             update=self.progress.update, updates=self.updates, resumed=self._resumed, config=checkpointer.state.config
         )
         with (

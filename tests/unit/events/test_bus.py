@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from evenstep.checkpoint.state import pack, unpack
 from evenstep.errors import HookError
-from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident
+from evenstep.events import Bus, EpochEvent, Event, Hook, Incident
 from refused import refused
 
-BEGIN = EpochBegin(update=0, epoch=0)
+BEGIN = EpochEvent(update=0, epoch=0)
 INCIDENT = Incident(kind="overflow", update=1, message="too large", details={})
 
 
@@ -30,10 +30,10 @@ class Trace(Hook):
         if what == self.raises:
             raise ValueError(f"{what} {self.label} failed")
 
-    def before_epoch(self, event: EpochBegin) -> None:
+    def before_epoch(self, event: EpochEvent) -> None:
         self.hear("before")
 
-    def after_epoch(self, event: EpochEnd) -> None:
+    def after_epoch(self, event: EpochEvent) -> None:
         self.hear("after")
 
     def on_incident(self, event: Incident) -> None:
@@ -46,7 +46,7 @@ class After(Hook):
     def __init__(self, trace: list[str]) -> None:
         self.trace = trace
 
-    def after_epoch(self, event: EpochEnd) -> None:
+    def after_epoch(self, event: EpochEvent) -> None:
         self.trace.append("after only")
 
 
@@ -61,8 +61,8 @@ class Stateful(Hook):
         self.value = state["value"]
 
 
-def end(error: BaseException | None) -> EpochEnd:
-    return EpochEnd(update=0, epoch=0, complete=error is None)
+def end(error: BaseException | None) -> EpochEvent:
+    return EpochEvent(update=0, epoch=0, complete=error is None)
 
 
 def test_hooks_hear_in_the_order_given_and_none_is_dropped(trainer: Any) -> None:
@@ -114,7 +114,7 @@ def test_on_a_failing_body_every_after_runs_and_the_error_leaves(trainer: Any) -
     trace: list[str] = []
     built: list[BaseException | None] = []
 
-    def note(error: BaseException | None) -> EpochEnd:
+    def note(error: BaseException | None) -> EpochEvent:
         built.append(error)
         return end(error)
 

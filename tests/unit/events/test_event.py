@@ -1,6 +1,6 @@
 import torch
 
-from evenstep.events import Incident, MicrobatchEnd
+from evenstep.events import Incident, MicrobatchEvent
 
 
 def test_an_incident_can_be_written_whatever_the_name_of_a_file_in_it() -> None:
@@ -20,7 +20,8 @@ def test_of_an_error_that_holds_a_whole_tensor_an_incident_keeps_its_beginning_a
 
 def test_micro_batch_events_with_tensors_can_be_compared_and_shown() -> None:
     one, other = (
-        MicrobatchEnd(update=1, microbatch=0, batch=torch.ones(2), output=torch.ones(2) * n, loss=None) for n in (1, 2)
+        MicrobatchEvent(update=1, microbatch=0, batch=torch.ones(2), output=torch.ones(2) * n, loss=None)
+        for n in (1, 2)
     )
     assert one == other
-    assert repr(one) == "MicrobatchEnd(update=1, microbatch=0, task='')"
+    assert repr(one) == "MicrobatchEvent(update=1, microbatch=0, task='')"

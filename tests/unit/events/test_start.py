@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.events import TrainBegin
+from evenstep.events import TrainEvent
 from evenstep.events.hooks.status import git_state, write_start
 
 
@@ -21,7 +21,7 @@ def test_each_start_adds_a_line_with_command_layout_and_versions(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
     for update, source in ((0, None), (20, "runs/a/checkpoints/step-00000020")):
-        begin = TrainBegin(update=update, updates=40, resumed=source is not None)
+        begin = TrainEvent(update=update, updates=40, resumed=source is not None)
         write_start(tmp_path / "run", begin, layout={"ranks": 2, "strategy": "Fsdp"}, resumed_from=source)
     first, second = map(json.loads, (tmp_path / "run" / "starts.jsonl").read_text().splitlines())
     assert (first["update"], first["resumed_from"], first["layout"]) == (0, None, {"ranks": 2, "strategy": "Fsdp"})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evenstep.data import MapData
-from evenstep.events import EvaluateEnd, TrainBegin, TrainEnd
+from evenstep.events import EvaluateEvent, TrainEvent
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ class FakeTrainer:
         self.model = Writes()
 
 
-def end(outcome: Literal["done", "failed"]) -> TrainEnd:
-    return TrainEnd(update=7, outcome=outcome, reason="", error=None)
+def end(outcome: Literal["done", "failed"]) -> TrainEvent:
+    return TrainEvent(update=7, outcome=outcome, reason="", error=None)
 
 
 def test_model_and_bigram_are_compared_on_the_bytes_of_the_evaluation(
@@ -108,8 +108,8 @@ def test_model_and_bigram_are_compared_on_the_bytes_of_the_evaluation(
     trainer = FakeTrainer(valid=MapData(windows, global_batch_size=2, shuffle=False))
     hook = corpus.BigramAndSample(prompt="x", num_bytes=2, root=source)
     hook.attach(trainer)
-    hook.before_train(TrainBegin(update=0, updates=7, resumed=False))
-    hook.after_evaluate(EvaluateEnd(update=7, name="valid", metrics={"valid/bits_per_byte": 1.25}))
+    hook.before_train(TrainEvent(update=0, updates=7, resumed=False))
+    hook.after_evaluate(EvaluateEvent(update=7, name="valid", metrics={"valid/bits_per_byte": 1.25}))
     hook.after_train(end("done"))
 
     bigram = corpus.ByteBigram(corpus.read_split("train", source))
@@ -130,6 +130,6 @@ def test_a_run_that_was_stopped_is_compared_as_it_was_evaluated_last_if_ever(
     hook.after_train(end("done"))
     printed = capsys.readouterr().out
     assert "| x" in printed and "model" not in printed
-    hook.after_evaluate(EvaluateEnd(update=5, name="valid", metrics={"valid/bits_per_byte": 1.25}))
+    hook.after_evaluate(EvaluateEvent(update=5, name="valid", metrics={"valid/bits_per_byte": 1.25}))
     hook.after_train(end("done"))
     assert "valid bits per byte, after update 5\n  model   1.250" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep import Hook, Logging, MapData, Task, Trainer
 from evenstep.errors import CheckpointError
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 
 
 class Moving(nn.Module):
@@ -44,7 +44,7 @@ class Chooses(Hook):
     def __init__(self, fails: bool) -> None:
         self._fails = fails
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == 2:
             self.trainer.model.get_buffer("chosen").fill_(7.0)
             if self._fails:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Committed, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
 from evenstep.contrib.compiled_update import dynamo
 from evenstep.contrib.compiled_update.update import CompiledUpdate
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 
 # torch's own, while it follows what it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -47,7 +47,7 @@ class StopAfter(Hook):
     def __init__(self, update: int) -> None:
         self._update = update
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == self._update:
             raise RuntimeError("ended")
 

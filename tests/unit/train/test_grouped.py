@@ -21,7 +21,7 @@ from evenstep import (
     grouped_optimizer,
 )
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 from evenstep.optim import MultiOptimizer
 from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.train import described_groups
@@ -192,7 +192,7 @@ def test_muon_steps_the_matrices_and_adamw_the_rest() -> None:
 @pytest.mark.parametrize("stop", [1, 4])
 def test_groups_with_schedules_of_their_own_are_resumed_to_the_bit(stop: int, tmp_path: Path) -> None:
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == stop and self.trainer.folder is not None:
                 self.trainer.request_stop("test")
 

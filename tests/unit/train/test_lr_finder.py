@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evenstep import Cosine, Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
 from evenstep.errors import ArgumentError
-from evenstep.events import StepEnd, UpdateBegin
+from evenstep.events import StepEvent, UpdateEvent
 from evenstep.train.tryouts.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from refused import refused
 
@@ -129,7 +129,7 @@ def test_hooks_hear_nothing_of_it() -> None:
     class Heard(Hook):
         steps = 0
 
-        def after_step(self, event: StepEnd) -> None:
+        def after_step(self, event: StepEvent) -> None:
             self.steps += 1
 
     hook = Heard()
@@ -181,7 +181,7 @@ class Cooling(Square):
         self.warmth = 0.0
         self.seen = 0
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.told.append(event.update)
         self.seen += 1
         self.warmth = 1.0 / event.update
@@ -201,7 +201,7 @@ def test_tasks_are_told_of_the_updates_that_are_tried_and_hooks_are_not() -> Non
     heard: list[int] = []
 
     class Hears(Hook):
-        def before_update(self, event: UpdateBegin) -> None:
+        def before_update(self, event: UpdateEvent) -> None:
             heard.append(event.update)
 
     task = Cooling()

@@ -26,7 +26,7 @@ from evenstep import (
 from evenstep.contrib.multitask import Scheduled
 from evenstep.data import Position, ReadOptions, StreamData
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import EpochEnd, UpdateEnd
+from evenstep.events import EpochEvent, UpdateEvent
 from evenstep.optim.schedules import Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
 from evenstep.train.resolve import lr_schedule_of
 from refused import refused
@@ -46,7 +46,7 @@ class Rates(Hook):
         self.by_update: dict[int, tuple[float, ...]] = {}
         self.stop = stop
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self.by_update[event.update] = tuple(group["lr"] for group in self.trainer.optimizer.param_groups)
         if event.update == self.stop:
             self.trainer.request_stop("test")
@@ -152,7 +152,7 @@ def test_what_hooks_ask_for_and_change_at_the_end_of_an_epoch_is_in_the_checkpoi
     saved_at: int, tmp_path: Path
 ) -> None:
     class Decays(Hook):
-        def after_epoch(self, event: EpochEnd) -> None:
+        def after_epoch(self, event: EpochEvent) -> None:
             for group in self.trainer.optimizer.param_groups if event.complete else ():
                 group["momentum"] *= 0.5
 

@@ -10,7 +10,7 @@ import torchmetrics
 from torch import Tensor, nn
 
 from evenstep import Hook, Logging, Loss, MapData, Task, Trainer, Training
-from evenstep.events import StepBegin, Storage, UpdateEnd
+from evenstep.events import StepEvent, Storage, UpdateEvent
 from evenstep.events.metrics.meters import Meters
 
 UPDATES = 3
@@ -56,10 +56,10 @@ class Puts(Hook):
         self.sum = torch.zeros(())
         self.floats: dict[str, list[float]] = {"hook/scale": [], "hook/sum": []}
 
-    def before_step(self, event: StepBegin) -> None:
+    def before_step(self, event: StepEvent) -> None:
         self._put("hook/scale", self.trainer.model.scale, event.update)
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self.sum += 1
         self._put("hook/sum", self.sum, event.update)
 
@@ -117,7 +117,7 @@ def test_metrics_keep_no_graph_alive() -> None:
             return Hold.apply(super().forward(x))
 
     class Count(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             gc.collect()
             assert not alive
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ddp, Failures, Fp16Mixed, Hook, MapData, Retry, Skip, Task, Trainer
-from evenstep.events import MicrobatchBegin, StepBegin, UpdateBegin, UpdateEnd
+from evenstep.events import MicrobatchEvent, StepEvent, UpdateEvent
 from evenstep.parallel import Group, Ordered
 
 UPDATES = 6
@@ -41,16 +41,16 @@ class Puts(Hook):
         self.calls.append(name)
         self.trainer.storage.put(f"mine/{name}", 1.0 + self.rank, 2, update=update)
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self._put("before_update", event.update)
 
-    def before_microbatch(self, event: MicrobatchBegin) -> None:
+    def before_microbatch(self, event: MicrobatchEvent) -> None:
         self._put("before_microbatch", event.update)
 
-    def before_step(self, event: StepBegin) -> None:
+    def before_step(self, event: StepEvent) -> None:
         self._put("before_step", event.update)
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self._put("after_update", event.update)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Failures, Hook, MapData, Task, Trainer
 from evenstep.checkpoint import Mirror, complete_checkpoints, read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
-from evenstep.events import Incident, UpdateBegin
+from evenstep.events import Incident, UpdateEvent
 
 ADDRESS = "memory://copies"
 
@@ -45,7 +45,7 @@ class FailAt(Hook):
     def __init__(self, update: int) -> None:
         self.update = update
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update == self.update:
             raise RuntimeError("the machine is on fire")
 
@@ -146,7 +146,7 @@ def test_a_rewind_removes_the_copies_of_what_did_not_happen(tmp_path: Path, undi
         update = 0
         copies: tuple[str, ...] = ()
 
-        def before_update(self, event: UpdateBegin) -> None:
+        def before_update(self, event: UpdateEvent) -> None:
             self.update = event.update
 
         def on_incident(self, event: Incident) -> None:
@@ -154,7 +154,7 @@ def test_a_rewind_removes_the_copies_of_what_did_not_happen(tmp_path: Path, undi
                 self.copies = tuple(Mirror(ADDRESS, "run").steps())
 
     class Damage(Hook):
-        def before_update(self, event: UpdateBegin) -> None:
+        def before_update(self, event: UpdateEvent) -> None:
             if event.update == 6 and not task.spoiled:
                 damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Hook, MapData, Memory, Task, Trainer, Training
 from evenstep.errors import TaskError
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 from evenstep.parallel import Ordered, Zero1
 
 DECAY = 0.8
@@ -155,7 +155,7 @@ def test_the_teacher_leaves_no_trace_where_nothing_is_made_of_it() -> None:
 
 def test_a_run_with_a_teacher_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == 3:
                 self.trainer.request_stop("three")
 

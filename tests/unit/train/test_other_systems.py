@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Best, Evaluation, Hook, Logging, MapData, PipelineModel, Save, Single, Task, Trainer
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layer, Layers
 
@@ -72,7 +72,7 @@ def test_of_negative_values_the_best_few_are_kept_and_a_worse_one_as_long_as_the
     values = iter([-3.0, -1.0, -2.0, -4.0])
 
     class Score(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             self.trainer.storage.put("train/score", next(values), update=event.update)
 
     one = trainer(
@@ -119,7 +119,7 @@ def test_samples_are_counted_once_whatever_is_accumulated() -> None:
     seen: list[int] = []
 
     class Counts(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             seen.append(event.num_samples)
 
     trainer(nn.Linear(3, 1), hooks=[Counts()], updates=6).train()

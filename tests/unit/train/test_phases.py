@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Hook, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 from evenstep.pipeline import Op
 from evenstep.train import phases as module
 from evenstep.train.phases import PHASES, Phases
@@ -138,7 +138,7 @@ def test_a_window_says_the_seconds_of_each_phase_per_update(make: Make, clock: C
 
 def test_tokens_are_counted_on_after_a_stop_in_the_midst_of_a_window(make: Make) -> None:
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == 3:
                 self.trainer.request_stop("three are enough")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Evaluation, Failures, Hook, Logging, MapData, Task, Trainer, Training
-from evenstep.events import EvaluateEnd, UpdateEnd
+from evenstep.events import EvaluateEvent, UpdateEvent
 from evenstep.parallel import Ordered
 from evenstep.train.requests import End, Requests
 
@@ -80,7 +80,7 @@ def test_what_was_requested_at_an_update_that_was_aborted_is_done_only_when_it_i
     points[5][0].fill_(float("nan"))  # in the third global batch
 
     class Every3(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.committed and event.update % 3 == 0:
                 self.trainer.request_save()
 
@@ -111,7 +111,7 @@ def test_an_evaluation_that_is_asked_for_while_it_is_made_is_not_made_at_the_nex
     """Else a run that goes on from a checkpoint of that update, which knows of it, would make one less."""
 
     class Again(Hook):
-        def after_evaluate(self, event: EvaluateEnd) -> None:
+        def after_evaluate(self, event: EvaluateEvent) -> None:
             self.trainer.request_evaluate()
 
     points, model = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(8)], nn.Linear(2, 1)

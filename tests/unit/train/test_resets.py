@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Hook, MapData, Mixture, Task, Trainer, Training
 from evenstep.contrib.multitask import Scheduled
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Best, Evaluate, Incident, UpdateEnd
+from evenstep.events import Best, Evaluate, Incident, UpdateEvent
 from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ordered, Zero1
 from refused import refused
@@ -43,7 +43,7 @@ class Seen(Hook):
         self.said: list[str] = []
         self.stop_at = stop_at
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self.rates.append(float(self.trainer.optimizer.param_groups[0]["lr"]))
         if event.update == self.stop_at:
             self.trainer.request_stop("stopped")

@@ -20,7 +20,7 @@ from evenstep.checkpoint.background import Staging
 from evenstep.checkpoint.tensor_file import TensorFile
 from evenstep.contrib.elastic.membership import Alone
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError
-from evenstep.events import EvaluateEnd, Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
+from evenstep.events import EvaluateEvent, Incident, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Ordered, Zero1
@@ -53,13 +53,13 @@ class Log(Hook):
         self.heard: list[str] = []
         self.incidents: list[Incident] = []
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.heard.append(f"update {event.update}")
 
-    def before_save(self, event: SaveBegin) -> None:
+    def before_save(self, event: SaveEvent) -> None:
         self.heard.append(f"save {event.update}")
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         self.heard.append(f"{'saved' if event.path is not None else 'not saved'} {event.update}")
 
     def on_incident(self, event: Incident) -> None:
@@ -70,7 +70,7 @@ class FailAt(Hook):
     def __init__(self, update: int, error: BaseException) -> None:
         self.update, self.error = update, error
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update == self.update:
             raise self.error
 
@@ -119,7 +119,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     gate, log = slowed(monkeypatch), Log()
 
     class Open(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == 4:
                 gate.set()
 
@@ -223,7 +223,7 @@ def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_trainin
         save(path, values)
 
     class Fails(Hook):
-        def before_update(self, event: UpdateBegin) -> None:
+        def before_update(self, event: UpdateEvent) -> None:
             if event.update == 4:
                 failing.set()
                 raise ValueError("a bug")
@@ -261,7 +261,7 @@ def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class PutsFile(Hook):
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         assert self.trainer.folder is not None
         (self.trainer.folder / "checkpoints").write_text("a file where a folder should be")
 
@@ -336,7 +336,7 @@ def test_after_a_fault_of_a_kernel_nothing_is_read_from_the_device_and_the_failu
     log = Log()
 
     class Faulty(Hook):
-        def before_update(self, event: UpdateBegin) -> None:
+        def before_update(self, event: UpdateEvent) -> None:
             if event.update == 6:
                 monkeypatch.setattr("evenstep.train.engine.first_aborted", read)
                 raise RuntimeError("CUDA error: device-side assert triggered")
@@ -373,7 +373,7 @@ def test_the_state_is_saved_whatever_is_raised_by_who_is_told(tmp_path: Path, er
 
 def test_an_evaluation_that_has_failed_is_made_when_the_run_goes_on_and_no_set_counts_twice(tmp_path: Path) -> None:
     class Tells(Hook):
-        def after_evaluate(self, event: EvaluateEnd) -> None:
+        def after_evaluate(self, event: EvaluateEvent) -> None:
             heard.append((event.update, event.name, dict(event.metrics)))
 
     class FailsOnce(Square):
@@ -430,7 +430,7 @@ class Deleting(Hook):
     def __init__(self, folder: Path, *, another: bool) -> None:
         self.folder, self.another, self.held = folder, another, ExitStack()
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update == 5:
             shutil.rmtree(self.folder)
             if self.another:
@@ -461,7 +461,7 @@ def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is
 
 def test_the_directory_may_be_changed_where_the_folder_is_absolute(tmp_path: Path) -> None:
     class Moves(Hook):
-        def before_update(self, event: UpdateBegin) -> None:
+        def before_update(self, event: UpdateEvent) -> None:
             os.chdir("/")
 
     trainer_of((tmp_path / "run").absolute(), hooks=[Moves(), Save(every_updates=2)]).train()
@@ -532,7 +532,7 @@ def test_after_going_back_latest_and_best_name_checkpoints_that_are_there(tmp_pa
             return total
 
     class Score(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             self.trainer.storage.put("train/score", float(-event.update), update=event.update)
             if event.update == 3:  # after having gone back to 2, from 4 at first
                 named.append([(tmp_path / name).read_text() for name in ("latest", "best")])
@@ -558,7 +558,7 @@ def test_a_finished_run_that_is_resumed_evaluates_no_second_time(tmp_path: Path,
     valid = MapData([(torch.ones(4), torch.tensor(0.5))] * 8, global_batch_size=8)
 
     class SaveLast(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if by_hand and event.update == 4:
                 cast("Trainer", self.trainer).save()
 
@@ -585,7 +585,7 @@ def test_another_thread_than_the_one_that_trains_can_ask_for_a_save_but_not_make
     class Aside(Hook):
         said = ""
 
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             thread = threading.Thread(target=self.aside)
             thread.start()
             thread.join()

@@ -24,7 +24,7 @@ from evenstep import (
 )
 from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError, ReplicaError
-from evenstep.events import Hook, UpdateEnd
+from evenstep.events import Hook, UpdateEvent
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
@@ -511,7 +511,7 @@ def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> 
         def after_microbatch(self, event: Any) -> None:
             self.said.append(f"-{event.microbatch}{'' if event.loss is None else ' loss'}")
 
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             self.trainer.request_stop("one is enough")
 
     def act(group: Any) -> list[str]:

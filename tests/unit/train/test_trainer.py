@@ -15,7 +15,7 @@ from evenstep.errors import (
     NonFiniteError,
     TaskError,
 )
-from evenstep.events import EvaluateEnd, Incident, StepEnd, TrainEnd, UpdateEnd
+from evenstep.events import EvaluateEvent, Incident, StepEvent, TrainEvent, UpdateEvent
 from evenstep.events.hooks import Best, Save
 from evenstep.optim.schedules import Linear
 
@@ -76,7 +76,7 @@ def test_training_twice_goes_on_and_a_done_run_does_nothing_more() -> None:
 
 def test_stopping_and_training_again_gives_the_bits_of_one_go() -> None:
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == 3:
                 self.trainer.request_stop("three")
 
@@ -104,7 +104,7 @@ def assert_same_tree(left: Any, right: Any) -> None:
 def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tmp_path: Path) -> None:
     def run(folder: Path | None, stop: int | None = None) -> tuple[Trainer, nn.Module]:
         class StopAt(Hook):
-            def after_update(self, event: UpdateEnd) -> None:
+            def after_update(self, event: UpdateEvent) -> None:
                 if event.update == stop:
                     self.trainer.request_stop("test")
 
@@ -157,7 +157,7 @@ def test_an_evaluation_changes_nothing_and_gives_training_modes_back() -> None:
 
 def test_evaluations_in_between_do_not_change_the_run() -> None:
     class EvaluateOften(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             self.trainer.request_evaluate()
 
     model, plain = network(), network()
@@ -170,7 +170,7 @@ def test_the_average_is_what_is_evaluated() -> None:
     seen: list[float] = []
 
     class Record(Hook):
-        def after_evaluate(self, event: EvaluateEnd) -> None:
+        def after_evaluate(self, event: EvaluateEvent) -> None:
             seen.append(event.metrics["valid/loss"])
 
     model = network()
@@ -222,7 +222,7 @@ def test_the_learning_rate_is_set_from_the_update_number_for_every_group() -> No
     seen: list[tuple[float, float]] = []
 
     class Record(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             seen.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"]))
 
     trainer_of(model, optimizer=optimizer, lr_schedule=Linear(warmup_updates=4), updates=8, hooks=[Record()]).train()
@@ -298,7 +298,7 @@ def test_a_missing_checkpoint_is_an_error_but_auto_starts_afresh(tmp_path: Path)
 
 def test_no_more_checkpoints_than_asked_for_are_kept(tmp_path: Path) -> None:
     class SaveAlways(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             self.trainer.request_save()
 
     trainer_of(folder=tmp_path, hooks=[SaveAlways()], checkpoint=Checkpointing(keep_last=2)).train()
@@ -328,10 +328,10 @@ def test_after_a_failure_nothing_is_evaluated_but_what_was_committed_is_saved(up
             if event.update == update:
                 raise ValueError("no more")
 
-        def after_evaluate(self, event: EvaluateEnd) -> None:
+        def after_evaluate(self, event: EvaluateEvent) -> None:
             said.append("evaluate")
 
-        def after_train(self, event: TrainEnd) -> None:
+        def after_train(self, event: TrainEvent) -> None:
             said.append(f"{event.outcome} {event.update} {event.error}")
 
     valid = MapData(points(9), global_batch_size=4)
@@ -479,12 +479,12 @@ def test_impossible_numbers_are_refused(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("keeps", ["nothing", "to itself", "under another name"])
 def test_what_the_run_raises_in_a_hook_that_asks_for_something_ends_it(policy: Any, asks: str, keeps: str) -> None:
     class Asks(Hook):
-        def after_step(self, event: StepEnd) -> None:
+        def after_step(self, event: StepEvent) -> None:
             if event.update == 3:
                 with torch.no_grad():
                     self.trainer.model.get_parameter("4.bias").fill_(float("nan"))
 
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             asked.append(event.update)
             if len(asked) > 20:
                 pytest.fail("the run goes on for ever")

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.events.event import EpochBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
+from evenstep.events.event import EpochEvent, EvaluateEvent, SaveEvent, TrainEvent
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook, run_folder
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -60,22 +60,22 @@ class Best(Hook):
         """Update of the best value so far, or None."""
         return self._best[0][1] if self._best else None
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         if not self._target.is_of_training(self):
             self._target.check(self)
         self._correct_link()
 
-    def before_epoch(self, event: EpochBegin) -> None:
+    def before_epoch(self, event: EpochEvent) -> None:
         self._correct_link()
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         if self._target.is_of_training(self):
             return
         value = self._target.value(self, event)
         if value is not None and self._take(value, event.update):
             self.trainer.request_save()
 
-    def before_save(self, event: SaveBegin) -> None:
+    def before_save(self, event: SaveEvent) -> None:
         if self._target.is_of_training(self):
             if event.update:
                 self._target.check_training(self)
@@ -84,7 +84,7 @@ class Best(Hook):
                 self._take(latest.value, event.update)
         self._saving = self._best.copy()
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         if event.path is None:  # the checkpoints that it would have displaced are still there
             later = [one for one in self._best if one not in self._saving]
             self._best = self._saved.copy()

@@ -4,7 +4,7 @@ import sys
 from time import monotonic
 from typing import TextIO, final
 
-from evenstep.events.event import EvaluateBegin, EvaluateEnd, Incident, SaveEnd, TrainBegin, TrainEnd
+from evenstep.events.event import EvaluateEvent, Incident, SaveEvent, TrainEvent
 from evenstep.events.hook import Hook
 from evenstep.events.writers import ConsoleWriter
 
@@ -31,7 +31,7 @@ class Console(Hook):
         self._evaluate_began = self._train_began
         self._last_incident = ""
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self._train_began = monotonic()
         if self._writer is not None:
             self._writer.follow(self._committed)
@@ -44,10 +44,10 @@ class Console(Hook):
             f"on {', '.join(devices) or 'no device'} from update {event.update} {until}{where}"
         )
 
-    def before_evaluate(self, event: EvaluateBegin) -> None:
+    def before_evaluate(self, event: EvaluateEvent) -> None:
         self._evaluate_began = monotonic()
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         spent = _duration(monotonic() - self._evaluate_began)
         if not event.metrics:
             self._print(f"the evaluation of {event.name} failed after update {event.update}, {spent}")
@@ -56,7 +56,7 @@ class Console(Hook):
         else:
             self._print(f"evaluated {event.name} after update {event.update}, {spent}")
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         if event.path is not None:
             self._print(f"saved update {event.update} in {event.path}")
         else:
@@ -66,7 +66,7 @@ class Console(Hook):
         self._last_incident = event.message
         self._print(f"{event.kind} at update {event.update}: {event.message}")
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         reason = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
         is_known = event.error is not None and str(event.error) in self._last_incident
         spent = _duration(monotonic() - self._train_began)

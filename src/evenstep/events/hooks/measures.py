@@ -27,15 +27,11 @@ import torch
 from torch import Tensor
 
 from evenstep.events.event import (
-    EvaluateBegin,
-    EvaluateEnd,
-    SaveBegin,
-    SaveEnd,
-    StepBegin,
-    TrainBegin,
-    TrainEnd,
-    UpdateBegin,
-    UpdateEnd,
+    EvaluateEvent,
+    SaveEvent,
+    StepEvent,
+    TrainEvent,
+    UpdateEvent,
 )
 from evenstep.events.hook import Hook
 from evenstep.schema import Count
@@ -72,11 +68,11 @@ class Timer(Hook):
         self._is_saving = False
         self._begin()
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self.trainer.phases.take()
         self._begin()
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if self._is_saving:  # in the background from now on
             self._began += perf_counter() - self._save_began - (event.data_s or 0.0)
             self._is_saving = False
@@ -86,7 +82,7 @@ class Timer(Hook):
             for task, seconds in event.task_data_s.items():
                 self._task_data_s[task] = self._task_data_s.get(task, 0.0) + seconds
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.committed:
             self._updates += 1
             self._samples += event.num_samples
@@ -95,24 +91,24 @@ class Timer(Hook):
             if event.update % self._every == 0:
                 self._put(event.update)
 
-    def before_evaluate(self, event: EvaluateBegin) -> None:
+    def before_evaluate(self, event: EvaluateEvent) -> None:
         self._evaluation_began = perf_counter()
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         spent = perf_counter() - self._evaluation_began
         self._began += spent
         self._save_began += spent  # of a save under way, which is left out as well
 
-    def before_save(self, event: SaveBegin) -> None:
+    def before_save(self, event: SaveEvent) -> None:
         self._save_began = perf_counter()
         self._is_saving = True
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         if self._is_saving:
             self._began += perf_counter() - self._save_began
             self._is_saving = False
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         if event.outcome != "failed" and self._updates:
             self._put(event.update)
 
@@ -160,15 +156,15 @@ class MemoryUse(Hook):
         self._device = torch.device("cpu")
         self._put_at = 0
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self._device = next((one.device for one in self.trainer.model.parameters()), self._device)
         self._put_at = event.update
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.committed and event.update % self._every == 0:
             self._put(event.update)
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         if event.outcome != "failed" and event.update > self._put_at:
             self._put(event.update)
 
@@ -234,11 +230,11 @@ class Statistics(Hook):
         if not gradient_norms:
             self.before_step = super().before_step
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update % self._every == 0:
             self._before = [{name: one.clone() for name, one in group.items()} for group in self._groups()]
 
-    def before_step(self, event: StepBegin) -> None:
+    def before_step(self, event: StepEvent) -> None:
         if event.update % self._every:
             return
         parameters = named_parameters(self.trainer.model)
@@ -249,7 +245,7 @@ class Statistics(Hook):
         for layer, norms in layers.items():
             self.trainer.storage.put(f"train/grad_norm/{layer}", _norm(norms) / event.divisor, update=event.update)
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         before = self._before
         self._before = []
         if not event.committed or event.update % self._every:

@@ -4,7 +4,7 @@ from time import monotonic
 from typing import final
 
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
+from evenstep.events.event import EpochEvent, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Count, Natural, Positive
 
@@ -39,15 +39,15 @@ class Evaluate(Hook):
         self._every_epochs = every_epochs
         self._from_update = from_update
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         if not self.trainer.evaluations:
             raise HookError(f"hook `{self.name}` needs `evaluations`; give the trainer some.", field="evaluations")
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update >= self._from_update and is_update_due(event, self._every_updates):
             self.trainer.request_evaluate()
 
-    def after_epoch(self, event: EpochEnd) -> None:
+    def after_epoch(self, event: EpochEvent) -> None:
         if event.update >= self._from_update and is_epoch_due(event, self._every_epochs):
             self.trainer.request_evaluate()
 
@@ -85,26 +85,26 @@ class Save(Hook):
         self._every_minutes = every_minutes
         self._saved_at = monotonic()
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self._saved_at = monotonic()
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         minutes = self._every_minutes
         is_time_up = minutes is not None and monotonic() - self._saved_at >= 60 * minutes
         if is_update_due(event, self._every_updates) or (event.committed and is_time_up):
             self.trainer.request_save()
 
-    def after_epoch(self, event: EpochEnd) -> None:
+    def after_epoch(self, event: EpochEvent) -> None:
         if is_epoch_due(event, self._every_epochs):
             self.trainer.request_save()
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         self._saved_at = monotonic()  # also on failure: a full disk is not tried again at each update
 
 
-def is_update_due(event: UpdateEnd, every_updates: int | None) -> bool:
+def is_update_due(event: UpdateEvent, every_updates: int | None) -> bool:
     return event.committed and every_updates is not None and event.update % every_updates == 0
 
 
-def is_epoch_due(event: EpochEnd, every_epochs: int | None) -> bool:
+def is_epoch_due(event: EpochEvent, every_epochs: int | None) -> bool:
     return event.complete and every_epochs is not None and (event.epoch + 1) % every_epochs == 0

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import profile, record_function, supported_activities
 
 from evenstep.errors import ArgumentError
-from evenstep.events.event import TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
+from evenstep.events.event import TrainEvent, UpdateEvent
 from evenstep.events.files import writing
 from evenstep.events.hook import Hook, run_folder
 from evenstep.files import replacing
@@ -46,10 +46,10 @@ class Profile(Hook):
         self._ranges = ExitStack()
         self._began_at = 0
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         run_folder(self)
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if self._profiler is None and self._first <= event.update <= self._last:
             if profiler_runs():  # in torch a second one ends the process
                 raise ArgumentError(f"update {event.update} is not profiled: another profiler runs.", field="first")
@@ -63,12 +63,12 @@ class Profile(Hook):
         if self._profiler is not None:
             self._ranges.enter_context(record_function(f"update {event.update}"))
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self._ranges.close()
         if self._profiler is not None and event.committed and event.update >= self._last:
             self._end(event.update)
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         if self._profiler is not None:
             self._end(event.update)
 

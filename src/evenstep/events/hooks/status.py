@@ -17,7 +17,7 @@ from typing import Literal, final
 import torch
 
 from evenstep.errors import keepable
-from evenstep.events.event import EpochBegin, Json, Outcome, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events.event import EpochEvent, Json, Outcome, TrainEvent, UpdateEvent
 from evenstep.events.files import append, appending, replace_text, writing
 from evenstep.events.hook import Hook, run_folder
 from evenstep.schema import NonNegative
@@ -54,20 +54,20 @@ class Status(Hook):
         self._started = ""
         self._epoch: int | None = None
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self._started = _now()
         self._epoch = None
         self._write("running", event.update)
         write_start(run_folder(self), event, layout=self.trainer.layout, resumed_from=self.trainer.resumed_from)
 
-    def before_epoch(self, event: EpochBegin) -> None:
+    def before_epoch(self, event: EpochEvent) -> None:
         self._epoch = event.epoch
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.committed and monotonic() - self._written_at >= self._every_s:
             self._write("running", event.update)
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         reason = event.reason if event.error is None else keepable(f"{type(event.error).__name__}: {event.error}")
         self._write(event.outcome, event.update, reason)
 
@@ -86,7 +86,7 @@ class Status(Hook):
         self._written_at = monotonic()
 
 
-def write_start(folder: Path, event: TrainBegin, *, layout: Mapping[str, Json], resumed_from: str | None) -> None:
+def write_start(folder: Path, event: TrainEvent, *, layout: Mapping[str, Json], resumed_from: str | None) -> None:
     """Append a line on this start: command, source, versions and machine, without the names of machine and user.
 
     Args:

@@ -4,7 +4,7 @@ from time import monotonic
 from typing import Any, final
 
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.event import EvaluateEnd, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events.event import EvaluateEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
 from evenstep.schema import Count, NonNegative, Positive
@@ -50,11 +50,11 @@ class EarlyStop(Hook):
         self.evaluations_since_best = 0
         self._counted_at = -1
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         if self.evaluations_since_best >= self._patience:
             self.evaluations_since_best = 0
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         value = self.follows.value(self, event)
         if value is None or event.update == self._counted_at:
             return
@@ -120,18 +120,18 @@ class TimeBudget(Hook):
         self._earlier_s = 0.0
         self._began: float | None = None
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         self._began = monotonic()
         if self._is_total_used():
             self._stop_for_good()
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if self._is_total_used():
             self._stop_for_good()
         elif self._max_minutes is not None and self._since_s() >= 60 * self._max_minutes:
             self.trainer.request_stop(f"the time budget of {self._max_minutes:g} minutes is used up", requeue=True)
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         self._earlier_s += self._since_s()
         self._began = None
 
@@ -176,7 +176,7 @@ class StopBelowLr(Hook):
         self._fallen_to: float | None = None
         self._updates: int | None = None
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         for number, group in enumerate(self.trainer.optimizer.param_groups):
             if group.get("lr") is None:
                 raise HookError(f"hook `{self.name}` needs a learning rate, but group {number} has none.", field="lr")
@@ -188,7 +188,7 @@ class StopBelowLr(Hook):
                 self._fallen_to = None
         self._updates = event.updates
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if not event.committed:
             return
         rate = self._rate()
@@ -227,7 +227,7 @@ class StopFile(Hook):
     def __init__(self) -> None:
         self._looked_at = 0.0
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         now = monotonic()
         if now - self._looked_at < STOP_FILE_EVERY_S:
             return

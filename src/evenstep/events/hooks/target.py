@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, final
 
 from evenstep.arguments import advice
 from evenstep.errors import HookError
-from evenstep.events.event import EvaluateEnd
+from evenstep.events.event import EvaluateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Matching, option
 
@@ -55,7 +55,7 @@ class MetricTarget:
         if known:
             self._check_known(hook, known)
 
-    def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
+    def value(self, hook: Hook, event: EvaluateEvent) -> float | None:
         """Value of the metric in `event`; None for another evaluation, or a failed one.
 
         Raises:

@@ -5,7 +5,12 @@ import sys
 from time import monotonic
 from typing import final
 
-from evenstep.events.event import EvaluateBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainEnd, UpdateBegin, UpdateEnd
+from evenstep.events.event import (
+    EvaluateEvent,
+    SaveEvent,
+    TrainEvent,
+    UpdateEvent,
+)
 from evenstep.events.hook import Hook
 from evenstep.schema import Positive
 
@@ -37,27 +42,27 @@ class Watchdog(Hook):
         self._armed_at = 0.0
         self._updates = 0
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self._arm()
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         self._longest_s = max(self._longest_s, monotonic() - self._began)
         self._updates += 1
         self._arm()
 
-    def before_evaluate(self, event: EvaluateBegin) -> None:
+    def before_evaluate(self, event: EvaluateEvent) -> None:
         self._disarm()
 
-    def after_evaluate(self, event: EvaluateEnd) -> None:
+    def after_evaluate(self, event: EvaluateEvent) -> None:
         self._arm()
 
-    def before_save(self, event: SaveBegin) -> None:
+    def before_save(self, event: SaveEvent) -> None:
         self._disarm()
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         self._arm()
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         self._disarm()
         self._updates = 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TextIO, final
 
-from evenstep.events.event import Event, TrainBegin, TrainEnd
+from evenstep.events.event import Event, TrainEvent
 from evenstep.events.metrics.series import Record
 from evenstep.events.writers.live import LiveLine, Progress, clock, live_on, per_second
 from evenstep.events.writers.writer import Writer
@@ -62,11 +62,11 @@ class ConsoleWriter(Writer):
         self._live = live_on(self._stream or sys.stdout, self._progress)
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainBegin):
+        if isinstance(event, TrainEvent) and event.outcome == "running":
             self._updates = event.updates
             if self._live is not None:
                 self._live.draw()
-        elif isinstance(event, TrainEnd) and self._window:
+        elif isinstance(event, TrainEvent) and self._window:
             self._print_window(self._written)
 
     def write(self, records: Sequence[Record]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, final
 from uuid import uuid4
 
 from evenstep.errors import EvenstepError, MissingExtraError, clause
-from evenstep.events.event import Event, TrainBegin, TrainEnd
+from evenstep.events.event import Event, TrainEvent
 from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, flat, run_file
@@ -61,11 +61,11 @@ class TensorBoardWriter(Writer):
             self._writer.add_scalar(name, value, update)
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainBegin):
+        if isinstance(event, TrainEvent) and event.outcome == "running":
             self._config = flat(event.config)
         elif isinstance(event, Shown):
             self._show(event)
-        elif isinstance(event, TrainEnd) and self._config:
+        elif isinstance(event, TrainEvent) and self._config:
             from torch.utils.tensorboard.summary import hparams
 
             for summary in hparams(self._config, dict(event.metrics)):
@@ -172,10 +172,10 @@ class WandbWriter(Writer):
             self._run.log({"update": update, **{name: value for _, name, value, _ in group}})
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainBegin):
+        if isinstance(event, TrainEvent) and event.outcome == "running":
             self._has_failed = False
             self._run.config.update(dict(event.config), allow_val_change=True)
-        elif isinstance(event, TrainEnd):
+        elif isinstance(event, TrainEvent):
             self._has_failed = event.outcome == "failed"
             self._run.summary.update({**event.metrics, "outcome": event.outcome, "reason": event.reason})
         elif isinstance(event, Shown):
@@ -271,10 +271,10 @@ class MlflowWriter(Writer):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainBegin):
+        if isinstance(event, TrainEvent) and event.outcome == "running":
             self._outcome = "stopped"
             self._configure(flat(event.config))
-        elif isinstance(event, TrainEnd):
+        elif isinstance(event, TrainEvent):
             self._outcome = event.outcome
             self._client.set_tag(self._run_id, "outcome", event.outcome)
             self._client.set_tag(self._run_id, "reason", event.reason[:_LONGEST])

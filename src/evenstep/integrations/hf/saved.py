@@ -16,7 +16,7 @@ from evenstep.arguments import require_word
 from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, HookError, clause
-from evenstep.events import Best, Hook, TrainBegin, TrainEnd
+from evenstep.events import Best, Hook, TrainEvent
 from evenstep.files import replacing
 from evenstep.integrations.hf.models import library
 from evenstep.internals import unwrapped
@@ -116,7 +116,7 @@ class SavePretrained(Hook):
         self._tokenizer = tokenizer
         self._dtype: ExportFormat | None = dtype
 
-    def before_train(self, event: TrainBegin) -> None:
+    def before_train(self, event: TrainEvent) -> None:
         trainer = self.trainer
         if trainer.folder is None:
             raise HookError(f"hook `{self.name}` writes into the run folder; give `folder`.", field="folder")
@@ -136,7 +136,7 @@ class SavePretrained(Hook):
             )
         self._check_built_again(model)
 
-    def after_train(self, event: TrainEnd) -> None:
+    def after_train(self, event: TrainEvent) -> None:
         if event.error is None:
             self.trainer.first_rank_does(partial(self._write, cast("Path", self.trainer.folder)))
 

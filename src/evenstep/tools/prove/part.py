@@ -16,7 +16,7 @@ from evenstep.config.load import Setting
 from evenstep.config.ranks import joined
 from evenstep.config.target import open_run
 from evenstep.errors import EvenstepError, LostRankError, MissingExtraError, clause
-from evenstep.events import Hook, UpdateBegin
+from evenstep.events import Hook, UpdateEvent
 from evenstep.parallel import Group
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.runs import KillAt, run_once
@@ -102,7 +102,7 @@ def _received(pipe: Connection) -> Any:
 class _Began(Hook):
     is_true = False
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         self.is_true = True
 
 

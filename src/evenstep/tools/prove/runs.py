@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, ReadOptions
-from evenstep.events import BackwardBegin, Hook, SaveEnd, StepBegin, UpdateBegin, UpdateEnd
+from evenstep.events import Hook, MicrobatchEvent, SaveEvent, StepEvent, UpdateEvent
 from evenstep.tools.prove.formats import Laboratory, wide_defaults
 from evenstep.tools.prove.state import sha256_of
 from evenstep.tools.prove.subject import Ended, Open, Subject, Variant
@@ -32,19 +32,19 @@ class Observer(Hook):
         self._inside: Laboratory | None = None
         self.gradient: dict[str, Tensor] = {}
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if self._variant.wide or self._variant.still:
             self._inside = Laboratory(wide=self._variant.wide, still=self._variant.still)
             self._inside.__enter__()
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if self._inside is not None:
             self._inside.__exit__(None, None, None)
             self._inside = None
         if event.update >= self._updates:
             self.trainer.request_stop("enough to compare")
 
-    def before_step(self, event: StepBegin) -> None:
+    def before_step(self, event: StepEvent) -> None:
         if event.update == 1:
             self.gradient = gradients_of(self.trainer.model, event.divisor)
 
@@ -53,7 +53,7 @@ class Observer(Hook):
 class Rounding(Hook):
     """Changes every gradient as another order of its sums might: g + ε (|g| + rms of all) · u, u in [-1, 1]."""
 
-    def before_step(self, event: StepBegin) -> None:
+    def before_step(self, event: StepEvent) -> None:
         held = [one.grad for one in self.trainer.model.parameters() if one.grad is not None]
         count = sum(one.numel() for one in held)
         if count == 0:
@@ -73,14 +73,14 @@ class KillAt(Hook):
         self._update = update
         self._saved = False
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == max(1, self._update - 1):
             self.trainer.request_save()
 
-    def after_save(self, event: SaveEnd) -> None:
+    def after_save(self, event: SaveEvent) -> None:
         self._saved = self._saved or event.path is not None
 
-    def before_backward(self, event: BackwardBegin) -> None:
+    def before_backward(self, event: MicrobatchEvent) -> None:
         if event.update == self._update and self._saved:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.events import (
-    ForwardBegin,
-    ForwardEnd,
     Hook,
-    MicrobatchBegin,
-    MicrobatchEnd,
-    StepBegin,
-    UpdateBegin,
-    UpdateEnd,
+    MicrobatchEvent,
+    StepEvent,
+    UpdateEvent,
 )
 from evenstep.tools.prove.compare import difference, distance, norm
 from evenstep.tools.prove.runs import gradients_of, run_once
@@ -81,7 +77,7 @@ class Tracer(Hook):
         self._remove: list[Callable[[], None]] = []  # of forward hooks; not empty while the update is recorded
         self.made = UpdateTrace()
 
-    def before_update(self, event: UpdateBegin) -> None:
+    def before_update(self, event: UpdateEvent) -> None:
         if event.update != self._update:
             return
         subject = self._subject
@@ -98,7 +94,7 @@ class Tracer(Hook):
         for name, module in subject.model.named_modules():
             self._remove.append(module.register_forward_hook(self._recorder(name), with_kwargs=True).remove)
 
-    def before_microbatch(self, event: MicrobatchBegin) -> None:
+    def before_microbatch(self, event: MicrobatchEvent) -> None:
         if self._remove:
             self.made.microbatches.append(MicrobatchTrace(event.task, event.microbatch))
             self._add("the batch", event.batch)
@@ -107,23 +103,23 @@ class Tracer(Hook):
                 weight = weight_of(task, event.batch, "a micro-batch")
                 self._add("the weight", torch.tensor(weight, dtype=torch.float64))
 
-    def before_forward(self, event: ForwardBegin) -> None:
+    def before_forward(self, event: MicrobatchEvent) -> None:
         if self._remove:
             self._add("`transform`", event.batch)
 
-    def after_forward(self, event: ForwardEnd) -> None:
+    def after_forward(self, event: MicrobatchEvent) -> None:
         if self._remove:
             self._add("the output", event.output)
 
-    def after_microbatch(self, event: MicrobatchEnd) -> None:
+    def after_microbatch(self, event: MicrobatchEvent) -> None:
         if self._remove and event.loss is not None:
             self._add("the loss", torch.tensor(float(event.loss), dtype=torch.float64))
 
-    def before_step(self, event: StepBegin) -> None:
+    def before_step(self, event: StepEvent) -> None:
         if self._remove:
             self.made.gradient = gradients_of(self._subject.model, event.divisor)
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if self._remove:
             for remove in self._remove:
                 remove()

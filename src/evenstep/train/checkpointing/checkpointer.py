@@ -8,7 +8,7 @@ from typing import final
 
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Incident, SaveBegin, SaveEnd
+from evenstep.events import Incident, SaveEvent
 from evenstep.options import Checkpointing, Reset
 from evenstep.train.checkpointing.run_state import RunState
 from evenstep.train.reporter import Reporter
@@ -73,7 +73,7 @@ class Checkpointer:
         self._ended(writer.wait())
         self._path = None
         self._span = bus.span(
-            "save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=self._path)
+            "save", lambda: SaveEvent(update=update), lambda error: SaveEvent(update=update, path=self._path)
         )
         self._span.__enter__()
         try:

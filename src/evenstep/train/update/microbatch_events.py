@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import replace
 from typing import Any, final
 
 from torch import Tensor
@@ -10,12 +10,7 @@ from torch.profiler import record_function
 
 from evenstep.data import Microbatch
 from evenstep.events import (
-    BackwardBegin,
-    BackwardEnd,
-    ForwardBegin,
-    ForwardEnd,
-    MicrobatchBegin,
-    MicrobatchEnd,
+    MicrobatchEvent,
 )
 from evenstep.internals import profiler_runs
 from evenstep.pipeline import Stage
@@ -38,15 +33,12 @@ class MicrobatchEvents:
         """A micro-batch enters a stage: its first, or another."""
         if not self._heard or number in self._open:
             return
-        update, microbatch = self._update, one.index
+        begin = MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task)
 
-        def end(error: BaseException | None) -> MicrobatchEnd:
+        def end(error: BaseException | None) -> MicrobatchEvent:
             output, loss = self._seen.pop(number, (None, None))
-            return MicrobatchEnd(
-                update=update, microbatch=microbatch, batch=batch, output=output, loss=loss, task=one.task
-            )
+            return replace(begin, output=output, loss=loss)
 
-        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch, task=one.task)
         span = self._context.bus.span("microbatch", lambda: begin, end)
         span.__enter__()
         self._open[number] = span
@@ -76,27 +68,23 @@ class MicrobatchEvents:
 
     @contextmanager
     def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:
-        update, seen = self._update, list[Any]()
+        begin = MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task)
+        seen: list[Any] = []
 
-        def end(error: BaseException | None) -> ForwardEnd:
-            output = seen[0] if seen else None
-            return ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task)
+        def end(error: BaseException | None) -> MicrobatchEvent:
+            return replace(begin, output=seen[0] if seen else None)
 
-        told: AbstractContextManager[None] = nullcontext()
-        if stage.is_whole:  # that of one of several stages is no model's
-            begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
-            told = self._context.bus.span("forward", begin, end)
-        with told, self._range("forward", one.task):
+        span: AbstractContextManager[None] = nullcontext()
+        if stage.is_whole:  # the output of one of several stages is not the model's
+            span = self._context.bus.span("forward", lambda: begin, end)
+        with span, self._range("forward", one.task):
             yield seen
 
     @contextmanager
     def _around_backward(self, one: Microbatch) -> Generator[None]:
-        update, microbatch, task = self._update, one.index, one.task
-        begin = partial(BackwardBegin, update=update, microbatch=microbatch, task=task)
-        told = self._context.bus.span(
-            "backward", begin, lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task)
-        )
-        with told, self._range("backward", task):
+        event = MicrobatchEvent(update=self._update, microbatch=one.index, task=one.task)
+        span = self._context.bus.span("backward", lambda: event, lambda error: event)
+        with span, self._range("backward", one.task):
             yield
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:

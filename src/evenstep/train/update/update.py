@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import final
 
 import torch
@@ -11,7 +10,7 @@ from torch.profiler import record_function
 
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
-from evenstep.events import Incident, StepBegin, StepEnd
+from evenstep.events import Incident, StepEvent
 from evenstep.internals import profiler_runs
 from evenstep.keys import branch, key_below
 from evenstep.lazy import load
@@ -196,9 +195,9 @@ class Update:
             return pending
         pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
         self.is_whole = False  # until all that follows has been applied
-        begin = partial(StepBegin, update=update, divisor=divisor)
+        event = StepEvent(update=update, divisor=divisor)
         named = record_function("apply") if profiler_runs() else nullcontext()
-        with named, context.bus.span("step", begin, lambda error: StepEnd(update=update)):
+        with named, context.bus.span("step", lambda: event, lambda error: event):
             if "before_step" in context.bus.heard:  # which may have put other tensors there
                 grads = gradients(self._parameters, sparse=self._sparse)
             if self._apply.may_draw:  # the same numbers on all ranks

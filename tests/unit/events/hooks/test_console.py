@@ -8,13 +8,11 @@ from evenstep.events import (
     Bus,
     Console,
     ConsoleWriter,
-    EvaluateBegin,
-    EvaluateEnd,
+    EvaluateEvent,
     Incident,
     Record,
-    SaveEnd,
-    TrainBegin,
-    TrainEnd,
+    SaveEvent,
+    TrainEvent,
 )
 from evenstep.events.hooks import console as module
 
@@ -32,24 +30,24 @@ def said(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Console, io.Str
 def test_the_start_tells_what_is_trained_where_and_how_long(said: tuple[Console, io.StringIO], trainer: Any) -> None:
     hook, stream = said
     trainer.model.bias.requires_grad_(False)
-    hook.before_train(TrainBegin(update=0, updates=100, resumed=False))
+    hook.before_train(TrainEvent(update=0, updates=100, resumed=False))
     assert stream.getvalue() == "training 6 parameters on cpu from update 0 to update 100, in runs/x\n"
 
 
 def test_a_resume_without_end_and_folder_is_told_too(said: tuple[Console, io.StringIO], trainer: Any) -> None:
     hook, stream = said
     trainer.folder = None
-    hook.before_train(TrainBegin(update=7, updates=None, resumed=True))
+    hook.before_train(TrainEvent(update=7, updates=None, resumed=True))
     assert stream.getvalue() == "resuming 8 parameters on cpu from update 7 until the data ends\n"
 
 
 def test_evaluations_checkpoints_and_incidents_are_one_line_each(said: tuple[Console, io.StringIO]) -> None:
     hook, stream = said
-    hook.before_evaluate(EvaluateBegin(update=3, name="valid"))
-    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={"valid/loss": 1.0, "valid/accuracy": 0.5}))
-    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={}))
-    hook.after_save(SaveEnd(update=3, path=Path("runs/x/checkpoints/step-00000003")))
-    hook.after_save(SaveEnd(update=4, path=None))
+    hook.before_evaluate(EvaluateEvent(update=3, name="valid"))
+    hook.after_evaluate(EvaluateEvent(update=3, name="valid", metrics={"valid/loss": 1.0, "valid/accuracy": 0.5}))
+    hook.after_evaluate(EvaluateEvent(update=3, name="valid", metrics={}))
+    hook.after_save(SaveEvent(update=3, path=Path("runs/x/checkpoints/step-00000003")))
+    hook.after_save(SaveEvent(update=4, path=None))
     hook.on_incident(Incident(kind="overflow", update=5, message="the scale was halved", details={}))
     assert stream.getvalue().splitlines() == [
         "evaluated valid after update 3, 0.0 s",
@@ -69,17 +67,17 @@ def test_beside_the_console_writer_an_evaluation_is_one_line_with_its_metrics(
     hook = Console(stream=stream, writer=writer)
     Bus([hook], trainer)
     writer.open(None, 0)
-    hook.before_train(TrainBegin(update=0, updates=None, resumed=False))
-    hook.before_evaluate(EvaluateBegin(update=3, name="valid"))
+    hook.before_train(TrainEvent(update=0, updates=None, resumed=False))
+    hook.before_evaluate(EvaluateEvent(update=3, name="valid"))
     writer.write([Record(3, "valid/loss", 1.0, 8.0), Record(3, "valid/accuracy", 0.5, 8.0)])
-    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={"valid/loss": 1.0, "valid/accuracy": 0.5}))
+    hook.after_evaluate(EvaluateEvent(update=3, name="valid", metrics={"valid/loss": 1.0, "valid/accuracy": 0.5}))
     assert stream.getvalue().splitlines()[1:] == ["update 3  valid/loss 1  valid/accuracy 0.5  in 0.0 s"]
 
 
 def test_the_end_tells_success_from_failure(said: tuple[Console, io.StringIO]) -> None:
     hook, stream = said
-    hook.after_train(TrainEnd(update=9, outcome="done", reason="all 9 updates are done", error=None))
-    hook.after_train(TrainEnd(update=9, outcome="failed", reason="", error=ValueError("too bad")))
+    hook.after_train(TrainEvent(update=9, outcome="done", reason="all 9 updates are done", error=None))
+    hook.after_train(TrainEvent(update=9, outcome="failed", reason="", error=ValueError("too bad")))
     assert stream.getvalue().splitlines() == [
         "done, 9 updates committed, 0.0 s: all 9 updates are done",
         "failed, 9 updates committed, 0.0 s: ValueError: too bad",
@@ -89,7 +87,7 @@ def test_the_end_tells_success_from_failure(said: tuple[Console, io.StringIO]) -
 def test_an_error_that_was_told_as_an_incident_is_not_told_at_the_end_again(said: tuple[Console, io.StringIO]) -> None:
     hook, stream = said
     hook.on_incident(Incident(kind="failed", update=9, message="ValueError: too bad", details={}))
-    hook.after_train(TrainEnd(update=9, outcome="failed", reason="", error=ValueError("too bad")))
+    hook.after_train(TrainEvent(update=9, outcome="failed", reason="", error=ValueError("too bad")))
     assert stream.getvalue().splitlines() == [
         "failed at update 9: ValueError: too bad",
         "failed, 9 updates committed, 0.0 s",
@@ -109,5 +107,5 @@ def test_a_duration_is_told_as_people_do(
 ) -> None:
     hook, stream = said
     monkeypatch.setattr(module, "monotonic", lambda: seconds)
-    hook.after_train(TrainEnd(update=9, outcome="done", reason="x", error=None))
+    hook.after_train(TrainEvent(update=9, outcome="done", reason="x", error=None))
     assert stream.getvalue() == f"done, 9 updates committed, {text}: x\n"

@@ -1,6 +1,6 @@
 from typing import Any
 
-from evenstep.events import Bus, EarlyStop, EvaluateEnd
+from evenstep.events import Bus, EarlyStop, EvaluateEvent
 
 
 def attached(trainer: Any, **arguments: Any) -> EarlyStop:
@@ -11,7 +11,7 @@ def attached(trainer: Any, **arguments: Any) -> EarlyStop:
 
 def evaluate(hook: EarlyStop, *losses: float, first_update: int = 1) -> None:
     for update, loss in enumerate(losses, first_update):
-        hook.after_evaluate(EvaluateEnd(update=update, name="valid", metrics={"valid/loss": loss}))
+        hook.after_evaluate(EvaluateEvent(update=update, name="valid", metrics={"valid/loss": loss}))
 
 
 def test_it_stops_after_so_many_evaluations_in_a_row_without_a_better_one(trainer: Any) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.events import Bus, MemoryUse, TrainBegin, UpdateEnd
+from evenstep.events import Bus, MemoryUse, TrainEvent, UpdateEvent
 from evenstep.events.hooks import measures as module
 from evenstep.events.hooks.measures import only_extremes
 
@@ -11,7 +11,7 @@ from evenstep.events.hooks.measures import only_extremes
 def begun(trainer: Any) -> MemoryUse:
     hook = MemoryUse(every_updates=2)
     Bus([hook], trainer)
-    hook.before_train(TrainBegin(update=0, updates=None, resumed=False))
+    hook.before_train(TrainEvent(update=0, updates=None, resumed=False))
     return hook
 
 
@@ -21,12 +21,12 @@ def values(trainer: Any) -> dict[str, float]:
 
 def test_on_a_cpu_it_is_the_process_at_the_end_of_each_window(trainer: Any) -> None:
     hook = begun(trainer)
-    hook.after_update(UpdateEnd(update=1, committed=True, num_samples=8))
+    hook.after_update(UpdateEvent(update=1, committed=True, num_samples=8))
     assert values(trainer) == {}
-    hook.after_update(UpdateEnd(update=2, committed=True, num_samples=8))
+    hook.after_update(UpdateEvent(update=2, committed=True, num_samples=8))
     before = values(trainer)
     held = torch.ones(16 * 2**20)
-    hook.after_update(UpdateEnd(update=4, committed=True, num_samples=8))
+    hook.after_update(UpdateEvent(update=4, committed=True, num_samples=8))
     after = values(trainer)
     assert before.keys() == after.keys() == {"perf/memory_peak_bytes", "perf/memory_resident_bytes"}
     taken = after["perf/memory_resident_bytes"] - before["perf/memory_resident_bytes"]
@@ -41,7 +41,7 @@ def test_on_cuda_it_is_the_allocator_and_its_peak_begins_anew(trainer: Any, monk
         monkeypatch.setattr(torch.cuda, name, lambda device, name=name, value=value: (asked.append(name), value)[1])
     hook = begun(trainer)
     monkeypatch.setattr(hook, "_device", torch.device("cuda:0"))
-    hook.after_update(UpdateEnd(update=2, committed=True, num_samples=8))
+    hook.after_update(UpdateEvent(update=2, committed=True, num_samples=8))
     assert values(trainer) == {
         "perf/memory_peak_bytes": 5.0,
         "perf/memory_reserved_bytes": 7.0,
@@ -53,7 +53,7 @@ def test_on_cuda_it_is_the_allocator_and_its_peak_begins_anew(trainer: Any, monk
 def test_a_system_without_proc_has_the_peak_alone(trainer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(module, "_STATM", tmp_path / "none")
     hook = begun(trainer)
-    hook.after_update(UpdateEnd(update=2, committed=True, num_samples=8))
+    hook.after_update(UpdateEvent(update=2, committed=True, num_samples=8))
     assert values(trainer).keys() == {"perf/memory_peak_bytes"}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
-from evenstep.events import UpdateEnd
+from evenstep.events import UpdateEvent
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -54,7 +54,7 @@ def test_the_updates_are_in_a_trace_with_the_names_of_what_was_done(tmp_path: Pa
 
 def test_a_run_that_ends_before_has_what_there_was(tmp_path: Path) -> None:
     class StopAt(Hook):
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             if event.update == 3:
                 self.trainer.request_stop("enough")
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.events import Bus, Statistics, StepBegin, UpdateBegin, UpdateEnd
+from evenstep.events import Bus, Statistics, StepEvent, UpdateEvent
 
 
 def attached(trainer: Any, **arguments: Any) -> Statistics:
@@ -14,11 +14,11 @@ def attached(trainer: Any, **arguments: Any) -> Statistics:
 
 
 def run(hook: Statistics, trainer: Any, update: int, *, committed: bool = True) -> dict[str, float]:
-    hook.before_update(UpdateBegin(update=update, num_microbatches=1))
+    hook.before_update(UpdateEvent(update=update, num_microbatches=1))
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.5)
-    hook.after_update(UpdateEnd(update=update, committed=committed, num_samples=1))
+    hook.after_update(UpdateEvent(update=update, committed=committed, num_samples=1))
     return {record.name: record.value for record in trainer.storage.settle()}
 
 
@@ -61,9 +61,9 @@ def test_norms_of_gradients_are_those_of_each_layer_without_the_loss_scale(train
     for number, parameter in enumerate(trainer.model.parameters()):
         parameter.grad = torch.full_like(parameter, 8.0 * (number + 1))
     trainer.model[2].bias.grad = None
-    hook.before_step(StepBegin(update=1, divisor=8.0))
+    hook.before_step(StepEvent(update=1, divisor=8.0))
     assert trainer.storage.settle() == []
-    hook.before_step(StepBegin(update=2, divisor=torch.tensor(8.0)))
+    hook.before_step(StepEvent(update=2, divisor=torch.tensor(8.0)))
     values = {record.name: record.value for record in trainer.storage.settle()}
     assert values == pytest.approx(
         {
@@ -78,7 +78,7 @@ def test_nothing_waits_for_the_device(trainer: Any) -> None:
     trainer.model.to("meta")  # tensors without data: reading one raises
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
     hook = attached(trainer, every_updates=1, update_ratio=True, gradient_norms=True)
-    hook.before_update(UpdateBegin(update=1, num_microbatches=1))
+    hook.before_update(UpdateEvent(update=1, num_microbatches=1))
     trainer.model.weight.grad = trainer.model.weight.detach()
-    hook.before_step(StepBegin(update=1, divisor=torch.ones((), device="meta")))
-    hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
+    hook.before_step(StepEvent(update=1, divisor=torch.ones((), device="meta")))
+    hook.after_update(UpdateEvent(update=1, committed=True, num_samples=1))

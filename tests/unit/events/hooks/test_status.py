@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from evenstep.errors import HookError
-from evenstep.events import Bus, EpochBegin, Status, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events import Bus, EpochEvent, Status, TrainEvent, UpdateEvent
 from evenstep.events.hooks import status as module
 from refused import refused
 
-BEGIN = TrainBegin(update=5, updates=100, resumed=True)
+BEGIN = TrainEvent(update=5, updates=100, resumed=True)
 
 
 def attached(trainer: Any, **arguments: Any) -> Status:
@@ -38,10 +38,10 @@ def test_it_is_written_no_more_often_than_told(trainer: Any, monkeypatch: Any) -
     monkeypatch.setattr(module, "monotonic", lambda: now)
     hook, seen = attached(trainer, every_s=10), []
     hook.before_train(BEGIN)
-    hook.before_epoch(EpochBegin(update=5, epoch=2))
+    hook.before_epoch(EpochEvent(update=5, epoch=2))
     for update in range(6, 30):
         now += 1
-        hook.after_update(UpdateEnd(update=update, committed=update != 15, num_samples=1))
+        hook.after_update(UpdateEvent(update=update, committed=update != 15, num_samples=1))
         seen.append(read(trainer)["update"])
     assert sorted(set(seen)) == [5, 16, 26]
     assert read(trainer)["epoch"] == 2
@@ -58,7 +58,7 @@ def test_it_is_written_no_more_often_than_told(trainer: Any, monkeypatch: Any) -
 def test_the_end_is_told_with_its_reason(trainer: Any, outcome: Any, error: Any, reason: str) -> None:
     hook = attached(trainer)
     hook.before_train(BEGIN)
-    hook.after_train(TrainEnd(update=7, outcome=outcome, reason="all is done", error=error))
+    hook.after_train(TrainEvent(update=7, outcome=outcome, reason="all is done", error=error))
     status = read(trainer)
     assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
 

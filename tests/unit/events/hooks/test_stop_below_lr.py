@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from evenstep import Loss, MapData, Task, Trainer
-from evenstep.events import Bus, StopBelowLr, UpdateEnd
+from evenstep.events import Bus, StopBelowLr, UpdateEvent
 from evenstep.optim.schedules import Linear
 
 POINTS = [(torch.tensor([float(n)]), torch.tensor([2.0 * n])) for n in range(8)]
@@ -77,5 +77,5 @@ def test_the_largest_rate_of_the_groups_counts(trainer: Any) -> None:
     for update, rate in enumerate([0.2, 0.1, 0.05], 1):
         assert trainer.asked == []
         trainer.optimizer.param_groups[0]["lr"] = rate
-        hook.after_update(UpdateEnd(update=update, committed=True, num_samples=1))
+        hook.after_update(UpdateEvent(update=update, committed=True, num_samples=1))
     assert trainer.asked == ["stop: the learning rate has fallen to 0.05, below 0.1"]

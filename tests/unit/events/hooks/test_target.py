@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import EvaluateEnd, Hook
+from evenstep.events import EvaluateEvent, Hook
 from evenstep.events.hooks.target import MetricTarget
 from refused import refused
 
@@ -31,9 +31,9 @@ def test_what_is_not_finite_is_never_better(mode: str, value: float, than: float
 
 
 def test_other_evaluations_and_failed_ones_have_no_value() -> None:
-    assert target().value(Hook(), EvaluateEnd(update=1, name="test", metrics={"test/loss": 1.0})) is None
-    assert target().value(Hook(), EvaluateEnd(update=1, name="valid", metrics={})) is None
-    assert target().value(Hook(), EvaluateEnd(update=1, name="valid", metrics={"valid/loss": 1.0})) == 1.0
+    assert target().value(Hook(), EvaluateEvent(update=1, name="test", metrics={"test/loss": 1.0})) is None
+    assert target().value(Hook(), EvaluateEvent(update=1, name="valid", metrics={})) is None
+    assert target().value(Hook(), EvaluateEvent(update=1, name="valid", metrics={"valid/loss": 1.0})) == 1.0
 
 
 @pytest.mark.parametrize(("metric", "mode", "field"), [("loss", "min", "metric"), ("valid/loss", "minimum", "mode")])
@@ -50,4 +50,4 @@ def test_an_evaluation_or_a_metric_that_is_not_there_is_refused(trainer: Any) ->
             target(metric).check(hook, asked=asked)
     target().check(hook)
     with refused(HookError, "metric"):
-        target("valid/loss").value(Hook(), EvaluateEnd(update=1, name="valid", metrics={"valid/accuracy": 1.0}))
+        target("valid/loss").value(Hook(), EvaluateEvent(update=1, name="valid", metrics={"valid/accuracy": 1.0}))

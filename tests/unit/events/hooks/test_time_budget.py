@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
-from evenstep.events import Bus, TimeBudget, TrainBegin, UpdateEnd
+from evenstep.events import Bus, TimeBudget, TrainEvent, UpdateEvent
 from evenstep.events.hooks import stops
 
 TOTAL = "stop: the time budget of 10 minutes for all starts of the run is used up"
@@ -32,13 +32,13 @@ def begun(trainer: Any, state: dict[str, Any] | None = None, **arguments: Any) -
     Bus([hook], trainer)
     if state:
         hook.load_state_dict(state)
-    hook.before_train(TrainBegin(update=0, updates=9, resumed=bool(state)))
+    hook.before_train(TrainEvent(update=0, updates=9, resumed=bool(state)))
     return hook
 
 
 def after(hook: TimeBudget, clock: Clock, minutes: float) -> None:
     clock.now += 60 * minutes
-    hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
+    hook.after_update(UpdateEvent(update=1, committed=True, num_samples=1))
 
 
 def test_a_start_ends_to_be_run_again(trainer: Any, clock: Clock) -> None:
@@ -99,7 +99,7 @@ class Killed(Hook):
     def __init__(self, left: Path) -> None:
         self._left = left
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == 7:
             shutil.copytree(self.trainer.folder or "", self._left)
 

@@ -5,15 +5,11 @@ import pytest
 
 from evenstep.events import (
     Bus,
-    EvaluateBegin,
-    EvaluateEnd,
-    SaveBegin,
-    SaveEnd,
+    EvaluateEvent,
+    SaveEvent,
     Timer,
-    TrainBegin,
-    TrainEnd,
-    UpdateBegin,
-    UpdateEnd,
+    TrainEvent,
+    UpdateEvent,
 )
 from evenstep.events.hooks import measures as module
 
@@ -36,14 +32,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def begun(trainer: Any) -> Timer:
     hook = Timer(every_updates=2)
     Bus([hook], trainer)
-    hook.before_train(TrainBegin(update=0, updates=None, resumed=False))
+    hook.before_train(TrainEvent(update=0, updates=None, resumed=False))
     return hook
 
 
 def update(hook: Timer, clock: Clock, number: int, seconds: float, *, committed: bool = True) -> None:
-    hook.before_update(UpdateBegin(update=number, num_microbatches=1, data_s=0.25))
+    hook.before_update(UpdateEvent(update=number, num_microbatches=1, data_s=0.25))
     clock.now += seconds
-    hook.after_update(UpdateEnd(update=number, committed=committed, num_samples=8))
+    hook.after_update(UpdateEvent(update=number, committed=committed, num_samples=8))
 
 
 def values(trainer: Any) -> dict[str, float]:
@@ -66,12 +62,12 @@ def test_a_window_is_time_over_updates_and_samples_over_time(trainer: Any, clock
 def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) -> None:
     hook = begun(trainer)
     update(hook, clock, 1, 1.0)
-    hook.before_evaluate(EvaluateBegin(update=1, name="valid"))
+    hook.before_evaluate(EvaluateEvent(update=1, name="valid"))
     clock.now += 50
-    hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics={}))
-    hook.before_save(SaveBegin(update=1))
+    hook.after_evaluate(EvaluateEvent(update=1, name="valid", metrics={}))
+    hook.before_save(SaveEvent(update=1))
     clock.now += 70
-    hook.after_save(SaveEnd(update=1, path=None))
+    hook.after_save(SaveEvent(update=1, path=None))
     update(hook, clock, 2, 2.0)
     assert values(trainer)["perf/update_s"] == 1.5
 
@@ -80,16 +76,16 @@ def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) ->
 def test_an_evaluation_during_a_save_in_the_background_is_left_out_once(trainer: Any, clock: Clock, ends: str) -> None:
     hook = begun(trainer)
     update(hook, clock, 1, 1.0)
-    hook.before_save(SaveBegin(update=1))
+    hook.before_save(SaveEvent(update=1))
     clock.now += 2
-    hook.before_evaluate(EvaluateBegin(update=1, name="valid"))
+    hook.before_evaluate(EvaluateEvent(update=1, name="valid"))
     clock.now += 50
-    hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics={}))
+    hook.after_evaluate(EvaluateEvent(update=1, name="valid", metrics={}))
     clock.now += 3
     if ends != "before the next update":
-        hook.after_save(SaveEnd(update=1, path=None))
+        hook.after_save(SaveEvent(update=1, path=None))
     if ends == "at the end of the run":
-        hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
+        hook.after_train(TrainEvent(update=1, outcome="done", reason="", error=None))
         assert values(trainer)["perf/update_s"] == 1.0
         return
     clock.now += 0.25  # waiting for data
@@ -109,7 +105,7 @@ def test_an_update_that_was_given_up_costs_time_but_gives_nothing(trainer: Any, 
 def test_the_last_window_may_be_short(trainer: Any, clock: Clock) -> None:
     hook = begun(trainer)
     update(hook, clock, 1, 3.0)
-    hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
+    hook.after_train(TrainEvent(update=1, outcome="done", reason="", error=None))
     assert values(trainer)["perf/update_s"] == 3.0
 
 

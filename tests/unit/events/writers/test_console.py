@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.events import ConsoleWriter, Record, TrainBegin
+from evenstep.events import ConsoleWriter, Record, TrainEvent
 from evenstep.events.writers import console as module
 from evenstep.events.writers import live
 
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def opened(stream: io.StringIO, *, update: int = 0, updates: int | None = 100, every_updates: int = 2) -> ConsoleWriter:
     writer = ConsoleWriter(every_updates=every_updates, stream=stream)
     writer.open(None, update)
-    writer.event("train_begin", TrainBegin(update=update, updates=updates, resumed=False))
+    writer.event("train_begin", TrainEvent(update=update, updates=updates, resumed=False))
     return writer
 
 
@@ -143,7 +143,7 @@ def test_bar_update_loss_rate_and_time_left_are_seen_at_80_columns(
     writer = opened(terminal, updates=123_456, every_updates=1)
     now = [0]
     writer.follow(lambda: now[0])
-    writer.event("train_begin", TrainBegin(update=0, updates=123_456, resumed=False))
+    writer.event("train_begin", TrainEvent(update=0, updates=123_456, resumed=False))
     assert writer._live is not None
     for update in (20_000, 30_000):
         now[0] = update
@@ -195,7 +195,7 @@ def test_a_notebook_gets_a_live_line_in_its_cell(
     monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
     writer = ConsoleWriter(every_updates=2)
     writer.open(None, 0)
-    writer.event("train_begin", TrainBegin(update=0, updates=4, resumed=False))
+    writer.event("train_begin", TrainEvent(update=0, updates=4, resumed=False))
     clock.now = 4.0
     writer.write(losses([1, 2]))
     writer.close()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evenstep.errors import EvenstepError, MissingExtraError
-from evenstep.events import Histogram, Image, MlflowWriter, Record, Shown, Text, TrainBegin, TrainEnd
+from evenstep.events import Histogram, Image, MlflowWriter, Record, Shown, Text, TrainEvent
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def client(folder: Path) -> Any:
 
 def begin(writer: MlflowWriter, folder: Path, update: int, config: Any) -> None:
     writer.open(folder, update)
-    writer.event("train_begin", TrainBegin(update=update, updates=3, resumed=update > 0, config=config))
+    writer.event("train_begin", TrainEvent(update=update, updates=3, resumed=update > 0, config=config))
 
 
 def test_the_store_has_every_value_at_its_update_the_parameters_and_all_that_is_shown(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_store_has_every_value_at_its_update_the_parameters_and_all_that_is_
     writer.event("shown", Shown(update=2, name="valid/text", value=Text("once")))
     writer.event("shown", Shown(update=2, name="image", value=Image(torch.zeros(2, 2))))
     writer.event("shown", Shown(update=2, name="counts", value=Histogram([0.0, 1.0, 1.0], bins=2)))
-    writer.event("train_end", TrainEnd(update=2, outcome="done", reason="all is done", error=None))
+    writer.event("train_end", TrainEvent(update=2, outcome="done", reason="all is done", error=None))
     writer.close()
     store, run_id = client(tmp_path), (tmp_path / "mlflow.id").read_text()
     run = store.get_run(run_id)

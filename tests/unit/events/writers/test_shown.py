@@ -19,9 +19,8 @@ from evenstep.events import (
     Shown,
     TensorBoardWriter,
     Text,
-    TrainBegin,
-    TrainEnd,
-    UpdateEnd,
+    TrainEvent,
+    UpdateEvent,
 )
 
 PIXELS = torch.tensor([[0.0, 0.2], [0.4, 1.0]])
@@ -64,11 +63,11 @@ def test_tensorboard_shows_it_with_the_configuration_and_the_last_metrics(tmp_pa
     writer = TensorBoardWriter()
     writer.open(tmp_path, 0)
     config: Any = {"train": {"updates": 3}}
-    writer.event("train_begin", TrainBegin(update=0, updates=3, resumed=False, config=config))
+    writer.event("train_begin", TrainEvent(update=0, updates=3, resumed=False, config=config))
     writer.event("shown", Shown(update=3, name="text", value=Text("once")))
     writer.event("shown", Shown(update=3, name="image", value=Image(PIXELS)))
     writer.event("shown", Shown(update=3, name="counts", value=Histogram([0.0, 1.0, 1.0], bins=2)))
-    end = TrainEnd(update=3, outcome="done", reason="", error=None, metrics={"valid/loss": 0.5})
+    end = TrainEvent(update=3, outcome="done", reason="", error=None, metrics={"valid/loss": 0.5})
     writer.event("train_end", end)
     writer.close()
     read = EventAccumulator(str(tmp_path / "events")).Reload()
@@ -90,7 +89,7 @@ class Line(Task):
 
 
 class Weights(Hook):
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         weight = self.trainer.model.get_parameter("weight")
         self.trainer.storage.show("weights", Histogram(weight), update=event.update)
 
@@ -134,6 +133,6 @@ def test_hooks_and_tasks_show_and_the_writers_hear_of_the_configuration(tmp_path
         (2, "weights", None),
         (2, "valid/first", "evaluation 2, x 0"),
     ]
-    begin, end = (next(one for one in heard if isinstance(one, kind)) for kind in (TrainBegin, TrainEnd))
+    begin, end = (one for one in heard if isinstance(one, TrainEvent))
     assert begin.config == {"seed": 42}
     assert end.metrics["valid/loss"] == pytest.approx(trainer.storage.latest("valid/loss").value)

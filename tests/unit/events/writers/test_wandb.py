@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evenstep.errors import EvenstepError, MissingExtraError
-from evenstep.events import Histogram, Image, Record, Shown, Text, TrainBegin, TrainEnd, WandbWriter
+from evenstep.events import Histogram, Image, Record, Shown, Text, TrainEvent, WandbWriter
 
 
 def blocks(data: bytes) -> Iterator[bytes]:
@@ -57,13 +57,13 @@ def test_an_offline_run_has_every_value_at_its_update_and_all_that_is_shown(tmp_
     writer = WandbWriter(project="digits", mode="offline")
     writer.open(tmp_path, 0)
     config: Any = {"train": {"updates": 3}}
-    writer.event("train_begin", TrainBegin(update=0, updates=3, resumed=False, config=config))
+    writer.event("train_begin", TrainEvent(update=0, updates=3, resumed=False, config=config))
     writer.write([Record(1, "train/loss", 0.5, 8.0), Record(1, "train/lr", 0.1, 1.0), Record(2, "train/loss", 0.25, 8)])
     writer.write([Record(1, "late/loss", 3.0, 1.0)])
     writer.event("shown", Shown(update=2, name="text", value=Text("<once>")))
     writer.event("shown", Shown(update=2, name="image", value=Image(torch.zeros(2, 2), "black")))
     writer.event("shown", Shown(update=2, name="counts", value=Histogram([0.0, 1.0, 1.0], bins=2)))
-    end = TrainEnd(update=2, outcome="failed", reason="a test", error=None, metrics={"train/loss": 0.25})
+    end = TrainEvent(update=2, outcome="failed", reason="a test", error=None, metrics={"train/loss": 0.25})
     writer.event("train_end", end)
     writer.close()
     rows = history(tmp_path)

@@ -1,0 +1,68 @@
+# ruff: noqa: I001 - it would write a statement per name
+
+from evenstep.events.bus import Bus as Bus
+from evenstep.events.event import (
+    EpochEvent as EpochEvent,
+    EvaluateEvent as EvaluateEvent,
+    Event as Event,
+    Incident as Incident,
+    Json as Json,
+    MicrobatchEvent as MicrobatchEvent,
+    Outcome as Outcome,
+    SaveEvent as SaveEvent,
+    StepEvent as StepEvent,
+    TrainEvent as TrainEvent,
+    UpdateEvent as UpdateEvent,
+    TrainBegin as TrainBegin,
+    TrainEnd as TrainEnd,
+    EpochBegin as EpochBegin,
+    EpochEnd as EpochEnd,
+    UpdateBegin as UpdateBegin,
+    UpdateEnd as UpdateEnd,
+    MicrobatchBegin as MicrobatchBegin,
+    MicrobatchEnd as MicrobatchEnd,
+    ForwardBegin as ForwardBegin,
+    ForwardEnd as ForwardEnd,
+    BackwardBegin as BackwardBegin,
+    BackwardEnd as BackwardEnd,
+    StepBegin as StepBegin,
+    StepEnd as StepEnd,
+    EvaluateBegin as EvaluateBegin,
+    EvaluateEnd as EvaluateEnd,
+    SaveBegin as SaveBegin,
+    SaveEnd as SaveEnd,
+)
+from evenstep.events.hook import Hook as Hook
+from evenstep.events.hooks.best import Best as Best
+from evenstep.events.hooks.console import Console as Console
+from evenstep.events.hooks.measures import (
+    MemoryUse as MemoryUse,
+    Statistics as Statistics,
+    Timer as Timer,
+)
+from evenstep.events.hooks.periods import Evaluate as Evaluate, Save as Save
+from evenstep.events.hooks.profile import Profile as Profile
+from evenstep.events.hooks.status import Status as Status
+from evenstep.events.hooks.stops import (
+    EarlyStop as EarlyStop,
+    StopBelowLr as StopBelowLr,
+    StopFile as StopFile,
+    TimeBudget as TimeBudget,
+)
+from evenstep.events.hooks.watchdog import Watchdog as Watchdog
+from evenstep.events.incidents import IncidentFiles as IncidentFiles
+from evenstep.events.metrics.series import Record as Record
+from evenstep.events.metrics.storage import Storage as Storage
+from evenstep.events.shown import Histogram as Histogram, Image as Image, Shown as Shown, Text as Text
+from evenstep.events.writers import (
+    WRITERS as WRITERS,
+    ConsoleWriter as ConsoleWriter,
+    CsvWriter as CsvWriter,
+    JsonlWriter as JsonlWriter,
+    MlflowWriter as MlflowWriter,
+    TensorBoardWriter as TensorBoardWriter,
+    WandbWriter as WandbWriter,
+    Writer as Writer,
+    Writers as Writers,
+)
+from evenstep.events.writers.live import is_watched as is_watched
