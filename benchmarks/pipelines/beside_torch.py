@@ -82,7 +82,7 @@ def evensteps(name: str, group: Processes, num_microbatches: int) -> tuple[Step,
         schedule=name,
         split_at=[f"layer{place}" for place in cuts(stages)[1:-1]],
     )
-    runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"))
+    runner = build_runner(model, Reducers(Single(reduction="fast"), per_plan=True), torch.device("cpu"))
     plan = model.schedule.plans(model.layout, range(num_microbatches))[group.rank]
     plan = executed(plan, model.own, overlaps=not model.schedule.splits_backward)
 

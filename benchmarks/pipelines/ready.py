@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from evenstep.parallel import Dealing
 from evenstep.pipeline import Op, Stage
 
 
@@ -21,7 +20,6 @@ class ReadyStep:
     def __init__(self, inputs: Sequence[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
         self._inputs = inputs
         self._loss = loss
-        self.dealing = Dealing.of_one(len(inputs))
 
     def forward(
         self, stage: Stage, received: Mapping[int, Any], microbatch: int

@@ -59,7 +59,9 @@ def measured(schedule: str, group: Processes) -> Row:
     layers = [Sleeping() for _ in range(SCHEDULES[schedule].layout(RANKS).stages)]
     model = PipelineModel(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
     deferral = Deferral()
-    runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"), deferral=deferral)
+    runner = build_runner(
+        model, Reducers(Single(reduction="fast"), per_plan=True), torch.device("cpu"), deferral=deferral
+    )
     for layer in layers:
         layer.deferral = deferral
     plans = model.schedule.plans(model.layout, range(NUM_MICROBATCHES))

@@ -15,7 +15,7 @@ import torch
 import evenstep
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Group, Mesh, Ordered, Processes
+from evenstep.parallel import Ddp, Group, Mesh, Processes
 from evenstep.pipeline import PipelineModel
 from rows.cutting import Words
 from rows.killed import KillAt, digest
@@ -45,7 +45,7 @@ def main(folder: Path, precision: str, pipeline: int, kill_at: tuple[int, int] |
         data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=2),
         updates=UPDATES,
         device="cpu",
-        strategy=Ordered(mesh.data),
+        strategy=Ddp(mesh.data),
         lr_schedule=Constant(warmup_updates=5),
         train=evenstep.Training(clip_norm=0.5, ema=evenstep.Ema(decay=0.9, decay_warmup=False)),
         evaluations={"valid": evenstep.MapData(sentences(13), global_batch_size=8, micro_batch_size=2, shuffle=False)},

@@ -18,19 +18,19 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.events.hooks import Evaluate
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy, Zero1
 from rows.cutting import IGNORED, LENGTH, WORDS, Words
 from rows.killed import digest
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
-    "ordered": Ordered,
-    "ddp": Ddp,
-    "fsdp": Fsdp,
-    "fsdp-hybrid": partial(Fsdp, shard_ranks=2),
-    "fsdp-ordered": OrderedFsdp,
-    "zero1": lambda group: Zero1(Ddp(group)),
-    "zero1-ordered": lambda group: Zero1(Ordered(group)),
+    "ordered": Ddp,
+    "ddp": partial(Ddp, reduction="fast"),
+    "fsdp": partial(Fsdp, reduction="fast"),
+    "fsdp-hybrid": partial(Fsdp, reduction="fast", shard_ranks=2),
+    "fsdp-ordered": Fsdp,
+    "zero1": lambda group: Zero1(group, reduction="fast"),
+    "zero1-ordered": lambda group: Zero1(group),
 }
 
 

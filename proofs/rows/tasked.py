@@ -9,6 +9,7 @@ sha256 of all that training changes.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +19,19 @@ from torch import Tensor, nn
 import evenstep
 from evenstep import Logging
 from evenstep.data import Mixing
-from evenstep.parallel import Ddp, Fsdp, Group, Ordered, Processes, Single, Strategy
+from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 from rows.killed import digest
 
 LATE: dict[str, str] = {"per token": "", "per token, late": "c"}  # the task whose weight is known after the forward
 SIZES, REPEATS = {"a": 6, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 3}
 COEFFICIENTS = {"a": 1.0, "b": 0.25, "c": 3.0}
 SAMPLES, UPDATES, LAST_OF_C = 60, 20, 12
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ordered": Ordered, "ddp": Ddp, "fsdp": Fsdp}
+STRATEGIES: dict[str, type[Strategy]] = {
+    "single": Single,
+    "ordered": Ddp,
+    "ddp": partial(Ddp, reduction="fast"),
+    "fsdp": partial(Fsdp, reduction="fast"),
+}
 
 Sample = tuple[Tensor, Tensor, Tensor]
 

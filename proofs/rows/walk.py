@@ -270,7 +270,7 @@ def _large() -> Walk:
 
 
 def _zero1(group: Fake) -> Strategy:
-    return Zero1(Ddp(group))
+    return Zero1(group, reduction="fast")
 
 
 def _hybrid(group: Fake) -> Strategy:

@@ -90,8 +90,6 @@ from evenstep.parallel import (
     Fsdp as Fsdp,
     Group as Group,
     Mesh as Mesh,
-    Ordered as Ordered,
-    OrderedFsdp as OrderedFsdp,
     Processes as Processes,
     Single as Single,
     Strategy as Strategy,

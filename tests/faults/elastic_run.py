@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ import evenstep
 from evenstep.contrib.elastic import Elastic, ElasticRank, Lighthouse
 from evenstep.contrib.elastic.lighthouse import coordination
 from evenstep.events import Evaluate, JsonlWriter, Save
-from evenstep.parallel import Ddp, Group, Ordered
+from evenstep.parallel import Ddp, Group
 
 LIMIT_S = 200
-STRATEGIES = {"ordered": Ordered, "ddp": Ddp}
+STRATEGIES = {"ordered": Ddp, "ddp": partial(Ddp, reduction="fast")}
 FOLDER, WHAT = (Path(sys.argv[1]), json.loads(sys.argv[2])) if __name__ == "__main__" else (Path(), {})
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,23 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.events import Incident
-from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.process import stopping
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
-    "ordered": Ordered,
-    "ddp": Ddp,
-    "zero1": lambda group: Zero1(Ddp(group)),
-    "zero1-ordered": lambda group: Zero1(Ordered(group)),
-    "fsdp": Fsdp,
-    "ordered-fsdp": OrderedFsdp,
-    "fsdp-copies": lambda group: Fsdp(group, shard_ranks=1),
-    "fsdp-hybrid": lambda group: Fsdp(group, shard_ranks=2),
-    "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64),  # one parameter each: some are away when a fault strikes
+    "ordered": Ddp,
+    "ddp": partial(Ddp, reduction="fast"),
+    "zero1": lambda group: Zero1(group, reduction="fast"),
+    "zero1-ordered": lambda group: Zero1(group),
+    "fsdp": partial(Fsdp, reduction="fast"),
+    "ordered-fsdp": Fsdp,
+    "fsdp-copies": lambda group: Fsdp(group, shard_ranks=1, reduction="fast"),
+    "fsdp-hybrid": lambda group: Fsdp(group, shard_ranks=2, reduction="fast"),
+    "ddp-buckets": lambda group: Ddp(
+        group, bucket_bytes=64, reduction="fast"
+    ),  # one parameter each: some are away when a fault strikes
 }
 UPDATES = 6
 

@@ -1,6 +1,7 @@
 """What the ranks of the tests run: updates of the small network on whatever device they are given."""
 
 import os
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -8,13 +9,13 @@ from torch import Tensor
 from work import SIDE, Mean, Small, Squares, Waves, batches, flat, in_blocks, network, precision_of, sha256, wide_batch
 
 from evenstep import Engine, Training
-from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 
 KINDS: dict[str, Any] = {
-    "ddp": Ddp,
-    "ordered": Ordered,
-    "zero1": lambda group: Zero1(Ddp(group)),
+    "ddp": partial(Ddp, reduction="fast"),
+    "ordered": Ddp,
+    "zero1": lambda group: Zero1(group, reduction="fast"),
 }
 UPDATES, MICROBATCHES = 4, 8
 ROOM = 600 << 20  # bytes: of what `Waves` needs, less than all and more than half
@@ -60,7 +61,7 @@ def compiled_in_stages(name: str, stages: int) -> str:
         model := PipelineModel(in_blocks(), mesh=mesh),
         Squares(),
         torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
-        strategy=Ordered(mesh.data),
+        strategy=Ddp(mesh.data),
         device=name,
         train=Training(clip_norm=1.0, check_loss=False, compile="model"),
     )
@@ -79,7 +80,7 @@ def starved(name: str, starves: bool) -> tuple[list[float], int | None]:
     model = Waves() if is_cuda else Small(SIDE // 2 if first else SIDE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train = Training(check_loss=False)
-    engine = Engine(model, Mean(), optimizer, strategy=Ddp(group), device=name, train=train)
+    engine = Engine(model, Mean(), optimizer, strategy=Ddp(group, reduction="fast"), device=name, train=train)
     if is_cuda and first:
         room = ROOM / torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(room)
@@ -109,7 +110,7 @@ def sharded(name: str) -> str:
     group = Processes(name, timeout_s=60)
     model = network()
     try:
-        engine = _engine(name, model, Fsdp(group))
+        engine = _engine(name, model, Fsdp(group, reduction="fast"))
         engine.update(*batches(2))
     except Exception as error:  # noqa: BLE001 - told to the test
         return f"{type(error).__name__}: {error}"
@@ -121,7 +122,7 @@ def sharded(name: str) -> str:
 def alone(name: str, strategy: str) -> list[Any]:
     """A process group of one rank, whose collectives go through the device's own backend."""
     group = Processes(name, timeout_s=60)
-    made: dict[str, Any] = {**KINDS, "fsdp": Fsdp}
+    made: dict[str, Any] = {**KINDS, "fsdp": partial(Fsdp, reduction="fast")}
     model = network()
     engine = _engine(name, model, made[strategy](group))
     for _ in range(UPDATES):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Engine, Task
-from evenstep.parallel import Ddp, Fsdp, Ordered, Processes
+from evenstep.parallel import Ddp, Fsdp, Processes
 from evenstep.parallel.through_host import directly, through_host
 
 
@@ -37,7 +37,7 @@ def trained(through: bool) -> list[Any]:
         return through_host(Elsewhere(tensor), begin, comes_back=comes_back)  # pyright: ignore[reportArgumentType]
 
     group._through = counted if through else directly
-    results = [_run(strategy) for strategy in (Ddp(group, bucket_bytes=16), Ordered(group))]
+    results = [_run(strategy) for strategy in (Ddp(group, bucket_bytes=16, reduction="fast"), Ddp(group))]
     group.gather(None)
     group.close()
     return [results, copies[0] > 0]
@@ -65,7 +65,13 @@ def refused() -> str:
     group._share_devices = True
     try:
         model = nn.Linear(3, 1)
-        Engine(model, _Squares(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=Fsdp(group), device="cpu")
+        Engine(
+            model,
+            _Squares(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            strategy=Fsdp(group, reduction="fast"),
+            device="cpu",
+        )
     except Exception as error:  # noqa: BLE001 - told to the test
         return f"{type(error).__name__}: {error}"
     finally:

@@ -6,7 +6,7 @@ Each check is a function of the group that returns what is to be compared, on th
 import json
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,17 @@ from evenstep import Ema, Loss, MapData, Task, Trainer, Training
 from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.tensor_file import CHUNK_BYTES, TensorFile
 from evenstep.errors import CheckpointError
-from evenstep.parallel import Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Fsdp, Group, Mesh, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import Layers, PipelineModel
 
 FOLDER = Path(sys.argv[1] if __name__ == "__main__" else ".")
 WIDTH = 768
 POINTS = [(torch.full((WIDTH,), n / 9), torch.tensor(n % 3 / 2)) for n in range(8)]
 WAYS: dict[str, Callable[[Group], Strategy]] = {
-    "fsdp": Fsdp,
-    "ordered fsdp": OrderedFsdp,
-    "zero1": lambda group: Zero1(Ordered(group)),
-    "fsdp in copies": lambda group: Fsdp(group, shard_ranks=1),
+    "fsdp": partial(Fsdp, reduction="fast"),
+    "ordered fsdp": Fsdp,
+    "zero1": lambda group: Zero1(group),
+    "fsdp in copies": lambda group: Fsdp(group, shard_ranks=1, reduction="fast"),
 }
 
 
@@ -150,8 +150,8 @@ def each_stage_reads_its_own_layers(group: Group) -> object:
 
 def the_newest_is_read_once_by_each_and_after_damage_the_older_one(group: Group) -> object:
     """Whether "auto" reads no more than is held, of which checkpoint, and what it says."""
-    trainer(Fsdp(group), updates=2, folder=FOLDER / "auto").train()
-    second = trainer(Fsdp(group), updates=3, folder=FOLDER / "auto")
+    trainer(Fsdp(group, reduction="fast"), updates=2, folder=FOLDER / "auto").train()
+    second = trainer(Fsdp(group, reduction="fast"), updates=3, folder=FOLDER / "auto")
     second.resume("auto")
     second.train()
     found: list[object] = []
@@ -161,7 +161,7 @@ def the_newest_is_read_once_by_each_and_after_damage_the_older_one(group: Group)
             content = file.read_bytes()
             file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         group.gather(None)
-        one = trainer(Fsdp(group), updates=5, folder=FOLDER / "auto")
+        one = trainer(Fsdp(group, reduction="fast"), updates=5, folder=FOLDER / "auto")
         before = read_bytes()
         path = one.resume("auto")
         read, held = read_bytes() - before, held_bytes(one)
@@ -173,8 +173,8 @@ def the_newest_is_read_once_by_each_and_after_damage_the_older_one(group: Group)
 
 
 def damage_that_one_rank_reads_is_an_error_on_all_and_changes_nothing(group: Group) -> object:
-    path = checkpoint_of(Fsdp(group), "damaged")
-    one = trainer(Fsdp(group), updates=5, folder=FOLDER / "elsewhere")
+    path = checkpoint_of(Fsdp(group, reduction="fast"), "damaged")
+    one = trainer(Fsdp(group, reduction="fast"), updates=5, folder=FOLDER / "elsewhere")
     before = one.state_dict()
     found: list[object] = []
     for name in ("rank-00000.safetensors", "rank-00001.safetensors"):

@@ -30,7 +30,7 @@ from evenstep import (
 )
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy, Zero1
 from evenstep.train.failures import Skip
 
 NOT_COMPARED: dict[str, Tensor] = {}  # what other ranks have of a run of one process: the first compares, and prints
@@ -111,7 +111,7 @@ def near(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def a_head_without_work_keeps_parameters_and_state(group: Group) -> object:
-    one = trainer(Fsdp(group))
+    one = trainer(Fsdp(group, reduction="fast"))
     before = values(one)
     one.train()
     state = one.state_dict()
@@ -121,7 +121,7 @@ def a_head_without_work_keeps_parameters_and_state(group: Group) -> object:
 def a_rank_without_work_changes_nothing(group: Group) -> object:
     """One micro-batch an update: rank 1 has none. Its passes must leave no trace, in statistics neither."""
     data: Any = {"data": MapData(DATA[:6], global_batch_size=2, micro_batch_size=2)}
-    ours, theirs = trainer(Fsdp(group), **data), trainer(Single(), **data)
+    ours, theirs = trainer(Fsdp(group, reduction="fast"), **data), trainer(Single(), **data)
     ours.train(), theirs.train()
     mean = values(ours)["norm.running_mean"]
     # Its own statistics never moved from 0, and the mean over ranks is what both have after each update.
@@ -143,7 +143,12 @@ class Counted(Plain):
 def a_rank_without_work_beside_one_with_several_passes(group: Group) -> object:
     """On copies that each rank holds whole nothing is gathered, so nothing but the order tells passes apart."""
     found: list[float] = []
-    for shard_ranks, kind in ((1, Fsdp), (2, Fsdp), (1, OrderedFsdp), (2, OrderedFsdp)):
+    for shard_ranks, kind in (
+        (1, partial(Fsdp, reduction="fast")),
+        (2, partial(Fsdp, reduction="fast")),
+        (1, Fsdp),
+        (2, Fsdp),
+    ):
         ones: list[Trainer] = []
         for strategy in (Single(), kind(group, shard_ranks=shard_ranks)):
             torch.manual_seed(0)
@@ -159,7 +164,9 @@ def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:
     """Update 1 is skipped because its batch is not finite; rank 1, without work after it, runs that batch unseen."""
     bad = [(torch.full((3,), torch.inf), torch.tensor(0.0))] * 4 + DATA[:2]
     data = MapData(bad, global_batch_size=4, micro_batch_size=2, shuffle=False)
-    one = trainer(Fsdp(group), data=data, updates=None, epochs=1, failures=Failures(non_finite=Skip(limit=2)))
+    one = trainer(
+        Fsdp(group, reduction="fast"), data=data, updates=None, epochs=1, failures=Failures(non_finite=Skip(limit=2))
+    )
     result = one.train()
     return result.update, all(bool(value.isfinite().all()) for value in values(one).values())
 
@@ -181,7 +188,7 @@ def an_update_that_raised_on_all_ranks_leaves_nothing_behind(group: Group) -> ob
         return values(one)
 
     # Each rank has two micro-batches: the fourth pass is the second of update 2, after a backward.
-    return [same(train(kind(group), 4), train(kind(group), 0)) for kind in (OrderedFsdp, Fsdp)]
+    return [same(train(kind(group), 4), train(kind(group), 0)) for kind in (Fsdp, partial(Fsdp, reduction="fast"))]
 
 
 def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
@@ -191,7 +198,7 @@ def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
         valid = MapData(DATA[:5], global_batch_size=2, shuffle=False)
         return trainer(strategy, model=model, train=Training(ema=Ema(decay=0.5)), evaluations={"valid": valid})
 
-    ours, theirs = train(OrderedFsdp(group)), train(Single())
+    ours, theirs = train(Fsdp(group)), train(Single())
     a, b = ours.train().metrics["valid/loss"], theirs.train().metrics["valid/loss"]
     return abs(a - b) < 1e-6, near(theirs.state_dict()["ema"], ours.state_dict()["ema"]) < 1e-6
 
@@ -201,12 +208,12 @@ def training_goes_on_with_whole_parameters_after_an_evaluation(group: Group) -> 
 
     evaluations = {"valid": MapData(DATA[:6], global_batch_size=2, shuffle=False)}
     with_it = trainer(
-        OrderedFsdp(group),
+        Fsdp(group),
         train=Training(ema=Ema(decay=0.5)),
         evaluations=evaluations,
         hooks=[Evaluate(every_updates=1)],
     )
-    without = trainer(OrderedFsdp(group))
+    without = trainer(Fsdp(group))
     with_it.train(), without.train()
     return same(values(without), values(with_it))
 
@@ -221,7 +228,8 @@ def sixteen_bit_parameters_train(group: Group) -> object:
             return batch[0]
 
     ours, theirs = (
-        trainer(strategy, Points(), model=plain()) for strategy in (Fsdp(group, gather_dtype=torch.bfloat16), Single())
+        trainer(strategy, Points(), model=plain())
+        for strategy in (Fsdp(group, gather_dtype=torch.bfloat16, reduction="fast"), Single())
     )
     ours.train(), theirs.train()
     return 0 < near(values(theirs), values(ours)) < 0.03, sorted({str(value.dtype) for value in values(ours).values()})
@@ -271,8 +279,11 @@ def several_tasks_whose_heads_are_gathered_one_by_one(group: Group) -> object:
         one.train()
         return values(one) | {"loss": torch.tensor(one.evaluate()["valid"]["c/loss"])}
 
-    found = [near(run(Fsdp(group), mixing()), run(Single(), mixing())) < 1e-6 for mixing in (AllTasks, RoundRobin)]
-    ordered = near(run(OrderedFsdp(group), AllTasks()), run(Single(), AllTasks())) < 1e-6
+    found = [
+        near(run(Fsdp(group, reduction="fast"), mixing()), run(Single(), mixing())) < 1e-6
+        for mixing in (AllTasks, RoundRobin)
+    ]
+    ordered = near(run(Fsdp(group), AllTasks()), run(Single(), AllTasks())) < 1e-6
     return [*found, ordered]
 
 
@@ -287,10 +298,10 @@ def _mixed(strategy: Strategy, **more: Any) -> Trainer:
 
 
 def methods_and_learned_coefficients_are_those_of_one_process_with_every_strategy(group: Group) -> object:
-    return methods_and_learned_coefficients_are_those_of_one_process(group, (Fsdp, OrderedFsdp, _zero1))
+    return methods_and_learned_coefficients_are_those_of_one_process(group, (Fsdp, Fsdp, _zero1))
 
 
-def methods_and_learned_coefficients_are_those_of_one_process(group: Group, kinds: Any = (OrderedFsdp,)) -> object:
+def methods_and_learned_coefficients_are_those_of_one_process(group: Group, kinds: Any = (Fsdp,)) -> object:
     cases: dict[str, Callable[[], dict[str, Any]]] = {
         "PcGrad": lambda: {"train": Training(clip_norm=0.1, combine=PcGrad())},
         "AlignedMtl": lambda: {"train": Training(clip_norm=0.1, combine=AlignedMtl())},
@@ -300,7 +311,7 @@ def methods_and_learned_coefficients_are_those_of_one_process(group: Group, kind
     }
 
     def trained(strategy: Strategy, case: Callable[[], dict[str, Any]]) -> dict[str, Tensor]:
-        if group.rank and type(strategy) in (Single, Ordered):
+        if group.rank and type(strategy) in (Single, Ddp):
             return NOT_COMPARED
         one = _mixed(strategy, **case())
         one.train()
@@ -309,15 +320,15 @@ def methods_and_learned_coefficients_are_those_of_one_process(group: Group, kind
     wrong: list[str] = []
     for name, case in cases.items():
         for kind in kinds:
-            alone = Ordered() if kind is OrderedFsdp else Single()
+            alone = Ddp() if kind is Fsdp else Single()
             apart = near(trained(kind(group), case), trained(alone, case))
-            if apart > (0.0 if kind is OrderedFsdp else 1e-6 if name == "GradNorm" else 1e-9):
+            if apart > (0.0 if kind is Fsdp else 1e-6 if name == "GradNorm" else 1e-9):
                 wrong.append(f"{name} {kind.__name__} {apart:g}")
     return wrong
 
 
 def _zero1(group: Group) -> Strategy:
-    return Zero1(Ddp(group))
+    return Zero1(group, reduction="fast")
 
 
 class Late(OfHead):
@@ -337,7 +348,7 @@ def a_late_weight_beside_others_is_divided(group: Group) -> object:
         return values(one)
 
     wanted = run(Single(), late=False)
-    return [near(run(kind(group), late=True), wanted) < 1e-9 for kind in (Fsdp, OrderedFsdp)]
+    return [near(run(kind(group), late=True), wanted) < 1e-9 for kind in (Fsdp, Fsdp)]
 
 
 class Backward(torch.autograd.Function):
@@ -383,11 +394,13 @@ class Full(OfHead):
 
 def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Group) -> object:
     """Each task, phase and strategy at least once."""
-    return _runs_out(group, [(Fsdp, 0, "backward"), (OrderedFsdp, 1, "inputs"), (Fsdp, 2, "loss")])
+    return _runs_out(group, [(partial(Fsdp, reduction="fast"), 0, "backward"), (Fsdp, 1, "inputs"), (Fsdp, 2, "loss")])
 
 
 def memory_that_runs_out_in_any_task_and_phase_changes_no_gradient(group: Group) -> object:
-    return _runs_out(group, list(product((Fsdp, OrderedFsdp), range(3), ("inputs", "loss", "backward"))))
+    return _runs_out(
+        group, list(product((partial(Fsdp, reduction="fast"), Fsdp), range(3), ("inputs", "loss", "backward")))
+    )
 
 
 def _runs_out(group: Group, cases: list[tuple[Any, int, str]]) -> object:
@@ -420,7 +433,7 @@ def an_update_of_three_tasks_reduces_each_unit_once(group: Group) -> object:
         return whole(*args, **more)
 
     for updates in (1, 2):
-        one = _mixed(Fsdp(group), updates=updates)
+        one = _mixed(Fsdp(group, reduction="fast"), updates=updates)
         counts.append(0)
         dist.reduce_scatter_single = counted
         one.train()
@@ -451,13 +464,13 @@ def state_of_an_optimizer_that_has_stepped_is_cut(group: Group) -> object:
         state = one.state_dict()
         return held, {**state["model"], **state["optimizer"]["state"]["0.weight"]}
 
-    (whole, wanted), (cut, found) = ended(Ordered()), ended(OrderedFsdp(group))
+    (whole, wanted), (cut, found) = ended(Ddp()), ended(Fsdp(group))
     return [cut < whole, all(torch.equal(found[name], value) for name, value in wanted.items())]
 
 
 def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> object:
     model = Heads()
-    strategy = OrderedFsdp(group)
+    strategy = Fsdp(group)
     try:
         strategy.check_optimizer(torch.optim.AdamW(model.parameters(), fused=True))
     except ArgumentError as error:
@@ -485,7 +498,7 @@ def what_a_task_trains_is_that_of_one_process(group: Group) -> object:
     """Reduced, clipped, averaged, saved whole, gone on with by another strategy; on a model in lists or in a row."""
 
     def run(strategy: Strategy, kind: Callable[[], nn.Module], *, updates: int, state: Any = None) -> Any:
-        if group.rank and type(strategy) in (Single, Ordered):
+        if group.rank and type(strategy) in (Single, Ddp):
             return state, NOT_COMPARED
         model, task = kind(), Centers()
         groups = [{"params": list(model.parameters())}, {"params": [*task.blocks.parameters(), task.scale]}]
@@ -517,11 +530,11 @@ def what_a_task_trains_is_that_of_one_process(group: Group) -> object:
 
     wrong: list[str] = []
     for name, kind in (("row", row), ("listed", listed)):
-        for shards, alone in ((Fsdp, Single), (OrderedFsdp, Ordered)):
+        for shards, alone in ((partial(Fsdp, reduction="fast"), Single), (Fsdp, Ddp)):
             (_, ours), (_, theirs) = run(shards(group), kind, updates=4), run(alone(), kind, updates=4)
             half, _ = run(shards(group), kind, updates=2)
             (_, again), (_, moved) = (run(one, kind, updates=4, state=half) for one in (shards(group), alone()))
-            exact = 0.0 if shards is OrderedFsdp else 1e-12
+            exact = 0.0 if shards is Fsdp else 1e-12
             apart = {"one process": near(ours, theirs), "resumed": near(ours, again), "moved": near(ours, moved)}
             wrong += [f"{name} {shards.__name__} {what} {far:g}" for what, far in apart.items() if far > exact]
             if not any(one.startswith("task_parameters.blocks") for one in ours):

@@ -20,7 +20,7 @@ from evenstep import Ema, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.checkpoint import verify
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Fsdp, Mesh, Ordered, OrderedFsdp, Processes, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Mesh, Processes, Strategy, Zero1
 from evenstep.pipeline import Layers, PipelineModel
 
 UPDATES = 2  # of five micro-batches, and of four
@@ -106,7 +106,7 @@ def trained(strategy: Any, *, mesh: Mesh | None = None, **more: Any) -> dict[str
 @cache
 def alone(tied: bool = False, micro: int = 2, optimizer: Any = momentum) -> dict[str, Any]:
     data = MapData(points(), global_batch_size=10, micro_batch_size=micro)
-    return trained(Ordered, tied=tied, optimizer=optimizer, data=data)
+    return trained(Ddp, tied=tied, optimizer=optimizer, data=data)
 
 
 def same(mine: Any, other: Any) -> bool:
@@ -134,14 +134,14 @@ def near(mine: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def zero1(group: Any) -> Strategy:
-    return Zero1(Ordered(group))
+    return Zero1(group)
 
 
 def shards_have_the_bits_of_one_process() -> object:
     ways = [
-        (OrderedFsdp, "1f1b", adamw),
-        (OrderedFsdp, "zb_v", momentum),
-        (OrderedFsdp, "interleaved", momentum),
+        (Fsdp, "1f1b", adamw),
+        (Fsdp, "zb_v", momentum),
+        (Fsdp, "interleaved", momentum),
         (zero1, "zb_h1", adamw),
     ]
     return [
@@ -154,11 +154,15 @@ def shards_have_the_bits_of_one_process() -> object:
 
 
 def tied_shards_have_the_bits_of_one_process() -> object:
-    return [equal(trained(context, mesh=MESH, tied=True), alone(tied=True)) for context in (OrderedFsdp, zero1)]
+    return [equal(trained(context, mesh=MESH, tied=True), alone(tied=True)) for context in (Fsdp, zero1)]
 
 
 def fast_sums_are_equal_up_to_rounding() -> object:
-    ways = [(Fsdp, "1f1b"), (Fsdp, "zb_h1"), (lambda group: Zero1(Ddp(group)), "interleaved")]
+    ways = [
+        (partial(Fsdp, reduction="fast"), "1f1b"),
+        (Fsdp, "zb_h1"),
+        (lambda group: Zero1(group, reduction="fast"), "interleaved"),
+    ]
     return [near(trained(context, mesh=MESH, schedule=schedule), alone()) < 1e-6 for context, schedule in ways]
 
 
@@ -166,7 +170,7 @@ def copies_of_shards_are_one_replica_each() -> object:
     def hybrid(kind: Any) -> Any:
         return lambda group: kind(group, shard_ranks=1)
 
-    exact = equal(trained(hybrid(OrderedFsdp), mesh=MESH), alone())
+    exact = equal(trained(hybrid(Fsdp), mesh=MESH), alone())
     return exact, near(trained(hybrid(Fsdp), mesh=MESH), alone()) < 1e-6
 
 
@@ -174,14 +178,14 @@ def a_replica_without_work_takes_part() -> object:
     """Two micro-batches, then one: the second replica has one, then none."""
     more: dict[str, Any] = {"data": MapData(points(), global_batch_size=10, micro_batch_size=8)}
     wanted = alone(micro=8)
-    return equal(trained(OrderedFsdp, mesh=MESH, **more), wanted), near(trained(Fsdp, mesh=MESH, **more), wanted) < 1e-6
+    return equal(trained(Fsdp, mesh=MESH, **more), wanted), near(trained(Fsdp, mesh=MESH, **more), wanted) < 1e-6
 
 
 def sixteen_bit_parameters_train() -> object:
     def half(kind: Any) -> Any:
         return lambda group: kind(group, gather_dtype=torch.bfloat16)
 
-    ways = [(Fsdp, "1f1b"), (Fsdp, "zb_h1"), (OrderedFsdp, "zb_h1")]
+    ways = [(partial(Fsdp, reduction="fast"), "1f1b"), (Fsdp, "zb_h1"), (Fsdp, "zb_h1")]
     return [0 < near(trained(half(kind), mesh=MESH, schedule=s), alone()) < 0.05 for kind, s in ways]
 
 
@@ -190,7 +194,7 @@ def metrics_and_evaluations_are_those_of_one_process() -> object:
         "evaluations": {"valid": MapData(points(8), global_batch_size=4, micro_batch_size=2, shuffle=False)},
         "optimizer": momentum,
     }
-    ours, theirs = (trainer(kind, mesh=mesh, **more) for kind, mesh in ((OrderedFsdp, MESH), (Ordered, None)))
+    ours, theirs = (trainer(kind, mesh=mesh, **more) for kind, mesh in ((Fsdp, MESH), (Ddp, None)))
     return ours.train().metrics == theirs.train().metrics
 
 
@@ -204,17 +208,17 @@ def a_checkpoint_in_shards_goes_on_anywhere() -> object:
         one.train()
         return one.state_dict()
 
-    go_on(OrderedFsdp, MESH, 2)
+    go_on(Fsdp, MESH, 2)
     found = verify(FOLDER / "moved" / "checkpoints" / "step-00000002").ranks
     if MESH.world.rank == 0:
-        go_on(Ordered, single, 3)
+        go_on(Ddp, single, 3)
     MESH.world.gather(None)
-    for strategy, mesh, updates in ((Ordered, deep, 4), (OrderedFsdp, flat, 5), (zero1, MESH, 6)):
+    for strategy, mesh, updates in ((Ddp, deep, 4), (Fsdp, flat, 5), (zero1, MESH, 6)):
         state = go_on(strategy, mesh, updates)
-    return found, equal(state, trained(Ordered, tied=True, updates=6))
+    return found, equal(state, trained(Ddp, tied=True, updates=6))
 
 
-def heads_without_work_keep_their_bits(mixings: Any = (RoundRobin,), strategies: Any = (OrderedFsdp,)) -> object:
+def heads_without_work_keep_their_bits(mixings: Any = (RoundRobin,), strategies: Any = (Fsdp,)) -> object:
     """Every update has all tasks, then one at a time: heads and what no task uses stay as they are."""
 
     def run(strategy: Any, mixing: Any, mesh: Mesh | None = None) -> dict[str, Any]:
@@ -238,7 +242,7 @@ def heads_without_work_keep_their_bits(mixings: Any = (RoundRobin,), strategies:
 
     found: list[object] = []
     for mixing in mixings:
-        wanted = run(Ordered, mixing)
+        wanted = run(Ddp, mixing)
         for context in strategies:
             ours = run(context, mixing, MESH)
             if context is Fsdp:  # whose sums are fast
@@ -251,7 +255,9 @@ def heads_without_work_keep_their_bits(mixings: Any = (RoundRobin,), strategies:
 
 
 def heads_without_work_keep_their_bits_with_every_strategy() -> object:
-    return heads_without_work_keep_their_bits((AllTasks, RoundRobin), (Ordered, OrderedFsdp, zero1, Fsdp))
+    return heads_without_work_keep_their_bits(
+        (AllTasks, RoundRobin), (Ddp, Fsdp, zero1, partial(Fsdp, reduction="fast"))
+    )
 
 
 class Strikes(torch.autograd.Function):
@@ -289,16 +295,16 @@ class Full(nn.Linear):
 
 
 def memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient() -> object:
-    return _runs_out([(OrderedFsdp, "1f1b", "forward"), (Fsdp, "zb_h1", "backward")])
+    return _runs_out([(Fsdp, "1f1b", "forward"), (Fsdp, "zb_h1", "backward")])
 
 
 def memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient() -> object:
-    return _runs_out(list(product((OrderedFsdp, Fsdp), ("1f1b", "zb_h1"), ("forward", "backward"))))
+    return _runs_out(list(product((Fsdp, partial(Fsdp, reduction="fast")), ("1f1b", "zb_h1"), ("forward", "backward"))))
 
 
 def _runs_out(ways: list[tuple[Any, str, str]]) -> bool:
     """On one of the two last stages; the other replica begins anew with it."""
-    found, wanted = list[float](), trained(Ordered, last=Full(""), optimizer=momentum)
+    found, wanted = list[float](), trained(Ddp, last=Full(""), optimizer=momentum)
     hit = MESH.world.gather(MESH.pipeline.rank == 1 and MESH.data.rank == 1).index(True)
     for kind, schedule, phase in ways:
         last = Full(phase if MESH.world.rank == hit else "")
@@ -320,7 +326,7 @@ def a_fused_optimizer_is_refused_where_bits_must_be_equal() -> object:
             data=MapData(points(), global_batch_size=10),
             updates=1,
             device="cpu",
-            strategy=OrderedFsdp(MESH.data),
+            strategy=Fsdp(MESH.data),
         )
     except ArgumentError as error:
         return "foreach=True" in str(error)
@@ -339,7 +345,7 @@ def a_model_without_stages_is_refused_the_ranks_of_one_column() -> object:
             data=MapData(points(), global_batch_size=10),
             updates=1,
             device="cpu",
-            strategy=Ddp(MESH.data),
+            strategy=Ddp(MESH.data, reduction="fast"),
         ),
         lambda: MESH.data.split([[0], [1]]),
     ):

@@ -9,7 +9,7 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 import evenstep
-from evenstep.parallel import Fsdp, Mesh, Ordered, Processes
+from evenstep.parallel import Fsdp, Mesh, Ddp, Processes
 from evenstep.pipeline import PipelineModel
 
 torch.set_num_threads(1)
@@ -49,8 +49,8 @@ if world is None:
     torch.save(found(build(), None), sys.argv[2])
 else:
     mesh = Mesh.of(world, pipeline=2)
-    staged = found(PipelineModel(build(), mesh=mesh), Ordered(mesh.data), collect=world.rank == 3)
-    sharded = found(build(), Fsdp(world))
+    staged = found(PipelineModel(build(), mesh=mesh), Ddp(mesh.data), collect=world.rank == 3)
+    sharded = found(build(), Fsdp(world, reduction="fast"))
     torch.save((staged, sharded), f"{sys.argv[2]}{world.rank}")
     world.close()
 """

@@ -11,7 +11,7 @@ import sys, torch
 from pathlib import Path
 from torch import nn
 import evenstep
-from evenstep.parallel import Ddp, Group, Ordered, Processes
+from evenstep.parallel import Ddp, Group, Processes
 import os
 
 case, folder = sys.argv[1], Path(sys.argv[2])
@@ -63,7 +63,7 @@ points = [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n i
 trainer = evenstep.Trainer(
     model=model, task=Square(), optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
     data=evenstep.MapData(points, global_batch_size=8, micro_batch_size=2), updates=7, device="cpu",
-    strategy=(Ddp if case == "ddp" else Ordered)(group), folder=folder, log=evenstep.Logging(writers=()),
+    strategy=(Ddp if case == "ddp" else Ddp)(group), folder=folder, log=evenstep.Logging(writers=()),
     evaluations={"valid": evenstep.MapData(points[:5], global_batch_size=5, micro_batch_size=2)},
     hooks=[Ask()],
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep import Checkpointing, Ema, Failures, MapData, Mixture, ParameterGroup, Training, grouped_optimizer
-from evenstep.parallel import Mesh, Ordered
+from evenstep.parallel import Ddp, Mesh
 from evenstep.pipeline import SCHEDULES, PipelineModel
 
 UPDATES = 6
@@ -141,7 +141,7 @@ def went(seed: int, go: int, folder: str, group: Any) -> dict[str, Any]:
         updates=UPDATES,
         seed=seed,
         device="cpu",
-        strategy=strategy_named(strategy, group) if group is None or group.ranks > 1 else Ordered(group),
+        strategy=strategy_named(strategy, group) if group is None or group.ranks > 1 else Ddp(group),
         precision=what["precision"],
         lr_schedule=what["lr"],
         evaluations=data_of(what, 4, 2, "max"),

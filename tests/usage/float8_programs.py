@@ -8,7 +8,7 @@ from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.parallel import Group, Mesh, Ordered
+from evenstep.parallel import Ddp, Group, Mesh
 from evenstep.pipeline import Layers, PipelineModel
 
 WORDS, WIDTH = 11, 16
@@ -91,7 +91,7 @@ def train(
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=False, foreach=False),
         updates=4,
         device="cpu",
-        strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
+        strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ddp(),
         precision=evenstep.Float8Mixed(recipe=recipe, emulate=True),
         data=evenstep.MapData(sentences(), global_batch_size=8, micro_batch_size=2),
         train=evenstep.Training(clip_norm=0.5, check_loss=False, ema=evenstep.Ema(decay=0.9), compile=compile),

@@ -172,17 +172,16 @@ def strategy_named(name: str, group: Any) -> Any:
 
     With no group it is that of one process, ordered or not.
     """
-    from evenstep.parallel import Ddp, Fsdp, Ordered, OrderedFsdp, Single, Zero1
+    from evenstep.parallel import Ddp, Fsdp, Single, Zero1
 
     ordered = name.startswith("ordered")
     kind = name.removeprefix("ordered").lstrip("-") or "ddp"
+    reduction: Any = "ordered" if ordered else "fast"
     if group is None:
-        return Ordered() if ordered else Single()
+        return Single(reduction=reduction)
     if kind in ("fsdp", "hybrid"):
-        sharded = OrderedFsdp if ordered else Fsdp
-        return sharded(group, shard_ranks=2 if kind == "hybrid" else None)
-    replicas = Ordered(group) if ordered else Ddp(group)
-    return Zero1(replicas) if kind == "zero1" else replicas
+        return Fsdp(group, shard_ranks=2 if kind == "hybrid" else None, reduction=reduction)
+    return (Zero1 if kind == "zero1" else Ddp)(group, reduction=reduction)
 
 
 def digest(tree: Any) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep import Memory
-from evenstep.parallel import Group, Mesh, Ordered
+from evenstep.parallel import Ddp, Group, Mesh
 from evenstep.pipeline import Layer, PipelineModel
 
 
@@ -250,7 +250,7 @@ def train(
         optimizer=torch.optim.AdamW(listed, lr=0.01, foreach=True),
         updates=6,
         device="cpu",
-        strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
+        strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ddp(),
         data=evenstep.MapData(points(), global_batch_size=batch, micro_batch_size=2),
         train=evenstep.Training(
             clip_norm=0.5,

@@ -29,7 +29,7 @@ from evenstep import (
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
-from evenstep.parallel import Ordered
+from evenstep.parallel import Ddp
 
 POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 
@@ -219,7 +219,7 @@ def low_bit(kind: str, strategy: str, stop: int | None = None, folder: str | Non
             data=MapData(POINTS, global_batch_size=8, micro_batch_size=2),
             updates=6,
             device="cpu",
-            strategy=strategy_named(strategy, group) if mesh is None else Ordered(mesh.data),
+            strategy=strategy_named(strategy, group) if mesh is None else Ddp(mesh.data),
             folder=folder,
             hooks=[StopAt()],
             train=Training(clip_norm=1.0),

@@ -181,7 +181,7 @@ def given_differently(differences: list[str]) -> dict[str, str]:
 
     from evenstep import Logging, MapData, StreamData
     from evenstep.errors import ReplicaError
-    from evenstep.parallel import Fsdp, Ordered
+    from evenstep.parallel import Ddp, Fsdp
 
     group = group_of_ranks()
     said = {}
@@ -196,7 +196,7 @@ def given_differently(differences: list[str]) -> dict[str, str]:
             model.float()
         if not is_other and what == "buffer":
             model.register_buffer("seen", torch.zeros(2))
-        strategy = Fsdp(group) if is_other and what == "strategy" else Ordered(group)
+        strategy = Fsdp(group, reduction="fast") if is_other and what == "strategy" else Ddp(group)
         train = Training(check_loss=not (is_other and what == "check_loss"))
         log = Logging(every_updates=3 if is_other and what == "log" else 10)
         cut: Any = {"global_batch_size": 8, "micro_batch_size": 1 if is_other and what.startswith("cut") else 2}
@@ -214,11 +214,11 @@ def called_on_one_rank(method: str, folder: Path) -> None:
     from launched import group_of_ranks
 
     from evenstep import MapData
-    from evenstep.parallel import Ordered
+    from evenstep.parallel import Ddp
 
     group = group_of_ranks()
     evaluated = MapData(SAMPLES, global_batch_size=8, shuffle=False)
-    trainer = trainer_of(three_layers(), "", strategy=Ordered(group), folder=folder, evaluations=evaluated)
+    trainer = trainer_of(three_layers(), "", strategy=Ddp(group), folder=folder, evaluations=evaluated)
     if group.rank == 1:
         getattr(trainer, method)()
     trainer.train()

@@ -373,15 +373,16 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
     A class is called with the trained parameters, any other callable with the model. A class of `torch.optim` that can
     do its work in one fused kernel is told to, unless its arguments say otherwise: loss scale, clipping and the check
     for finite gradients then cost nothing extra. On a CPU the bits of a fused step depend on how tensors are sharded,
-    so ordered runs there don't fuse.
+    so ordered shards there are not fused.
 
     Raises:
         TaskError: there is nothing to train, or the target gives no optimizer.
         ConfigError: groups or arguments that can't be.
     """
     config, table = run.config, run.config.optimizer
-    fuse = config.parallel.reduction == "fast" or device_of_rank(config.device).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
+    on_cpu = device_of_rank(config.device).type == "cpu"
+    fuse = not (shards and on_cpu and config.parallel.reduction == "ordered")
     call = run.calls["optimizer"]
     check_model(model)
 

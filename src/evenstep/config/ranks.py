@@ -125,7 +125,8 @@ def build_strategy(config: RunConfig, group: Group) -> Strategy:
     return strategy_named(
         parallel.strategy,
         group,
-        ordered=parallel.reduction == "ordered",
+        reduction=parallel.reduction,
+        blocks=parallel.blocks,
         shard_ranks=parallel.shard_ranks,
         gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
         offload=parallel.offload,

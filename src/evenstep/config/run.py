@@ -342,9 +342,12 @@ class ParallelTable:
     """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
     offload: bool = False
     """Strategy fsdp: keep shards in the CPU's memory while they are not used. Needs an accelerator."""
-    reduction: Literal["fast", "ordered"] = "fast"
-    """How gradients are summed over ranks: `fast` while the backward still runs; `ordered` in a fixed order, which
-    gives the same bits on any number of ranks."""
+    reduction: Literal["ordered", "fast"] = "ordered"
+    """How gradients are added: `ordered` in numbered blocks of micro-batches and a fixed tree, which gives the same
+    bits on any number of ranks; `fast` as they come, in the backend's order."""
+    blocks: Count = 8
+    """Blocks of micro-batches, B, in which ordered gradients are added. The bits depend on it. R ranks hold at most
+    log₂(B/R) further sets of gradients, none where B ≤ R; an even number of blocks for each rank is best."""
     compression: Literal["none", "bf16"] = "none"
     """Strategy ddp: send gradients as bfloat16, half the bytes. It rounds by up to 0.4 %."""
     timeout_s: Positive = 60.0
@@ -364,7 +367,7 @@ class ParallelTable:
             field = "offload" if self.shard_ranks is None else "shard_ranks"
             raise ArgumentError(f'needs `parallel.strategy` fsdp, but that is "{self.strategy}".', field=field)
         if self.reduction == "ordered" and self.compression != "none":
-            raise ArgumentError("needs `parallel.reduction` fast, as it rounds.", field="compression")
+            raise ArgumentError('needs `parallel.reduction` "fast", as it rounds.', field="compression")
         if self.pipeline == 1 and (self.stages_per_rank is not None or self.split_at):
             field = "split_at" if self.stages_per_rank is None else "stages_per_rank"
             raise ArgumentError("needs `parallel.pipeline` 2 or more, but that is 1.", field=field)

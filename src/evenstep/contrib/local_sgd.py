@@ -193,7 +193,7 @@ def mean_over(group: Group, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for dtype in dict.fromkeys(one.dtype for one in values.values()):
         alike = {name: one for name, one in values.items() if one.dtype == dtype}
         flat = torch.cat([one.detach().reshape(-1) for one in alike.values()])
-        dealing = Dealing(tuple(range(group.ranks)))
+        dealing = Dealing(tuple(range(group.ranks)), tuple(range(group.ranks)))
         total = begin_ordered_sum(group, dealing, [flat], like=flat, elements=flat.numel())
         total.share()
         pieces = total.finish().div_(group.ranks).split([one.numel() for one in alike.values()])

@@ -6,7 +6,7 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.parallel.blocks import Dealing
-    from evenstep.parallel.fsdp import Fsdp, OrderedFsdp
+    from evenstep.parallel.fsdp import Fsdp
     from evenstep.parallel.group import Group
     from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, each_norm, mapped, squared_norm
     from evenstep.parallel.mesh import Mesh
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from evenstep.parallel.rank_info import RankInfo, rank_info_of
     from evenstep.parallel.reducer import Reducer
     from evenstep.parallel.reducers import Reducers
-    from evenstep.parallel.strategies import Ddp, Ordered, Single, Strategy, Zero1
+    from evenstep.parallel.strategies import Ddp, Single, Strategy, Zero1
 
 __all__ = [
     "Ddp",
@@ -23,8 +23,6 @@ __all__ = [
     "Fsdp",
     "Group",
     "Mesh",
-    "Ordered",
-    "OrderedFsdp",
     "ParameterLayout",
     "Processes",
     "RankInfo",
@@ -54,9 +52,9 @@ __getattr__, __dir__ = lazy_names(
         ".named": "device_of_rank launched_group strategy_named",
         ".processes": "Processes",
         ".rank_info": "RankInfo rank_info_of",
-        ".fsdp": "Fsdp OrderedFsdp",
+        ".fsdp": "Fsdp",
         ".reducer": "Reducer",
         ".reducers": "Reducers",
-        ".strategies": "Ddp Ordered Single Strategy Zero1",
+        ".strategies": "Ddp Single Strategy Zero1",
     },
 )

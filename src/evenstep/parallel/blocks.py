@@ -1,8 +1,9 @@
-"""Ordered sums of gradients: numbered micro-batches, added in one fixed binary tree over all ranks.
+"""Ordered sums of gradients: numbered blocks of micro-batches, added in one fixed binary tree over all ranks.
 
-Node i of level l is the sum of nodes 2i and 2i + 1 of level l - 1; a gradient that does not exist is no summand. A rank
-adds the micro-batches of its own nodes. Of the nodes above them each rank adds one slice, so as many bytes are sent as
-in a ring all-reduce. Addition is commutative: the bits depend on the numbers alone, never on who adds.
+The micro-batches of a block are added one after the other. Node i of level l is the sum of nodes 2i and 2i + 1 of level
+l - 1, and blocks are level 0; a gradient that does not exist is no summand. A rank adds the micro-batches of its own
+nodes. Of the nodes above them each rank adds one slice, so as many bytes are sent as in a ring all-reduce. Addition is
+commutative: the bits depend on the numbers alone, never on the rank that adds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,81 +17,145 @@ from torch import Tensor
 from evenstep.parallel.group import Group
 
 T = TypeVar("T")
-Place = tuple[int, int]  # level and index of a node
+Place = tuple[int, int]  # level and index of a node, or (-1, m) for micro-batches from m on of a block of several ranks
 Gradients = list[Tensor | None]
 Slice = tuple[int, int]  # first element and end
 
+BLOCKS = 8  # by default: one rank holds at most log₂ 8 = 3 further sets of gradients, eight ranks none
 _NEUTRAL = -0.0  # x + -0.0 has the bits of x, for each x
 _ADDED_ALIKE = (torch.float32, torch.float64)  # formats in which the backend's sum of two is a + b
+
+
+def blocks_of(num_microbatches: int, blocks: int) -> list[int]:
+    """The block of each micro-batch: as many blocks as asked for, or as there are micro-batches.
+
+    >>> blocks_of(3, 8), blocks_of(6, 4)
+    ([0, 1, 2], [0, 1, 1, 2, 3, 3])
+    """
+    if num_microbatches <= blocks:
+        return list(range(num_microbatches))
+    return [((number + 1) * blocks - 1) // num_microbatches for number in range(num_microbatches)]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """The ranks that run an update's micro-batches.
+    """The ranks that run an update's micro-batches, and the blocks in which these are added.
 
     Args:
         owners: for each micro-batch, by its global number, the data-parallel rank that runs it; -1 for none.
+        blocks: for each micro-batch the number of its block, ascending.
 
-    >>> dealing = Dealing((0, 0, 0, 1))
+    >>> dealing = Dealing((0, 0, 0, 1), (0, 1, 2, 3))
     >>> dealing.nodes_of(0), dealing.nodes_of(1), Dealing.of_one(3).nodes_of(0)
     (((1, 0), (0, 2)), ((0, 3),), ((2, 0),))
+    >>> Dealing((0, 0, 1, 1), (0, 0, 0, 1)).nodes_of(1)  # micro-batch 2 belongs to a block of both ranks
+    ((-1, 2), (0, 1))
     """
 
     owners: tuple[int, ...]
+    blocks: tuple[int, ...]
 
     @classmethod
     def of_one(cls, num_microbatches: int) -> "Dealing":
-        """All micro-batches on one rank."""
-        return cls((0,) * num_microbatches)
+        """All micro-batches on one rank, each a block."""
+        return cls((0,) * num_microbatches, tuple(range(num_microbatches)))
 
     def of(self, numbers: Iterable[int]) -> "Dealing":
         """The same tree with some of its micro-batches."""
         kept = set(numbers)
-        return Dealing(tuple(owner if number in kept else -1 for number, owner in enumerate(self.owners)))
+        owners = tuple(owner if number in kept else -1 for number, owner in enumerate(self.owners))
+        return Dealing(owners, self.blocks)
 
     @property
     def depth(self) -> int:
         """Level of the root."""
-        return (len(self.owners) - 1).bit_length() if self.owners else 0
+        return _depth(self.blocks)
 
     def nodes_of(self, rank: int) -> tuple[Place, ...]:
-        """The largest nodes whose micro-batches `rank` alone runs."""
-        return _nodes(self.owners).get(rank, ())
+        """The largest sums of micro-batches that `rank` alone runs, in ascending order."""
+        return _nodes(self.owners, self.blocks).get(rank, ())
 
-    def last_of(self, rank: int) -> int:
-        """The last micro-batch that `rank` runs."""
-        return max(number for number, owner in enumerate(self.owners) if owner == rank)
+    def places_of(self, rank: int) -> dict[int, Place]:
+        """For each micro-batch of `rank`, in ascending order, the place to which it is added."""
+        return _places(self.owners, self.blocks, rank)
+
+    def ends_of(self, rank: int) -> dict[int, Place]:
+        """For the last micro-batch of each place of `rank`, the place."""
+        last = {place: number for number, place in self.places_of(rank).items()}
+        return {number: place for place, number in last.items()}
+
+    def combine(self, parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
+        """Sum of the parts below a node; None without any."""
+        if place in parts:
+            return parts[place]
+        level, index = place
+        if level > 0:
+            below: Iterable[Place] = ((level - 1, 2 * index), (level - 1, 2 * index + 1))
+        elif level == 0:
+            below = ((-1, number) for number in _members(self.blocks).get(index, ()))
+        else:
+            return None
+        total: T | None = None
+        for one in below:
+            part = self.combine(parts, one, add)
+            total = part if total is None else total if part is None else add(total, part)
+        return total
+
+
+def _depth(blocks: tuple[int, ...]) -> int:
+    return blocks[-1].bit_length() if blocks else 0
 
 
 @lru_cache(maxsize=256)
-def _nodes(owners: tuple[int, ...]) -> dict[int, tuple[Place, ...]]:
+def _members(blocks: tuple[int, ...]) -> dict[int, list[int]]:
+    members: dict[int, list[int]] = {}
+    for number, block in enumerate(blocks):
+        members.setdefault(block, []).append(number)
+    return members
+
+
+@lru_cache(maxsize=256)
+def _nodes(owners: tuple[int, ...], blocks: tuple[int, ...]) -> dict[int, tuple[Place, ...]]:
+    members = _members(blocks)
+
     def below(level: int, index: int) -> Iterator[tuple[Place, int]]:
-        here = {owner for owner in owners[index << level : (index + 1) << level] if owner >= 0}
-        if len(here) == 1:
-            yield (level, index), here.pop()
-        elif here:
+        within = range(index << level, (index + 1) << level)
+        numbers = [number for block in within for number in members.get(block, ()) if owners[number] >= 0]
+        ranks = {owners[number] for number in numbers}
+        if len(ranks) == 1:
+            yield (level, index), ranks.pop()
+        elif ranks and level:
             yield from below(level - 1, 2 * index)
             yield from below(level - 1, 2 * index + 1)
+        elif ranks:  # the first rank's first micro-batches are added by it, the others one by one
+            first = owners[numbers[0]]
+            yield (-1, numbers[0]), first
+            end = next(place for place, number in enumerate(numbers) if owners[number] != first)
+            yield from (((-1, number), owners[number]) for number in numbers[end:])
 
     nodes: dict[int, tuple[Place, ...]] = {}
-    for place, owner in below(Dealing(owners).depth, 0):
+    for place, owner in below(_depth(blocks), 0):
         nodes[owner] = (*nodes.get(owner, ()), place)
     return nodes
 
 
-def _combined(parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
-    """Sum of the parts below a node; None without any."""
-    if place in parts:
-        return parts[place]
-    level, index = place
-    if level == 0:
-        return None
-    left = _combined(parts, (level - 1, 2 * index), add)
-    right = _combined(parts, (level - 1, 2 * index + 1), add)
-    if left is None or right is None:
-        return right if left is None else left
-    return add(left, right)
+@lru_cache(maxsize=256)
+def _places(owners: tuple[int, ...], blocks: tuple[int, ...], rank: int) -> dict[int, Place]:
+    singles = {number for level, number in _nodes(owners, blocks).get(rank, ()) if level < 0}
+    places: dict[int, Place] = {}
+    block = -1
+    place: Place = (0, 0)
+    for number, owner in enumerate(owners):
+        if owner != rank:
+            continue
+        if number in singles:
+            place = (-1, number)
+        elif blocks[number] != block:
+            place = (0, blocks[number])
+        block = blocks[number]
+        places[number] = place
+    return places
 
 
 def _joined(left: Gradients, right: Gradients) -> Gradients:
@@ -99,31 +164,43 @@ def _joined(left: Gradients, right: Gradients) -> Gradients:
 
 @final
 class Tree:
-    """Partial sums of an update's gradients on one rank: at most log₂(n) + 1 of them.
+    """Partial sums of an update's gradients on one rank: at most log₂(blocks) + 1 of them, if its blocks are its own.
 
     >>> tree = Tree()
     >>> for microbatch in range(3):
-    ...     tree.add(microbatch, [torch.tensor(1.0 + microbatch)])
-    >>> sorted(tree.held)  # micro-batches 0 and 1 together, and 2
-    [(0, 2), (1, 0)]
-    >>> tree.node((2, 0))
+    ...     tree.add((0, microbatch), [torch.tensor(1.0 + microbatch)])
+    >>> tree.node(Dealing.of_one(3), (2, 0))
     [tensor(6.)]
     """
 
     def __init__(self) -> None:
-        self.held: dict[Place, Gradients] = {}
+        self._held: dict[Place, Gradients] = {}
+        self._last: Place | None = None  # to which more may be added
 
-    def add(self, microbatch: int, gradients: Gradients) -> None:
-        """Add the gradients of a micro-batch, in ascending order; they belong to the tree from now on."""
-        level, index = 0, microbatch
-        while index % 2 and (level, index - 1) in self.held:
-            gradients = _joined(self.held.pop((level, index - 1)), gradients)
-            level, index = level + 1, index // 2
-        self.held[level, index] = gradients
+    def __bool__(self) -> bool:
+        return bool(self._held)
 
-    def node(self, place: Place) -> Gradients | None:
+    def add(self, place: Place, gradients: Gradients) -> None:
+        """Add gradients to a block, in ascending order; they belong to the tree from now on."""
+        if place == self._last:
+            self._held[place] = _joined(self._held[place], gradients)
+            return
+        self._close()
+        self._held[place] = gradients
+        self._last = place
+
+    def node(self, dealing: Dealing, place: Place) -> Gradients | None:
         """The sum of a node; None where none of its micro-batches was added."""
-        return _combined(self.held, place, _joined)
+        return dealing.combine(self._held, place, _joined)
+
+    def _close(self) -> None:
+        if self._last is None or self._last[0] < 0:
+            return
+        level, index = self._last
+        while index % 2 and (level, index - 1) in self._held:
+            gradients = self._held.pop((level, index))
+            self._held[level + 1, index // 2] = _joined(self._held.pop((level, index - 1)), gradients)
+            level, index = level + 1, index // 2
 
 
 class Sum:
@@ -154,7 +231,7 @@ class OrderedSum(Sum):
     def __init__(
         self, group: Group, dealing: Dealing, flats: Sequence[Tensor], slices: Sequence[Slice], *, like: Tensor
     ) -> None:
-        self._group, self._slices, self._root = group, slices, (dealing.depth, 0)
+        self._group, self._slices, self._dealing = group, slices, dealing
         first, end = slices[group.rank]
         places = [dealing.nodes_of(rank) for rank in range(group.ranks)]
         sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
@@ -174,7 +251,7 @@ class OrderedSum(Sum):
             if places and end > first:
                 parts |= zip(places, received.split(end - first), strict=True)
         self._parts = []
-        total = _combined(parts, self._root, lambda left, right: left.add_(right))
+        total = self._dealing.combine(parts, (self._dealing.depth, 0), lambda left, right: left.add_(right))
         return self._flat.new_full((end - first,), _NEUTRAL) if total is None else total
 
     def share(self) -> None:

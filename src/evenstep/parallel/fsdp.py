@@ -36,12 +36,22 @@ from evenstep.internals.fsdp import (
     records,
     set_gradient,
 )
-from evenstep.parallel.blocks import Dealing, Gradients, OrderedSum, Sum, Tree, begin_ordered_sum, in_buckets, packed
+from evenstep.parallel.blocks import (
+    BLOCKS,
+    Dealing,
+    Gradients,
+    OrderedSum,
+    Sum,
+    Tree,
+    begin_ordered_sum,
+    in_buckets,
+    packed,
+)
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer import BUCKET_BYTES, ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
-from evenstep.parallel.strategies import Strategy
+from evenstep.parallel.strategies import Reduction, Strategy
 from evenstep.tensors import gradient_format
 
 T = TypeVar("T")
@@ -49,8 +59,11 @@ _STAMPS = 2**20  # so the squares of all ranks' stamps are summed exactly
 _ON_THE_WAY = 2  # buckets of ordered sums at once
 
 
-class Sharded(Strategy):
+@final
+class Fsdp(Strategy):
     """Shards of a module that FSDP2 gathers where they are used.
+
+    With ordered sums gradients are whole on each rank until they are summed.
 
     Args:
         group: the ranks, of a `Processes`.
@@ -58,9 +71,8 @@ class Sharded(Strategy):
         gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
             are always reduced in float32 at least.
         offload: whether shards wait in the CPU's memory; needs an accelerator.
+        reduction, blocks: see `Strategy`.
     """
-
-    exact: bool = False  # gradients are summed in the order of `blocks`
 
     def __init__(
         self,
@@ -69,12 +81,14 @@ class Sharded(Strategy):
         shard_ranks: int | None = None,
         gather_dtype: torch.dtype | None = None,
         offload: bool = False,
+        reduction: Reduction = "ordered",
+        blocks: int = BLOCKS,
     ) -> None:
         if shard_ranks is not None:
             require_whole("shard_ranks", shard_ranks, at_least=1, advice="all ranks share by default")
         _check_sharding(group.ranks, shard_ranks)
-        layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=self.exact)
-        super().__init__(group, layout)
+        layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=reduction == "ordered")
+        super().__init__(group, layout, reduction=reduction, blocks=blocks)
         self.gather_dtype = gather_dtype
         self.offload = offload
 
@@ -92,30 +106,15 @@ class Sharded(Strategy):
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return PlanReducer(module, self) if per_plan else PassReducer(module, self)
 
-
-@final
-class Fsdp(Sharded):
-    """Shards whose gradients are reduced and scattered while the last backward runs; see `Sharded`."""
-
-
-@final
-class OrderedFsdp(Sharded):
-    """Shards of gradients that are added in the order of their micro-batches' numbers; see `Sharded`.
-
-    The bits are those of `Ordered`, also on one process. Gradients are whole on each rank until they are summed.
-    """
-
-    exact = True
-
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.group.device.type == "cpu" and any(options.get("fused") for options in optimizer.param_groups):
+        on_cpu = self.is_ordered and self.group.device.type == "cpu"
+        if on_cpu and any(options.get("fused") for options in optimizer.param_groups):
             raise ArgumentError(
                 "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
                 "step of shards does not have the bits of a step of the whole; build the optimizer with "
-                "`foreach=True` instead of `fused=True`, or reduce as `fast`.",
+                '`foreach=True` instead of `fused=True`, or reduce as "fast".',
                 field="fused",
             )
-        super().check_optimizer(optimizer)
 
 
 def _check_sharding(ranks: int, shard_ranks: int | None) -> None:
@@ -142,9 +141,9 @@ class _Bucket:
 class ShardedReducer(Reducer, ChoosesTrained):
     """Sums of gradients of a module in shards; subclasses say when parameters are gathered."""
 
-    def __init__(self, module: nn.Module, strategy: Sharded) -> None:
+    def __init__(self, module: nn.Module, strategy: Fsdp) -> None:
         super().__init__(module, strategy.group)
-        self.collects = strategy.exact
+        self.collects = strategy.is_ordered
         self._strategy = strategy
         self._fsdp: Any = module  # an `FSDPModule` once it is wrapped
         self._shards: list[Any] = []  # FSDP2's record of each parameter
@@ -153,7 +152,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._watched: set[int] = set()  # whose gradients are seen
         self._buckets: list[_Bucket] = []  # of ordered sums
         self._formats: list[torch.dtype] = []  # in which gradients are added in order, as `_present`
-        self._dealing = Dealing(())
+        self._dealing = Dealing.of_one(0)
 
     def wrap(self) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -180,8 +179,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._prepare()
         return self.module
 
-    def arm(self, dealing: Dealing) -> None:
-        self._dealing = dealing
+    def arm(self) -> None:
         if not self.collects:
             self._arm()
 
@@ -254,7 +252,8 @@ class ShardedReducer(Reducer, ChoosesTrained):
         self._present[number] = True
         return gradient
 
-    def _reset(self) -> None:
+    def _reset(self, dealing: Dealing | None) -> None:
+        self._dealing = dealing or Dealing.of_one(0)
         forget_gathers(self.module)
         self._fsdp.reset_iter_state()
         self._forget_gradients()
@@ -312,9 +311,10 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _collect_ordered(self, microbatch: int, gradients: Gradients) -> None:
         self._forget_gradients()
+        place = self._dealing.places_of(self.group.rank)[microbatch]
         for bucket in self._buckets:
             mine = [(gradients[place], self._formats[place]) for place in bucket.places]
-            bucket.tree.add(microbatch, [one if one is None else one.to(format) for one, format in mine])
+            bucket.tree.add(place, [one if one is None else one.to(format) for one, format in mine])
 
     def _in_buckets(self) -> list[_Bucket]:
         count = len(self._shards)
@@ -329,7 +329,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
         missing: Gradients = [None] * len(self._present)
         on_the_way: deque[tuple[_Bucket, Sum]] = deque()
         for bucket in self._buckets:
-            nodes = [bucket.tree.node(place) or missing[: len(bucket.places)] for place in places]
+            nodes = [bucket.tree.node(self._dealing, place) or missing[: len(bucket.places)] for place in places]
             for place, *each in zip(bucket.places, *nodes, strict=True):
                 self._present[place] = any(one is not None for one in each)
             on_the_way.append((bucket, self._begin_sum(bucket, nodes)))
@@ -446,7 +446,7 @@ class PassReducer(ShardedReducer):
     one task) at the same time, kinds in turn. Stamps of collectives are compared in each sum.
     """
 
-    def __init__(self, module: nn.Module, strategy: Sharded) -> None:
+    def __init__(self, module: nn.Module, strategy: Fsdp) -> None:
         super().__init__(module, strategy)
         self._muted = False
         self._owed = False  # a dummy pass takes the place of the last backward, in which others reduce
@@ -454,10 +454,10 @@ class PassReducer(ShardedReducer):
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
         self._dummy: Callable[[], None]  # runs a dummy pass
 
-    def begin(self) -> None:
+    def begin(self, dealing: Dealing | None = None) -> None:
         self._stamp = 0
         self._owed = False
-        self._reset()
+        self._reset(dealing)
         if not self.collects:
             self._accumulate_only()
 
@@ -566,8 +566,8 @@ class PlanReducer(ShardedReducer):
     FSDP2 keeps, gathers and scatters; the plan says when. Replicas may run different numbers of micro-batches.
     """
 
-    def begin(self) -> None:
-        self._reset()
+    def begin(self, dealing: Dealing | None = None) -> None:
+        self._reset(dealing)
         self._accumulate_only()  # a try may have failed in the midst of its reduction
 
     def collect(self, microbatch: int) -> None:

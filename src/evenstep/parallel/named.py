@@ -6,11 +6,12 @@ import torch
 
 from evenstep.arguments import choose
 from evenstep.errors import ArgumentError
-from evenstep.parallel.fsdp import Fsdp, OrderedFsdp
+from evenstep.parallel.blocks import BLOCKS
+from evenstep.parallel.fsdp import Fsdp
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import rank_info_of
-from evenstep.parallel.strategies import Ddp, Ordered, Single, Strategy, Zero1
+from evenstep.parallel.strategies import Ddp, Reduction, Single, Strategy, Zero1
 
 STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
@@ -20,7 +21,8 @@ def strategy_named(
     name: str,
     group: Group,
     *,
-    ordered: bool = False,
+    reduction: Reduction = "ordered",
+    blocks: int = BLOCKS,
     shard_ranks: int | None = None,
     gather_dtype: torch.dtype | None = None,
     offload: bool = False,
@@ -30,7 +32,7 @@ def strategy_named(
 
     Args:
         name: one of `STRATEGIES`; "auto" is ddp.
-        ordered: whether gradients are summed in an order that gives the same bits on any number of ranks.
+        reduction, blocks: of `Strategy`.
         shard_ranks, gather_dtype, offload: of `Fsdp`.
         wire_dtype: of `Ddp`.
 
@@ -41,15 +43,19 @@ def strategy_named(
     'Single'
     """
     name = choose("strategy", name, STRATEGIES)
-    if group.ranks == 1:
-        return Ordered(group) if ordered else Single(group)
-    if name == "single":
-        return Single(group)
+    if group.ranks == 1 or name == "single":
+        return Single(group, reduction=reduction, blocks=blocks)
     if name == "fsdp":
-        kind = OrderedFsdp if ordered else Fsdp
-        return kind(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, offload=offload)
-    replicas = Ordered(group) if ordered else Ddp(group, wire_dtype=wire_dtype)
-    return Zero1(replicas) if name == "zero1" else replicas
+        return Fsdp(
+            group,
+            shard_ranks=shard_ranks,
+            gather_dtype=gather_dtype,
+            offload=offload,
+            reduction=reduction,
+            blocks=blocks,
+        )
+    kind = Zero1 if name == "zero1" else Ddp
+    return kind(group, reduction=reduction, blocks=blocks, wire_dtype=wire_dtype)
 
 
 def check_single(strategy: str, ranks: int, *, has_hooks: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstep.parallel.blocks import Dealing, Gradients, Sum, Tree, begin_ordered_sum, in_buckets, packed
+from evenstep.parallel.blocks import Dealing, Gradients, Place, Sum, Tree, begin_ordered_sum, in_buckets, packed
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.tensors import gradient_format, laid_out
@@ -41,15 +41,15 @@ class Reducer:
         """
         return self.module
 
-    def begin(self) -> None:
-        """The accumulation of an update begins, perhaps anew: forget an earlier or failed one."""
-
-    def arm(self, dealing: Dealing) -> None:
-        """The module's next backward is its last of this update: gradients may be reduced as they appear.
+    def begin(self, dealing: Dealing | None = None) -> None:
+        """The accumulation of an update begins, perhaps anew: forget an earlier or failed one.
 
         Args:
-            dealing: of the update's micro-batches.
+            dealing: of the micro-batches whose gradients are reduced together; None if none follow.
         """
+
+    def arm(self) -> None:
+        """The module's next backward is its last of this update: gradients may be reduced as they appear."""
 
     def collect(self, microbatch: int) -> None:
         """The backward of `microbatch` has just added its gradients to those of the module."""
@@ -117,7 +117,9 @@ class BucketReducer(Reducer, ChoosesTrained):
         self._wire_dtype = wire_dtype
         self._buckets: list[_Bucket] = []
         self._hooks: list[RemovableHandle] = []
-        self._dealing: Dealing | None = None  # while armed
+        self._dealing = Dealing.of_one(0)
+        self._ends: dict[int, Place] = {}  # micro-batches after which gradients leave `.grad`
+        self._is_armed = False
         self._next = 0
 
     def wrap(self) -> nn.Module:
@@ -141,43 +143,50 @@ class BucketReducer(Reducer, ChoosesTrained):
                 self._hooks += [each.register_post_accumulate_grad_hook(ready) for each in bucket.parameters]
         self.begin()
 
-    def begin(self) -> None:
-        self._dealing = None
+    def begin(self, dealing: Dealing | None = None) -> None:
+        self._dealing = dealing or Dealing.of_one(0)
+        self._ends = self._dealing.ends_of(self.group.rank) if self.collects else {}
+        self._is_armed = False
         self._next = 0
         for bucket in self._buckets:
             bucket.tree = Tree()
             bucket.sum = None
 
-    def arm(self, dealing: Dealing) -> None:
-        self._dealing = dealing
+    def arm(self) -> None:
+        self._is_armed = True
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
     def collect(self, microbatch: int) -> None:
-        if self.collects and self._dealing is None:  # else the launch of each bucket does it
+        if not self.collects or self._is_armed:  # then the launch of each bucket does it
+            return
+        place = self._ends.get(microbatch)
+        if place is not None:  # else the next micro-batch is added to `.grad`
             for bucket in self._buckets:
-                _collect(bucket, microbatch)
+                _collect(bucket, place)
 
     def reduce(self) -> None:
-        dealing = self._dealing
-        assert dealing is not None
-        if self.group.ranks == 1 and self.collects:
-            self._reduce_here(dealing)
-        else:
+        if self.group.ranks > 1 or not self.collects:
             self._launch_until(len(self._buckets))
             self._finish()
+        elif any(bucket.tree for bucket in self._buckets):  # else all are in `.grad`
+            self._reduce_here()
         self.begin()
 
     def after_update(self, update: int) -> None:
         compare_replicas(self.module, self.group, update)
 
-    def _reduce_here(self, dealing: Dealing) -> None:
+    def _reduce_here(self) -> None:
         for bucket in self._buckets:
-            _collect_last(bucket, dealing, rank=0)
-            total = bucket.tree.node((dealing.depth, 0)) or [None] * len(bucket.parameters)
+            self._collect_last(bucket)
+            total = bucket.tree.node(self._dealing, (self._dealing.depth, 0)) or [None] * len(bucket.parameters)
             for parameter, gradient in zip(bucket.parameters, total, strict=True):
                 parameter.grad = gradient
+
+    def _collect_last(self, bucket: _Bucket) -> None:
+        if any(parameter.grad is not None for parameter in bucket.parameters):
+            _collect(bucket, self._ends[max(self._ends)])
 
     def _finish(self) -> None:
         # Gradients that exist on any rank: others must stay None, or an idle head's optimizer state would move.
@@ -194,7 +203,7 @@ class BucketReducer(Reducer, ChoosesTrained):
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
-            if self._dealing is not None:
+            if self._is_armed:
                 bucket.missing -= 1
                 if bucket.missing == 0:
                     self._launch_ready()
@@ -213,15 +222,14 @@ class BucketReducer(Reducer, ChoosesTrained):
             self._next += 1  # one by one: memory may run out at the next
 
     def _ordered(self, bucket: _Bucket) -> Sum:
-        dealing, rank = self._dealing, self.group.rank
-        assert dealing is not None
-        _collect_last(bucket, dealing, rank=rank)
+        self._collect_last(bucket)
         missing: Gradients = [None] * len(bucket.parameters)
-        nodes = [bucket.tree.node(place) or missing for place in dealing.nodes_of(rank)]
+        places = self._dealing.nodes_of(self.group.rank)
+        nodes = [bucket.tree.node(self._dealing, place) or missing for place in places]
         bucket.present = [any(one is not None for one in each) for each in zip(*nodes, strict=True)]
         bucket.present = bucket.present or [False] * len(missing)
         flats = [packed(node, bucket.room, bucket.like) for node in nodes]
-        return begin_ordered_sum(self.group, dealing, flats, bucket.like, sum(bucket.room))
+        return begin_ordered_sum(self.group, self._dealing, flats, bucket.like, sum(bucket.room))
 
     def _fast(self, bucket: _Bucket) -> Sum:
         gradients = [parameter.grad for parameter in bucket.parameters]
@@ -230,15 +238,10 @@ class BucketReducer(Reducer, ChoosesTrained):
         return Sum(flat, self.group.sum(flat))
 
 
-def _collect(bucket: _Bucket, microbatch: int) -> None:
-    bucket.tree.add(microbatch, [parameter.grad for parameter in bucket.parameters])
+def _collect(bucket: _Bucket, place: Place) -> None:
+    bucket.tree.add(place, [parameter.grad for parameter in bucket.parameters])
     for parameter in bucket.parameters:
         parameter.grad = None
-
-
-def _collect_last(bucket: _Bucket, dealing: Dealing, *, rank: int) -> None:
-    if any(parameter.grad is not None for parameter in bucket.parameters):
-        _collect(bucket, dealing.last_of(rank))
 
 
 def _flat(bucket: _Bucket, gradients: Gradients, wire_dtype: torch.dtype | None) -> Tensor:

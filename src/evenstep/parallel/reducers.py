@@ -33,7 +33,7 @@ class Reducers:
         per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
             the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
-        gather_dtype: see `Strategy`.
+        gather_dtype, blocks: see `Strategy`.
     """
 
     def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
@@ -43,6 +43,7 @@ class Reducers:
         self.data_group = strategy.data_group
         self._owners = self.layout if isinstance(self.layout, Owners) else None
         self.gather_dtype = strategy.gather_dtype
+        self.blocks = strategy.blocks
         self.per_pass: list[PassReducer] = []
         self.gather_per_plan = False
         self._all: list[Reducer] = []

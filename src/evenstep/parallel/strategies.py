@@ -5,17 +5,21 @@ A strategy is a description, from which a `Reducer` per stage and a `ParameterLa
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import said
+from evenstep.arguments import choose, require_whole
 from evenstep.errors import ArgumentError
+from evenstep.parallel.blocks import BLOCKS
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import OwnStates, ParameterLayout, States
 from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer, Reducer
 from evenstep.tensors import parameters_in
+
+Reduction = Literal["ordered", "fast"]
+REDUCTIONS = {name: name for name in ("ordered", "fast")}
 
 
 class Strategy(ABC):
@@ -24,6 +28,10 @@ class Strategy(ABC):
     Args:
         group: the data-parallel ranks; a group of one by default.
         layout: who holds what of a tensor; by default every rank holds all.
+        reduction: "ordered" adds gradients in numbered blocks and a fixed tree: the same bits on any number of ranks.
+            "fast" adds them as they come, and ranks as the backend does.
+        blocks: in which micro-batches are added, B; R ranks hold at most log₂(B/R) further sets of gradients, none
+            where B ≤ R. Bits depend on it, so it is the same in all runs that are to be equal.
 
     Attributes:
         data_group: the ranks that the data are dealt to and that save together; those of `group`, but for `Single`.
@@ -32,7 +40,17 @@ class Strategy(ABC):
 
     gather_dtype: torch.dtype | None = None
 
-    def __init__(self, group: Group | None = None, layout: ParameterLayout | None = None) -> None:
+    def __init__(
+        self,
+        group: Group | None = None,
+        layout: ParameterLayout | None = None,
+        *,
+        reduction: Reduction = "ordered",
+        blocks: int = BLOCKS,
+    ) -> None:
+        require_whole("blocks", blocks, at_least=1)
+        self.is_ordered = choose("reduction", reduction, REDUCTIONS) == "ordered"
+        self.blocks = blocks
         self.group = group or Group()
         self.data_group = self.group
         self.layout = layout or ParameterLayout(self.group)
@@ -49,8 +67,9 @@ class Strategy(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What updates depend on beside gradients that are summed, as plain values by their names in a run file."""
-        return {}
+        """Settings that the bits of an update depend on, by their names in a run file."""
+        blocks = {"parallel.blocks": self.blocks} if self.is_ordered else {}
+        return {"parallel.reduction": "ordered" if self.is_ordered else "fast", **blocks}
 
     def gathering(self, dtype: torch.dtype) -> Self:
         """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does.
@@ -75,94 +94,98 @@ class Strategy(ABC):
 
 @final
 class Single(Strategy):
-    """Each rank trains a model of its own: one process, or ranks under a hook that averages them.
+    """Training of one model per rank: one process, or ranks under a hook that averages them.
 
     Args:
         ranks: the ranks of the run, which need such a hook (`contrib.local_sgd`); none for a single process.
+        reduction, blocks: see `Strategy`.
 
     >>> Single().ranks
     1
     """
 
-    def __init__(self, ranks: Group | None = None) -> None:
-        super().__init__()
+    def __init__(self, ranks: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
+        super().__init__(reduction=reduction, blocks=blocks)
         if ranks is not None:
             self.data_group = ranks
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return Reducer(module, self.group)
+        return BucketReducer(module, self.group, ordered=True) if self.is_ordered else Reducer(module, self.group)
 
 
-@final
-class Ddp(Strategy):
+class Replicated(Strategy):
     """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
 
     Args:
         group: the ranks, such as `Processes(device)`.
+        layout: who holds what of the optimizer's state; by default every rank holds all.
+        reduction, blocks: see `Strategy`.
         bucket_bytes: bytes of gradients that are sent in one message.
-        wire_dtype: the number format in which they are sent and summed; by default their own. With bfloat16 each
-            component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the same sum.
+        wire_dtype: "fast" only: the number format in which gradients are sent and summed; by default their own. With
+            bfloat16 each component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the
+            same sum.
     """
 
     def __init__(
-        self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, wire_dtype: torch.dtype | None = None
+        self,
+        group: Group | None = None,
+        layout: ParameterLayout | None = None,
+        *,
+        reduction: Reduction = "ordered",
+        blocks: int = BLOCKS,
+        bucket_bytes: int = BUCKET_BYTES,
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(group)
+        super().__init__(group, layout, reduction=reduction, blocks=blocks)
+        if self.is_ordered and wire_dtype is not None:
+            raise ArgumentError('`wire_dtype` needs `reduction="fast"`, as it rounds.', field="wire_dtype")
         self._bucket_bytes = bucket_bytes
         self.wire_dtype = wire_dtype
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return BucketReducer(
-            module, self.group, ordered=False, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype
+            module, self.group, ordered=self.is_ordered, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype
         )
 
 
 @final
-class Ordered(Strategy):
-    """As `Ddp`, with gradients added in the order of the micro-batches' numbers: the same bits on any number of ranks.
+class Ddp(Replicated):
+    """Every rank holds the whole model and optimizer state; see `Replicated`.
 
-    It keeps up to log₂(n) + 1 sets of gradients for the n micro-batches of a rank.
-
-    Args:
-        group: the ranks, such as `Processes(device)`; by default one, which adds in the same order.
-        bucket_bytes: bytes of gradients that are sent in one message.
-
-    >>> Ordered().ranks
+    >>> Ddp(Group()).ranks
     1
     """
 
-    def __init__(self, group: Group | None = None, *, bucket_bytes: int = BUCKET_BYTES) -> None:
-        super().__init__(group)
-        self._bucket_bytes = bucket_bytes
-
-    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return BucketReducer(module, self.group, ordered=True, bucket_bytes=self._bucket_bytes)
-
 
 @final
-class Zero1(Strategy):
+class Zero1(Replicated):
     """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
 
     Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
+    The arguments are those of `Replicated`.
 
-    Args:
-        replicas: how gradients are summed: `Ddp` or `Ordered`.
+    >>> Zero1(Group()).ranks
+    1
     """
 
-    def __init__(self, replicas: Strategy) -> None:
-        if type(replicas.layout) is not ParameterLayout:
-            raise ArgumentError(
-                f"`replicas` must be a strategy whose ranks hold all, `Ddp` or `Ordered`, but is {said(replicas)}; "
-                f"write `Zero1(Ddp(Processes(device)))`."
-            )
-        super().__init__(replicas.group, Owners(replicas.group))
-        self._replicas = replicas
-
-    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return self._replicas.reducer(module, per_plan=per_plan)
-
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._replicas.check_optimizer(optimizer)
+    def __init__(
+        self,
+        group: Group | None = None,
+        *,
+        reduction: Reduction = "ordered",
+        blocks: int = BLOCKS,
+        bucket_bytes: int = BUCKET_BYTES,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        group = group or Group()
+        super().__init__(
+            group,
+            Owners(group),
+            reduction=reduction,
+            blocks=blocks,
+            bucket_bytes=bucket_bytes,
+            wire_dtype=wire_dtype,
+        )
 
 
 @final

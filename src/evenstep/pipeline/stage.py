@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
-from evenstep.parallel.blocks import Dealing
 from evenstep.parallel.fsdp import PlanReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
@@ -25,11 +24,6 @@ from evenstep.pipeline.wire import Address, Edges
 
 class PlanStep(Protocol):
     """The micro-batches that go through a plan, asked for by stages under the plan's numbers."""
-
-    @property
-    def dealing(self) -> Dealing:
-        """The ranks that run the update's micro-batches."""
-        ...
 
     def forward(
         self, stage: "Stage", received: Mapping[int, Any], microbatch: int
@@ -118,7 +112,7 @@ class Stage:
             Op.SEND_GRADIENT: lambda action, step: self._edges.send(action),
             Op.RECEIVE_INPUT: lambda action, step: self._edges.receive(action),
             Op.RECEIVE_GRADIENT: lambda action, step: self._edges.receive(action),
-            Op.ARM: lambda action, step: reducer.arm(step.dealing),
+            Op.ARM: lambda action, step: reducer.arm(),
             Op.REDUCE: lambda action, step: reducer.reduce(),
             Op.UNSHARD: lambda action, step: cast("PlanReducer", reducer).unshard(),
             Op.RESHARD: lambda action, step: cast("PlanReducer", reducer).reshard(),
@@ -155,16 +149,21 @@ class Stage:
         self._end_backward(action.microbatch, step)
 
     def _input_backward(self, action: Action, step: PlanStep) -> None:
+        earlier = self._set_aside()
         self._deferral.begin()
         self._go_back(action.microbatch, step)
         self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
+        self._add(earlier)
 
     def _weight_backward(self, action: Action, step: PlanStep) -> None:
+        earlier = self._set_aside()  # of the block: what is computed now is added to it
         waiting, gradients = self._waiting.pop(action.microbatch)
-        for parameter, gradient in zip(self.module.parameters(), gradients, strict=False):
-            if gradient is not None:  # beside that of an earlier sub-batch of the same micro-batch
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._add(gradients)
         accumulate(waiting)
+        if earlier:
+            gradients = self._set_aside()
+            self._add(earlier)
+            self._add(gradients)
         self._end_backward(action.microbatch, step)
 
     def _go_back(self, microbatch: int, step: PlanStep) -> None:
@@ -195,6 +194,11 @@ class Stage:
         for parameter in parameters:
             parameter.grad = None
         return gradients
+
+    def _add(self, gradients: list[Tensor | None]) -> None:
+        for parameter, gradient in zip(self.module.parameters(), gradients, strict=False):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def _end_backward(self, microbatch: int, step: PlanStep) -> None:
         if self._is_first_here:

@@ -74,7 +74,7 @@ def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) 
     if elastic is not None and elastic.count > 1:
         raise ArgumentError(
             f"this process was started as {elastic.number} of {elastic.count} that may come and go, but `strategy` "
-            f"knows only ranks that stay: give `Ordered(Elastic(…))`, or `Single()` for separate runs.",
+            f"knows only ranks that stay: give `Ddp(Elastic(…))`, or `Single()` for separate runs.",
             field="strategy",
         )
 
@@ -417,18 +417,9 @@ def check_shared(model: nn.Module, strategy: Strategy) -> None:
         **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
         **{name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in tensors.items()},
     }
-    check_same_on_all_ranks(strategy.group, {"strategy": _kinds(strategy), "model": described})
-
-
-def _kinds(strategy: Strategy) -> list[str]:
-    """Class names of a strategy and of the strategies inside.
-
-    >>> from evenstep.parallel import Ordered, Zero1
-    >>> _kinds(Zero1(Ordered()))
-    ['Zero1', 'Ordered']
-    """
-    within = (one for one in vars(strategy).values() if isinstance(one, Strategy))
-    return [type(strategy).__name__, *(name for one in within for name in _kinds(one))]
+    check_same_on_all_ranks(
+        strategy.group, {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
+    )
 
 
 # bits

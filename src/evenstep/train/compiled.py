@@ -13,7 +13,7 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import children_of
 from evenstep.internals.compiler import compile_each_shape
 from evenstep.parallel import Strategy
-from evenstep.parallel.fsdp import Sharded, units
+from evenstep.parallel.fsdp import Fsdp, units
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import compile_in_place
 from evenstep.train.blocks import is_block, repeated_blocks
@@ -23,7 +23,7 @@ from evenstep.train.layer_keys import layers_of, may_draw
 def check_compiled(model: nn.Module, strategy: Strategy) -> None:
     """Raise ArgumentError for a model that would be compiled with other random numbers, or across shards."""
     parts = compiled_parts(model)
-    if isinstance(strategy, Sharded):
+    if isinstance(strategy, Fsdp):
         _check_shards(model, parts)
 
 

@@ -30,7 +30,7 @@ class Replica:
         self._loop = loop
         self._is_whole = True
         if loop.engine.parts.execution.part_held[1] > 1:
-            raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
+            raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp`.")
         if (state := loop.feed.data.state) is not None and state.positions != "all":
             raise ArgumentError(
                 "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "

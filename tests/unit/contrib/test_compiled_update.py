@@ -22,7 +22,7 @@ from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.events import Hook, Statistics
 from evenstep.optim import MultiOptimizer
-from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel import Ddp
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed
 from refused import refused
@@ -189,7 +189,7 @@ def test_captured_graphs_may_overwrite_what_they_gave_and_write_to_what_stays(ra
     found: list[tuple[nn.Module, list[dict[str, float]]]] = []
     for compile in ("update", "off"):
         model = net(norm=ranks == 1)
-        strategy = Ddp(Fake(0, 2)) if ranks == 2 else None
+        strategy = Ddp(Fake(0, 2), reduction="fast") if ranks == 2 else None
         given = {"optimizer": adamw, "strategy": strategy, "train": {"ema": Ema(decay=0.9)}}
         found.append((model, run(engine_of(model, compile, **given), 4)))
     assert distance(found[0][0], found[1][0]) < 1e-6
@@ -471,7 +471,7 @@ class Late(Squares):
         (lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True), net()), {}),
         (lambda: PipelineModel([nn.Linear(3, 2), nn.Linear(2, 1)], stages_per_rank=2), {}),
         (net, {"task": Late()}),
-        (net, {"strategy": Ordered()}),
+        (net, {"strategy": Ddp()}),
         (net, {"precision": "bf16-true"}),
         (net, {"optimizer": lambda model: torch.optim.RMSprop(model.parameters())}),
         (net, {"optimizer": lambda model: MultiOptimizer(adamw(model))}),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.contrib.local_sgd import LocalSgd
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.parallel import Ordered, Single
+from evenstep.parallel import Ddp, Single
 from refused import refused
 
 OnRanks = Callable[..., list[Any]]
@@ -139,7 +139,7 @@ def test_an_average_in_each_update_has_the_bits_of_ordered_ddp(ranks: int, on_ra
 
     def act(group: Any) -> list[Tensor]:
         sgd = lambda parameters, lr: torch.optim.SGD(parameters, lr=0.125)  # noqa: E731
-        ways = [(Single, [LocalSgd(1)]), (Ordered, [])]
+        ways = [(Single, [LocalSgd(1)]), (Ddp, [])]
         both = [trainer_of(group, hooks, strategy=way, rows=rows, updates=4, optimizer=sgd) for way, hooks in ways]
         for one in both:
             one.train()

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep.parallel.blocks import Dealing, OrderedSum, Tree, begin_ordered_sum, even_slices, packed
+from evenstep.parallel.blocks import Dealing, OrderedSum, Tree, begin_ordered_sum, blocks_of, even_slices, packed
 
 PARAMETERS = [torch.zeros(3), torch.zeros(2, 2)]
 
@@ -26,9 +26,18 @@ def in_tree(leaves: list[Any]) -> Any:
     return leaves[0]
 
 
+def in_blocks(leaves: list[Any], blocks: tuple[int, ...]) -> Any:
+    """The sum of blocks in the tree; in each block micro-batches are added one after the other."""
+    sums: dict[int, Any] = {}
+    for block, leaf in zip(blocks, leaves, strict=True):
+        earlier = sums.get(block)
+        sums[block] = leaf if earlier is None else earlier if leaf is None else earlier + leaf
+    return in_tree(list(sums.values()))
+
+
 def flats_of(tree: Tree, dealing: Dealing, rank: int) -> list[Tensor]:
     sizes = [p.numel() for p in PARAMETERS]
-    nodes = [tree.node(place) or [None, None] for place in dealing.nodes_of(rank)]
+    nodes = [tree.node(dealing, place) or [None, None] for place in dealing.nodes_of(rank)]
     return [packed(node, sizes, torch.empty(0)) for node in nodes]
 
 
@@ -36,26 +45,28 @@ def flats_of(tree: Tree, dealing: Dealing, rank: int) -> list[Tensor]:
     present=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=13),
     owners=st.lists(st.integers(-1, 3), min_size=13, max_size=13),
     ranks=st.integers(1, 4),
+    blocks=st.integers(1, 14),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
-    on_ranks: Callable[..., list[Any]], present: list[tuple[bool, bool]], owners: list[int], ranks: int
+    on_ranks: Callable[..., list[Any]], present: list[tuple[bool, bool]], owners: list[int], ranks: int, blocks: int
 ) -> None:
     count = len(present)
-    dealing = Dealing(tuple(min(owner, ranks - 1) for owner in owners[:count]))
+    dealing = Dealing(tuple(min(owner, ranks - 1) for owner in owners[:count]), tuple(blocks_of(count, blocks)))
 
     def act(group: Any) -> Any:
         tree = Tree()
-        for microbatch, owner in enumerate(dealing.owners):
-            if owner == group.rank:
-                tree.add(microbatch, gradients(microbatch, present[microbatch]))
+        for microbatch, place in dealing.places_of(group.rank).items():
+            tree.add(place, gradients(microbatch, present[microbatch]))
         flats = flats_of(tree, dealing, group.rank)
         total = begin_ordered_sum(group, dealing, flats, torch.empty(0), 7)
         total.share()
         return total.finish()
 
     leaves = [[None] * 2 if owner < 0 else gradients(k, present[k]) for k, owner in enumerate(dealing.owners)]
-    wanted = packed([in_tree([leaf[part] for leaf in leaves]) for part in range(2)], [3, 4], torch.empty(0))
+    wanted = packed(
+        [in_blocks([leaf[part] for leaf in leaves], dealing.blocks) for part in range(2)], [3, 4], torch.empty(0)
+    )
     for total in on_ranks(ranks, act):
         assert torch.equal(total.view(torch.int32), wanted.view(torch.int32))
 
@@ -64,7 +75,7 @@ def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
 def test_as_many_bytes_are_sent_as_in_a_ring(on_ranks: Callable[..., list[Any]], ranks: int) -> None:
     """2(R - 1)/R of the tensor from each rank, where each rank holds one node."""
     elements = 840
-    dealing = Dealing(tuple(range(ranks)))
+    dealing = Dealing(tuple(range(ranks)), tuple(range(ranks)))
 
     def act(group: Any) -> int:
         sent = 0
@@ -89,8 +100,8 @@ def test_no_more_than_log_n_plus_one_partial_sums_are_held() -> None:
     tree = Tree()
     most = 0
     for microbatch in range(64):
-        tree.add(microbatch, gradients(microbatch, (True, True)))
-        most = max(most, len(tree.held))
+        tree.add((0, microbatch), gradients(microbatch, (True, True)))
+        most = max(most, len(tree._held))
     assert most <= 7
 
 

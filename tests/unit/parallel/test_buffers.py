@@ -1,6 +1,7 @@
 """Buffers that forwards change: equal on all ranks after each update, as in one process where that can be."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Task, Trainer, Training
-from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel import Ddp
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.train.buffers import Buffers
 
@@ -79,7 +80,7 @@ def check_equal(states: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+@pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), Ddp])
 def test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks(
     on_ranks: OnRanks, strategy: Any, ranks: int
 ) -> None:
@@ -94,7 +95,7 @@ def test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks(
 
 
 def test_counters_of_batch_norm_count_the_micro_batches_of_all_ranks(on_ranks: OnRanks) -> None:
-    states = on_ranks(2, lambda group: state_of(model(nn.BatchNorm1d(8)), Ddp(group)))
+    states = on_ranks(2, lambda group: state_of(model(nn.BatchNorm1d(8)), Ddp(group, reduction="fast")))
     check_equal(states)
     assert states[0]["model"]["1.num_batches_tracked"] == 12
 
@@ -121,7 +122,7 @@ def norm_of_weights() -> nn.Module:
 def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: OnRanks, part: Any) -> None:
     def act(group: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         made = model(part())
-        return state_of(made, Ordered(group)), {name: one.clone() for name, one in made.named_buffers()}
+        return state_of(made, Ddp(group)), {name: one.clone() for name, one in made.named_buffers()}
 
     (state, own), (other_state, other) = on_ranks(2, act)
     check_equal([state, other_state])
@@ -132,9 +133,9 @@ def test_a_run_with_buffers_that_the_output_depends_on_is_resumed_to_the_same_bi
     on_ranks: OnRanks,
 ) -> None:
     def act(group: Any) -> list[dict[str, Any]]:
-        whole = state_of(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ordered(group), updates=6)
-        half = state_of(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ordered(group), updates=3)
-        again = trainer(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ordered(group), updates=6)
+        whole = state_of(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ddp(group), updates=6)
+        half = state_of(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ddp(group), updates=3)
+        again = trainer(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ddp(group), updates=6)
         saved = group.gather(half)[0]  # a checkpoint holds what the first rank has
         again.load_state_dict(saved)
         again.train()

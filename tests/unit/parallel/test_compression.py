@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep.parallel import Ddp, Dealing
+from evenstep.parallel import Ddp
 
 
 def of_rank(rank: int, seed: int) -> list[Tensor]:
@@ -26,9 +26,9 @@ def test_a_sum_is_off_by_no_more_than_the_stated_bound(
 
     def act(group: Any) -> Tensor:
         module = nn.ParameterList([torch.zeros(40), torch.zeros(7)])
-        reducer = Ddp(group, wire_dtype=torch.bfloat16).reducer(module)
+        reducer = Ddp(group, reduction="fast", wire_dtype=torch.bfloat16).reducer(module)
         reducer.wrap()
-        reducer.arm(Dealing.of_one(4))
+        reducer.arm()
         for parameter, gradient in zip(module, of_rank(group.rank, seed), strict=True):
             parameter.grad = gradient
         reducer.reduce()
@@ -45,7 +45,7 @@ def test_a_sum_is_off_by_no_more_than_the_stated_bound(
 def test_half_as_many_bytes_travel(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any, wire_dtype: torch.dtype | None) -> list[int]:
         module, bytes_sent = nn.Linear(50, 20), []
-        reducer = Ddp(group, wire_dtype=wire_dtype).reducer(module)
+        reducer = Ddp(group, reduction="fast", wire_dtype=wire_dtype).reducer(module)
         reducer.wrap()
         whole = group.sum
 
@@ -54,7 +54,7 @@ def test_half_as_many_bytes_travel(on_ranks: Callable[..., list[Any]]) -> None:
             return whole(tensor)
 
         group.sum = counted
-        reducer.arm(Dealing.of_one(4))
+        reducer.arm()
         module(torch.ones(1, 50)).sum().backward()
         reducer.reduce()
         assert module.weight.grad is not None and module.weight.grad.dtype is torch.float32

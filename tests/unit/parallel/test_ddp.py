@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
-from evenstep.parallel import Ddp, Dealing, Ordered, Reducers
+from evenstep.parallel import Ddp, Dealing, Reducers
 from evenstep.train.buffers import Buffers
 
 
@@ -37,7 +38,7 @@ def inputs(microbatch: int) -> Tensor:
 
 # By rank: (micro-batch, head). Head 2 is used by nobody; the last rank has no work.
 WORK = [[(0, 0), (1, 1), (2, 0)], [(3, 0)], []]
-DEALING = Dealing((0, 0, 0, 1))
+DEALING = Dealing((0, 0, 0, 1), (0, 0, 1, 1))  # block 1 is of two ranks
 
 
 def reference() -> dict[str, Tensor | None]:
@@ -48,7 +49,7 @@ def reference() -> dict[str, Tensor | None]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+@pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), Ddp])
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 2**20])
 def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
     on_ranks: Callable[..., list[Any]], strategy: Any, bucket_bytes: int
@@ -59,14 +60,15 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
         reducer = made_strategy.reducer(model)
         module = reducer.wrap()
         work = WORK[group.rank]
+        reducer.begin(DEALING)
         for place, (microbatch, head) in enumerate(work):
             loss = module(inputs(microbatch), head)
             if place == len(work) - 1:
-                reducer.arm(DEALING)
+                reducer.arm()
             loss.backward()
             reducer.collect(microbatch)
         if not work:
-            reducer.arm(DEALING)
+            reducer.arm()
         reducer.reduce()
         return {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -80,7 +82,7 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
                 torch.testing.assert_close(grads[name], value, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+@pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), Ddp])
 def test_sparse_gradients_are_refused_on_several_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
     def act(group: Any) -> None:
         with pytest.raises(ArgumentError):
@@ -89,7 +91,7 @@ def test_sparse_gradients_are_refused_on_several_ranks(on_ranks: Callable[..., l
     on_ranks(2, act)
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+@pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), Ddp])
 def test_a_replica_that_differs_in_one_bit_is_found_and_named(
     on_ranks: Callable[..., list[Any]], strategy: Any
 ) -> None:
@@ -112,9 +114,10 @@ def test_a_replica_that_differs_in_one_bit_is_found_and_named(
 
 def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> list[str]:
-        reducer = Ddp(group, bucket_bytes=64).reducer(made(0))
+        reducer = Ddp(group, bucket_bytes=64, reduction="fast").reducer(made(0))
         module = reducer.wrap()
-        reducer.arm(DEALING)
+        reducer.begin(DEALING)
+        reducer.arm()
         for microbatch, head in WORK[group.rank][-1:]:
             module(inputs(microbatch), head).backward()
         reducer.reduce()
@@ -125,7 +128,7 @@ def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[A
     assert first[-1] == f"sum {len(list(Heads().parameters()))} floats"
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+@pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), Ddp])
 def test_running_statistics_are_averaged_over_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
     def act(group: Any) -> Tensor:
         reducers = Reducers(strategy(group))

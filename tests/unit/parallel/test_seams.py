@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,6 @@ from evenstep.parallel import (
     Ddp,
     Fsdp,
     Group,
-    Ordered,
-    OrderedFsdp,
     ParameterLayout,
     Reducer,
     Single,
@@ -27,11 +26,11 @@ from evenstep.parallel.reducer import BucketReducer, ChoosesTrained
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 MADE: list[Callable[[Group], Strategy]] = [
     Single,
+    partial(Ddp, reduction="fast"),
     Ddp,
-    Ordered,
+    partial(Fsdp, reduction="fast"),
     Fsdp,
-    OrderedFsdp,
-    lambda group: Zero1(Ddp(group)),
+    lambda group: Zero1(group, reduction="fast"),
 ]
 
 
@@ -73,14 +72,12 @@ def test_a_strategy_describes() -> None:
 @pytest.mark.parametrize(
     ("make", "per_plan", "powers"),
     [
-        (Single, False, set[type]()),
-        (Ddp, False, {ChoosesTrained, BucketReducer}),
+        (partial(Single, reduction="fast"), False, set[type]()),
+        (Single, False, {ChoosesTrained, BucketReducer}),
         (Ddp, True, {ChoosesTrained, BucketReducer}),
-        (Ordered, False, {ChoosesTrained, BucketReducer}),
+        (Ddp, False, {ChoosesTrained, BucketReducer}),
         (Fsdp, False, {ChoosesTrained, PassReducer}),
         (Fsdp, True, {ChoosesTrained, PlanReducer}),
-        (OrderedFsdp, False, {ChoosesTrained, PassReducer}),
-        (OrderedFsdp, True, {ChoosesTrained, PlanReducer}),
     ],
 )
 def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Aborted, Ema, Engine, MapData, Task, Trainer, Training
-from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel import Ddp
 
 
 class Square(Task):
@@ -30,7 +30,7 @@ def test_the_average_begins_at_the_first_ranks_parameters_on_all_ranks(on_ranks:
             data=MapData(points, global_batch_size=4, micro_batch_size=1),
             updates=1,
             device="cpu",
-            strategy=Ordered(group),
+            strategy=Ddp(group),
             train=Training(ema=Ema(decay=0.5)),
         )
         return {name: value.clone() for name, value in trainer.state_dict()["ema"].items()}
@@ -49,7 +49,9 @@ def test_what_is_nan_on_all_ranks_is_said_as_that_and_applied_nowhere(
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = Engine(model, Square(), optimizer, strategy=Ddp(group), precision=precision, device="cpu")
+        engine = Engine(
+            model, Square(), optimizer, strategy=Ddp(group, reduction="fast"), precision=precision, device="cpu"
+        )
         engine.update((torch.ones(2, 2), torch.ones(2)))
         before = {name: value.clone() for name, value in engine.state_dict()["model"].items()}
         outcome = engine.update((torch.ones(2, 2), torch.full((2,), float("nan"))))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.checkpoint import CheckpointReader, read_checkpoint
-from evenstep.parallel import Group, Ordered, Strategy, Zero1
+from evenstep.parallel import Ddp, Group, Strategy, Zero1
 from evenstep.parallel.strategies import dealt
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
@@ -75,7 +75,7 @@ def test_a_parameter_without_elements_is_saved_and_resumed(on_ranks: OnRanks, tm
                 data=MapData(points, global_batch_size=4),
                 updates=updates,
                 device="cpu",
-                strategy=Zero1(Ordered(group)),
+                strategy=Zero1(group),
                 folder=tmp_path,
             )
             trainer.resume()
@@ -89,10 +89,10 @@ def test_a_parameter_without_elements_is_saved_and_resumed(on_ranks: OnRanks, tm
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.RMSprop])
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: OnRanks, optimizer: Any, ranks: int) -> None:
-    wanted = trained(Ordered(), optimizer).state_dict()
+    wanted = trained(Ddp(), optimizer).state_dict()
 
     def act(group: Group) -> Any:
-        return trained(Zero1(Ordered(group)), optimizer).state_dict()
+        return trained(Zero1(group), optimizer).state_dict()
 
     for state in on_ranks(ranks, act):
         for part in ("model", "ema"):
@@ -107,7 +107,7 @@ def test_each_rank_keeps_the_state_of_its_own_parameters_only(on_ranks: OnRanks)
     def act(group: Group) -> int:
         return sum(
             value.numel()
-            for state in trained(Zero1(Ordered(group)), torch.optim.AdamW).optimizer.state.values()
+            for state in trained(Zero1(group), torch.optim.AdamW).optimizer.state.values()
             for key, value in state.items()
             if key == "exp_avg"
         )
@@ -119,10 +119,10 @@ def test_each_rank_keeps_the_state_of_its_own_parameters_only(on_ranks: OnRanks)
 
 def test_a_saved_state_goes_on_in_one_process(on_ranks: OnRanks) -> None:
     def act(group: Group) -> Any:
-        return trained(Zero1(Ordered(group)), torch.optim.AdamW, updates=4).state_dict()
+        return trained(Zero1(group), torch.optim.AdamW, updates=4).state_dict()
 
     state = on_ranks(2, act)[0]
-    again = trained(Ordered(), torch.optim.AdamW, updates=1)
+    again = trained(Ddp(), torch.optim.AdamW, updates=1)
     again.load_state_dict(state)
     assert again.progress.update == 4
     values = again.state_dict()["optimizer"]["state"]["3.weight"]
@@ -130,10 +130,10 @@ def test_a_saved_state_goes_on_in_one_process(on_ranks: OnRanks) -> None:
 
 
 def test_each_rank_writes_its_own_part_of_a_checkpoint(on_ranks: OnRanks, tmp_path: Path) -> None:
-    wanted = trained(Ordered(), torch.optim.AdamW).state_dict()
+    wanted = trained(Ddp(), torch.optim.AdamW).state_dict()
 
     def act(group: Group) -> None:
-        trained(Zero1(Ordered(group)), torch.optim.AdamW, folder=tmp_path)
+        trained(Zero1(group), torch.optim.AdamW, folder=tmp_path)
 
     on_ranks(2, act)
     contents = CheckpointReader(tmp_path)
@@ -147,7 +147,7 @@ def test_each_rank_writes_its_own_part_of_a_checkpoint(on_ranks: OnRanks, tmp_pa
     for name, values in wanted["optimizer"]["state"].items():
         for key, value in values.items():
             assert torch.equal(found["optimizer"]["state"][name][key], value)
-    again = trained(Ordered(), torch.optim.AdamW, updates=1)
+    again = trained(Ddp(), torch.optim.AdamW, updates=1)
     again.resume(tmp_path)
     assert again.progress.update == 6
     last = on_ranks(3, lambda group: resumed(group, tmp_path))
@@ -155,7 +155,7 @@ def test_each_rank_writes_its_own_part_of_a_checkpoint(on_ranks: OnRanks, tmp_pa
 
 
 def resumed(group: Group, folder: Path) -> Any:
-    trainer = trained(Zero1(Ordered(group)), torch.optim.AdamW, updates=1)
+    trainer = trained(Zero1(group), torch.optim.AdamW, updates=1)
     trainer.resume(folder)
     return trainer.state_dict()
 
@@ -188,8 +188,8 @@ def stepped(net: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("made", [stepped, lambda net: torch.optim.Adagrad(net.parameters(), lr=0.01)])
 def test_state_made_by_the_constructor_or_by_steps_before_is_dealt_out(on_ranks: OnRanks, made: Any) -> None:
-    _, wanted = with_state(Ordered(), made)
-    found = on_ranks(2, lambda group: with_state(Zero1(Ordered(group)), made))
+    _, wanted = with_state(Ddp(), made)
+    found = on_ranks(2, lambda group: with_state(Zero1(group), made))
     assert sum(held for held, _ in found) == 6 and all(held < 6 for held, _ in found)
     for _, state in found:
         assert all(torch.equal(state["model"][name], value) for name, value in wanted["model"].items())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
-from evenstep.parallel import Dealing, Group
+from evenstep.parallel import Group
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, Runner, Stage, executed, forwards
 
@@ -26,14 +26,11 @@ def sequential(microbatches: list[int]) -> Plan:
 class Log(Reducer):
     """Writes down what it is asked for, as a reducer and as a step of micro-batches."""
 
-    dealing = Dealing.of_one(7)
-
     def __init__(self) -> None:
         super().__init__(nn.Identity(), Group())
         self.said: list[str] = []
 
-    def arm(self, dealing: Dealing) -> None:
-        assert dealing is self.dealing
+    def arm(self) -> None:
         self.said.append("arm")
 
     def collect(self, microbatch: int) -> None:

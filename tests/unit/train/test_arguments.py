@@ -1,6 +1,7 @@
 """What is refused when a trainer is built: launched but not told so, shared by something else, nothing to train."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single
+from evenstep.parallel import Ddp, Group, Mesh, Single
 from evenstep.pipeline import PipelineModel
 from evenstep.train.checks import check_model
 from refused import refused
@@ -53,7 +54,10 @@ def test_two_processes_without_a_strategy_are_refused_when_built(
     trainer(nn.Linear(4, 1), strategy=Single()).train()  # as the error says, for runs of their own
 
 
-@pytest.mark.parametrize(("ranks", "strategy"), [(2, Ddp), (2, Single), (4, Ddp), (4, Ordered)])
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [(2, partial(Ddp, reduction="fast")), (2, Single), (4, partial(Ddp, reduction="fast")), (4, Ddp)],
+)
 def test_a_whole_model_that_a_part_of_the_ranks_shares_is_refused_when_built(
     on_ranks: Any, ranks: int, strategy: Any
 ) -> None:
@@ -73,7 +77,7 @@ def test_ranks_that_were_split_off_are_refused_a_run_of_their_own_when_it_is_bui
     def act(group: Any) -> None:
         part = group.split([[0], [1, 2]])
         with pytest.raises(ArgumentError):
-            trainer(nn.Linear(4, 1), strategy=Ddp(part))
+            trainer(nn.Linear(4, 1), strategy=Ddp(part, reduction="fast"))
         with pytest.raises(ArgumentError):
             Mesh.of(part)
 
@@ -99,8 +103,8 @@ def test_the_advice_for_a_part_of_the_ranks_trains_what_one_process_does(on_rank
     def act(group: Any) -> dict[str, Tensor]:
         mesh = Mesh.of(group, pipeline=2)
         if staged:
-            return trained(PipelineModel(layers_of_a_generator(), mesh=mesh), Ordered(mesh.data))
-        return trained(layers_of_a_generator(), Ordered(mesh.world))
+            return trained(PipelineModel(layers_of_a_generator(), mesh=mesh), Ddp(mesh.data))
+        return trained(layers_of_a_generator(), Ddp(mesh.world))
 
     wanted = trained(PipelineModel(layers_of_a_generator()) if staged else layers_of_a_generator())
     assert all(torch.allclose(one, wanted[name], rtol=1e-6) for name, one in on_ranks(2, act)[0].items())
@@ -113,12 +117,13 @@ def test_a_strategy_over_other_ranks_than_those_of_the_same_stages_is_refused_wh
         for other in (mesh.pipeline, crossed):
             model = PipelineModel(layers_of_a_generator(), mesh=mesh)
             with pytest.raises(ArgumentError):
-                trainer(model, strategy=Ddp(other))
+                trainer(model, strategy=Ddp(other, reduction="fast"))
         model = PipelineModel(layers_of_a_generator(), mesh=mesh)
         with pytest.raises(ArgumentError):
-            trainer(model, strategy=Ddp(mesh.world))
+            trainer(model, strategy=Ddp(mesh.world, reduction="fast"))
         trainer(
-            PipelineModel(layers_of_a_generator(), mesh=mesh), strategy=Ddp(Mesh.of(group, pipeline=2).data)
+            PipelineModel(layers_of_a_generator(), mesh=mesh),
+            strategy=Ddp(Mesh.of(group, pipeline=2).data, reduction="fast"),
         ).train()
 
     on_ranks(4, act)
@@ -127,7 +132,9 @@ def test_a_strategy_over_other_ranks_than_those_of_the_same_stages_is_refused_wh
 MAY_GO = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
 
-@pytest.mark.parametrize("strategy", [None, "auto", "ddp", "fsdp", "zero1", "single", Ordered(), Ddp(Group())])
+@pytest.mark.parametrize(
+    "strategy", [None, "auto", "ddp", "fsdp", "zero1", "single", Ddp(), Ddp(Group(), reduction="fast")]
+)
 def test_a_strategy_that_does_not_know_of_ranks_that_come_and_go_is_refused_when_built(
     monkeypatch: pytest.MonkeyPatch, strategy: Any
 ) -> None:
@@ -215,4 +222,6 @@ def test_a_strategy_that_is_named_is_that_of_the_replicas_of_a_model_in_stages(
 
         return on_ranks(ranks, act)
 
-    assert norms(lambda mesh: "ddp") == norms(lambda mesh: "auto") == norms(lambda mesh: Ddp(mesh.data))
+    assert (
+        norms(lambda mesh: "ddp") == norms(lambda mesh: "auto") == norms(lambda mesh: Ddp(mesh.data, reduction="fast"))
+    )

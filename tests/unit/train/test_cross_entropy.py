@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from evenstep import Fp16Mixed, MapData, PipelineModel, Task, Trainer, chunked_cross_entropy
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Mesh, Ordered
+from evenstep.parallel import Ddp, Mesh
 from evenstep.pipeline import Layer, Layers
 from refused import refused
 
@@ -221,24 +221,23 @@ def trained(model: PipelineModel, strategy: Any, *, chunked: bool = True, **more
 
 
 def test_as_the_last_stage_of_a_pipeline_with_a_tied_matrix_it_has_the_bits_of_one_process(on_ranks: OnRanks) -> None:
-    alone = trained(PipelineModel(tied_model()), Ordered())
+    alone = trained(PipelineModel(tied_model()), Ddp())
 
     def act(group: Any) -> dict[str, Tensor]:
         mesh = Mesh.of(group, pipeline=2)
-        return trained(PipelineModel(tied_model(), mesh=mesh), Ordered(mesh.data))
+        return trained(PipelineModel(tied_model(), mesh=mesh), Ddp(mesh.data))
 
     staged = on_ranks(2, act)[0]
     assert staged.keys() == alone.keys()
     assert all(torch.equal(staged[name], alone[name]) for name in alone)
-    without = trained(PipelineModel(tied_model()), Ordered(), chunked=False)
+    without = trained(PipelineModel(tied_model()), Ddp(), chunked=False)
     for name, value in without.items():
         torch.testing.assert_close(alone[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_in_float16_trains_as_with_the_plain_one() -> None:
     runs = [
-        trained(PipelineModel(tied_model()), Ordered(), chunked=chunked, precision=Fp16Mixed())
-        for chunked in (True, False)
+        trained(PipelineModel(tied_model()), Ddp(), chunked=chunked, precision=Fp16Mixed()) for chunked in (True, False)
     ]
     for name, value in runs[1].items():
         torch.testing.assert_close(runs[0][name], value, rtol=2e-3, atol=2e-3)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evenstep import Engine, Logging, Loss, MapData, Mixture, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Best, EarlyStop, Evaluate
-from evenstep.parallel import Ordered
+from evenstep.parallel import Ddp
 
 
 class Counted(Task):
@@ -79,9 +79,9 @@ def test_the_best_and_early_stopping_follow_it(tmp_path: Path) -> None:
 
 def test_two_ranks_derive_what_one_does(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> Any:
-        return trainer_of(strategy=Ordered(group)).train().metrics["valid/ppl"]
+        return trainer_of(strategy=Ddp(group)).train().metrics["valid/ppl"]
 
-    alone = trainer_of(strategy=Ordered()).train().metrics["valid/ppl"]
+    alone = trainer_of(strategy=Ddp()).train().metrics["valid/ppl"]
     first, second = on_ranks(2, act)
     assert first == second == pytest.approx(alone, rel=1e-6)
 

@@ -5,6 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.utils.rnn import pack_sequence
 from evenstep import Aborted, Batch, Committed, Ema, Engine, Loss, MapData, Task, Trainer, Training
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
-from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel import Ddp
 from evenstep.precision import Fp16Mixed
 from refused import refused
 
@@ -574,7 +575,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("kind", [Ordered, Ddp])
+@pytest.mark.parametrize("kind", [Ddp, partial(Ddp, reduction="fast")])
 def test_on_two_ranks_each_gives_its_own_micro_batches(on_ranks: Callable[..., list[Any]], kind: Any) -> None:
     def run(group: Any) -> tuple[Tensor, list[float]]:
         model = net()
@@ -587,7 +588,7 @@ def test_on_two_ranks_each_gives_its_own_micro_batches(on_ranks: Callable[..., l
         return parameters(model), told
 
     (alone, told), both = on_ranks(1, run)[0], on_ranks(2, run)
-    tolerance = 0.0 if kind is Ordered else 1e-12
+    tolerance = 0.0 if kind is Ddp else 1e-12
     for theirs, numbers in both:
         assert torch.allclose(theirs, alone, rtol=0, atol=tolerance)
         assert numbers == pytest.approx(told)
@@ -635,7 +636,7 @@ def test_the_loops_of_the_page_have_the_same_bits_on_two_ranks(name: str, on_ran
         def share(everything: list[Any]) -> list[Any]:
             return mine(everything, group.rank, group.ranks)
 
-        return trained(example(name)(batches, size=2, share=share, strategy=lambda: Ordered(group)))
+        return trained(example(name)(batches, size=2, share=share, strategy=lambda: Ddp(group)))
 
     alone = on_ranks(1, run)[0]
     assert all(torch.equal(theirs, alone) for theirs in on_ranks(2, run))

@@ -4,6 +4,7 @@ import gc
 import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, NonFiniteError
-from evenstep.parallel import Fsdp, OrderedFsdp
+from evenstep.parallel import Fsdp
 from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, FullPrecision, SixteenBits
 from evenstep.train.footprint import footprint
 from evenstep.train.number_formats import check_formats
@@ -425,7 +426,7 @@ def test_a_float64_model_is_refused_by_name(name: str) -> None:
         engine_of(net().double(), name)
 
 
-@pytest.mark.parametrize("kind", [Fsdp, OrderedFsdp])
+@pytest.mark.parametrize("kind", [partial(Fsdp, reduction="fast"), Fsdp])
 def test_another_format_to_gather_in_is_refused(kind: Any) -> None:
     group = Fake(0, 2)
     with pytest.raises(ArgumentError):
@@ -435,7 +436,7 @@ def test_another_format_to_gather_in_is_refused(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "says"),
     [
-        (OrderedFsdp, torch.optim.SGD, "`ordered` sums would not have the bits of one process; use `zero1`"),
+        (Fsdp, torch.optim.SGD, "`ordered` sums would not have the bits of one process; use `zero1`"),
         (Fsdp, torch.optim.SGD, ""),
     ],
 )

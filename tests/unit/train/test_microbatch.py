@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from evenstep import Task
 from evenstep.data import Microbatch
 from evenstep.events import Bus, Storage
-from evenstep.parallel import Dealing, Ordered, Single, Strategy
+from evenstep.parallel import Ddp, Dealing, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
 from evenstep.train.cut import SplitLimit
@@ -90,4 +90,4 @@ def gradient_of(step: MicrobatchStep, strategy: Strategy) -> Tensor:
 def test_cut_finer_the_gradient_is_the_same(sizes: list[int], limit: int) -> None:
     whole = gradient_of(step_of(sizes), Single())
     torch.testing.assert_close(gradient_of(step_of(sizes, limit), Single()), whole)
-    torch.testing.assert_close(gradient_of(step_of(sizes, limit), Ordered()), whole)
+    torch.testing.assert_close(gradient_of(step_of(sizes, limit), Ddp()), whole)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Hook, MapData, Memory, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.events import UpdateEvent
-from evenstep.parallel import Ordered, Zero1
+from evenstep.parallel import Ddp, Zero1
 
 DECAY = 0.8
 
@@ -102,7 +102,7 @@ def test_a_mean_teacher_trains_as_a_plain_loop_does_at_every_cut(micro_batch_siz
     assert furthest(model, plain_loop()) < 1e-12
 
 
-@pytest.mark.parametrize("strategy", [Ordered, lambda group: Zero1(Ordered(group))], ids=["ordered", "zero1"])
+@pytest.mark.parametrize("strategy", [Ddp, lambda group: Zero1(group)], ids=["ordered", "zero1"])
 def test_two_ranks_have_the_bits_of_one(strategy: Any, on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> list[Tensor]:
         model = network()
@@ -112,7 +112,7 @@ def test_two_ranks_have_the_bits_of_one(strategy: Any, on_ranks: Callable[..., l
 
     alone = network()
     data = MapData(points(), global_batch_size=6, micro_batch_size=1, shuffle=False)
-    trainer_of(alone, data=data, strategy=Ordered()).train()
+    trainer_of(alone, data=data, strategy=Ddp()).train()
     for found in on_ranks(2, act):
         assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), found, strict=True))
 

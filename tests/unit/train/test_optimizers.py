@@ -25,7 +25,7 @@ from evenstep.errors import ArgumentError, HookError, TaskError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
 from evenstep.optim.sharing import TORCH, Granularity, granularity, shard_refusal
-from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
 from evenstep.train.checks import check_optimizer
 from refused import refused
 
@@ -38,7 +38,7 @@ class Square(Task):
 
 
 def shards() -> Strategy:
-    return Fsdp(Group())
+    return Fsdp(Group(), reduction="fast")
 
 
 def parts() -> Strategy:
@@ -289,8 +289,8 @@ def test_an_optimizer_with_modes_is_put_in_training_mode_and_evaluates_its_other
 
 
 def test_zero1_with_an_optimizer_that_has_modes_evaluates_no_mixture(on_ranks: OnRanks) -> None:
-    loss, values = evaluated(Ordered())
-    for theirs, parameters in on_ranks(2, lambda group: evaluated(Zero1(Ordered(group)))):
+    loss, values = evaluated(Ddp())
+    for theirs, parameters in on_ranks(2, lambda group: evaluated(Zero1(group))):
         assert theirs == loss
         assert all(torch.equal(a, b) for a, b in zip(values, parameters, strict=True))
 
@@ -307,7 +307,7 @@ def test_how_often_is_evaluated_changes_nothing_of_an_optimizer_with_modes() -> 
 
 
 def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> None:
-    one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Ordered(Group())), updates=1)
+    one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Group()), updates=1)
     one.train()
     assert one.progress.update == 1
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer
 from evenstep.errors import TaskError
 from evenstep.events import Best, EarlyStop, Evaluate
 from evenstep.events.metrics.derived import DerivedMetrics
-from evenstep.parallel import Ddp, Ordered, Zero1
+from evenstep.parallel import Ddp, Zero1
 from refused import refused
 
 WORDS, LONGEST = 5, 6
@@ -163,14 +164,14 @@ def test_every_cut_on_any_ranks_gives_the_same_bits(
     on_ranks: Callable[..., list[Any]], size: int, micro: int, ranks: int
 ) -> None:
     def act(group: Any) -> Any:
-        trainer = trainer_of(strategy=Ordered(group), evaluations=valid(size, micro))
+        trainer = trainer_of(strategy=Ddp(group), evaluations=valid(size, micro))
         return trainer.evaluate()["valid"]
 
     for found in on_ranks(ranks, act):
         assert found == by_hand(writer())
 
 
-@pytest.mark.parametrize("strategy", [Ddp, lambda group: Zero1(Ddp(group))])
+@pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), lambda group: Zero1(group, reduction="fast")])
 def test_all_strategies_whose_ranks_hold_the_model_evaluate_alike(
     on_ranks: Callable[..., list[Any]], strategy: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 from weakref import finalize
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import EvenstepError, TaskError
-from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Single, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Prediction
 
@@ -111,10 +112,13 @@ def test_predictions_are_what_the_model_gives_in_the_order_of_the_data(alone: li
         check_same([one], [Prediction(output=wanted, samples=one.samples)])
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(2, Ddp), (3, Ordered), (8, Ddp), (2, "zero1")])
+@pytest.mark.parametrize(
+    ("ranks", "kind"),
+    [(2, partial(Ddp, reduction="fast")), (3, Ddp), (8, partial(Ddp, reduction="fast")), (2, "zero1")],
+)
 def test_replicas_give_what_one_process_does(on_ranks: OnRanks, alone: list[Prediction], ranks: int, kind: Any) -> None:
     def act(group: Any) -> list[Prediction]:
-        strategy = Zero1(Ddp(group)) if kind == "zero1" else kind(group)
+        strategy = Zero1(group, reduction="fast") if kind == "zero1" else kind(group)
         return trainer(layers(), strategy).predict(data())
 
     first, *others = on_ranks(ranks, act)  # with 8 some ranks have no micro-batch
@@ -131,7 +135,9 @@ def test_stages_give_what_one_process_does(
     def act(group: Any) -> list[Prediction]:
         mesh = Mesh.of(group, pipeline=pipeline)
         model = PipelineModel(layers(), mesh=mesh, schedule=schedule)
-        return trainer(model, Single(mesh.data) if ranks == pipeline else Ddp(mesh.data)).predict(data())
+        return trainer(model, Single(mesh.data) if ranks == pipeline else Ddp(mesh.data, reduction="fast")).predict(
+            data()
+        )
 
     first, *others = on_ranks(ranks, act)
     check_same(first, alone)
@@ -142,7 +148,7 @@ def test_the_ranks_that_ask_get_them(on_ranks: OnRanks, alone: list[Prediction])
     def act(group: Any) -> list[Prediction]:
         mesh = Mesh.of(group, pipeline=2)
         model = PipelineModel(layers(), mesh=mesh)
-        return trainer(model, Ddp(mesh.data)).predict(data(), collect=group.rank in (1, 2))
+        return trainer(model, Ddp(mesh.data, reduction="fast")).predict(data(), collect=group.rank in (1, 2))
 
     found = on_ranks(4, act)
     assert [len(one) for one in found] == [0, 7, 7, 0]
@@ -151,7 +157,9 @@ def test_the_ranks_that_ask_get_them(on_ranks: OnRanks, alone: list[Prediction])
 
 
 def test_nobody_has_to_ask(on_ranks: OnRanks) -> None:
-    assert on_ranks(2, lambda group: trainer(layers(), Ddp(group)).predict(data(), collect=False)) == [[], []]
+    assert on_ranks(
+        2, lambda group: trainer(layers(), Ddp(group, reduction="fast")).predict(data(), collect=False)
+    ) == [[], []]
 
 
 class Rows(Task):
@@ -182,7 +190,7 @@ def test_each_pipeline_may_carry_its_part_of_a_sequence_of_a_length_of_its_own(o
     def act(group: Any) -> list[Prediction]:
         mesh = Mesh.of(group, pipeline=2)
         parts = [part for rows in sequences for part in (rows[: len(rows) // 3], rows[len(rows) // 3 :])]
-        return found(mesh.data, Ddp(mesh.data), parts, mesh)
+        return found(mesh.data, Ddp(mesh.data, reduction="fast"), parts, mesh)
 
     whole = [one.output for one in found(Group(), None, sequences)]
     parts = [one.output for one in on_ranks(4, act)[0]]

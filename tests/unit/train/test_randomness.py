@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
-from evenstep.parallel import Ordered
+from evenstep.parallel import Ddp
 from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.train.layer_keys import key_layers, may_draw
 from evenstep.train.randomness import Randomness
@@ -56,7 +56,7 @@ def trained(
         "data": MapData(points(), global_batch_size=8, micro_batch_size=2),
         "updates": 5,
         "device": "cpu",
-        "strategy": Ordered(),
+        "strategy": Ddp(),
         "train": Training(clip_norm=0.5),
         "evaluations": {"valid": MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
     }

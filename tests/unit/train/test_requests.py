@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Evaluation, Failures, Hook, Logging, MapData, Task, Trainer, Training
 from evenstep.events import EvaluateEvent, UpdateEvent
-from evenstep.parallel import Ordered
+from evenstep.parallel import Ddp
 from evenstep.train.requests import End, Requests
 
 
@@ -62,7 +62,7 @@ def test_a_stop_that_one_rank_requests_while_a_checkpoint_is_written_stops_all_a
             data=MapData(points, global_batch_size=2, micro_batch_size=1),
             updates=20,
             device="cpu",
-            strategy=Ordered(group),
+            strategy=Ddp(group),
             hooks=[StopWhileSaving(group.rank, on=1)],
             folder=tmp_path,
             checkpoint=Checkpointing(asynchronous=False),

@@ -13,7 +13,7 @@ from evenstep.contrib.multitask import Scheduled
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, Evaluate, Incident, UpdateEvent
 from evenstep.optim.schedules import Linear
-from evenstep.parallel import Ordered, Zero1
+from evenstep.parallel import Ddp, Zero1
 from refused import refused
 
 
@@ -225,7 +225,7 @@ def test_metrics_and_what_follows_them_begin_afresh(first: Path, tmp_path: Path)
     assert found[False][1] is False
 
 
-@pytest.mark.parametrize("strategy", [Ordered, lambda group: Zero1(Ordered(group))], ids=["ordered", "zero1"])
+@pytest.mark.parametrize("strategy", [Ddp, lambda group: Zero1(group)], ids=["ordered", "zero1"])
 def test_two_ranks_begin_afresh_with_the_bits_of_one(
     strategy: Any, first: Path, tmp_path: Path, on_ranks: Callable[..., list[Any]]
 ) -> None:
@@ -237,7 +237,7 @@ def test_two_ranks_begin_afresh_with_the_bits_of_one(
         return weights(trainer.model)
 
     data = MapData(points(3, 8), global_batch_size=4, micro_batch_size=1)
-    alone = trainer_of(None, data=data, strategy=Ordered(), train=Training(ema=Ema(decay=0.5)))
+    alone = trainer_of(None, data=data, strategy=Ddp(), train=Training(ema=Ema(decay=0.5)))
     alone.resume(first, reset=("optimizer", "data", "metrics"))
     alone.train()
     for found in on_ranks(2, act):

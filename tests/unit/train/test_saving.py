@@ -23,7 +23,7 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFi
 from evenstep.events import EvaluateEvent, Incident, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.events.hooks import Evaluate, Save
 from evenstep.optim.schedules import Plateau
-from evenstep.parallel import Ordered, Zero1
+from evenstep.parallel import Ddp, Zero1
 
 
 class Square(Task):
@@ -186,7 +186,7 @@ def test_all_ranks_wait_if_one_has_no_memory_for_a_copy(
     def act(group: Any) -> tuple[list[str], list[str]]:
         RANK.number, log = group.rank, Log()
         hooks = [Save(every_updates=2), log]
-        trainer_of(tmp_path, hooks=hooks, updates=4, strategy=Zero1(Ordered(group))).train()
+        trainer_of(tmp_path, hooks=hooks, updates=4, strategy=Zero1(group)).train()
         begun = log.heard.index("save 2")
         return log.heard[begun : begun + 3], [one.message for one in log.incidents if one.kind == "slow_save"]
 
@@ -496,7 +496,7 @@ def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(("rank", "found"), [(0, "step-00000009"), (1, None)])
 def test_of_processes_that_have_not_met_yet_the_first_resumes(tmp_path: Path, rank: int, found: str | None) -> None:
     trainer_of(tmp_path).train()
-    one = trainer_of(tmp_path, strategy=Ordered(Alone(rank, 3)))
+    one = trainer_of(tmp_path, strategy=Ddp(Alone(rank, 3)))
     path = one.resume("auto")
     assert (path and path.name, one.progress.update) == (found, 9 if found else 0)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError, ReplicaError
 from evenstep.events import Hook, UpdateEvent
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Reducer, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
 from refused import refused
 
@@ -94,7 +95,7 @@ def check_same(mine: State, other: State) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> State:
-    return trained(PipelineModel(deep()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
+    return trained(PipelineModel(deep()), Ddp(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -105,21 +106,21 @@ def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
         model = PipelineModel(deep(), mesh=mesh, schedule=schedule)
-        return trained(model, Ordered(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
+        return trained(model, Ddp(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     check_same(on_ranks(ranks, act)[0], alone)
 
 
 def zero1(group: Group) -> Strategy:
-    return Zero1(Ordered(group))
+    return Zero1(group)
 
 
 def zero1_fast(group: Group) -> Strategy:
-    return Zero1(Ddp(group))
+    return Zero1(group, reduction="fast")
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
-@pytest.mark.parametrize("strategy", [Ordered, Ddp, zero1, zero1_fast])
+@pytest.mark.parametrize("strategy", [Ddp, partial(Ddp, reduction="fast"), zero1, zero1_fast])
 def test_replicas_of_pipelines_train_what_one_process_does(
     on_ranks: OnRanks, alone: State, schedule: str, strategy: Any
 ) -> None:
@@ -129,7 +130,7 @@ def test_replicas_of_pipelines_train_what_one_process_does(
         return trained(model, strategy(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
-    if strategy in (Ordered, zero1):
+    if strategy in (Ddp, zero1):
         check_same(state, alone)
     for name, value in alone["model"].items():
         torch.testing.assert_close(state["model"][name], value, rtol=1e-5, atol=1e-6)
@@ -204,9 +205,9 @@ def test_trees_masks_missing_tensors_and_skip_edges_cross_stages(on_ranks: OnRan
 
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
-        return trained(PipelineModel(branched(), mesh=mesh, schedule=schedule), Ordered(mesh.data), **more)[1]
+        return trained(PipelineModel(branched(), mesh=mesh, schedule=schedule), Ddp(mesh.data), **more)[1]
 
-    check_same(on_ranks(ranks, act)[0], trained(PipelineModel(branched()), Ordered(), **more)[1])
+    check_same(on_ranks(ranks, act)[0], trained(PipelineModel(branched()), Ddp(), **more)[1])
 
 
 def tied() -> Layers:
@@ -219,10 +220,10 @@ def test_tied_parameters_stay_equal_wherever_their_owners_are(on_ranks: OnRanks,
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
         model = PipelineModel(tied(), mesh=mesh, schedule=schedule)
-        return trained(model, Ordered(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
+        return trained(model, Ddp(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(ranks, act)[0]
-    check_same(state, trained(PipelineModel(tied()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1])
+    check_same(state, trained(PipelineModel(tied()), Ddp(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1])
     assert torch.equal(state["model"]["0.weight"], state["model"]["10.weight"])
     assert "10.weight" not in state["optimizer"]["state"]
 
@@ -311,9 +312,9 @@ class Late(Square):
 def test_a_weight_that_only_the_last_stage_knows_divides_on_all(on_ranks: OnRanks) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
-        return trained(PipelineModel(deep(), mesh=mesh), Ordered(mesh.data), task=Late())[1]
+        return trained(PipelineModel(deep(), mesh=mesh), Ddp(mesh.data), task=Late())[1]
 
-    check_same(on_ranks(4, act)[0], trained(PipelineModel(deep()), Ordered(), task=Late())[1])
+    check_same(on_ranks(4, act)[0], trained(PipelineModel(deep()), Ddp(), task=Late())[1])
 
 
 LAYOUTS: list[tuple[int, str]] = [(2, "1f1b"), (3, "interleaved"), (1, "sequential"), (2, "zb_v")]
@@ -334,7 +335,7 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
                 data=MapData(points(), global_batch_size=10, micro_batch_size=2),
                 updates=end,
                 device="cpu",
-                strategy=Ordered(mesh.data),
+                strategy=Ddp(mesh.data),
                 train=Training(ema=Ema(decay=0.9)),
             )
             if begin:
@@ -343,7 +344,7 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
             return trainer.state_dict()
 
         state = on_ranks(ranks, act)[0]
-    check_same(state, trained(PipelineModel(tied()), Ordered(), updates=8, train=Training(ema=Ema(decay=0.9)))[1])
+    check_same(state, trained(PipelineModel(tied()), Ddp(), updates=8, train=Training(ema=Ema(decay=0.9)))[1])
 
 
 class Failing(nn.Module):
@@ -385,7 +386,7 @@ class Other(Strategy):
     """A strategy of somebody's own, with another's reducers."""
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return Ordered(self.group).reducer(module, per_plan=per_plan)
+        return Ddp(self.group).reducer(module, per_plan=per_plan)
 
 
 def test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_leaves_out_is_not(
@@ -441,7 +442,7 @@ def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks
         mesh = Mesh.of(group, pipeline=2)
         return trained(PipelineModel(deep(), mesh=mesh), kind(mesh.data))[1]
 
-    ours, theirs = (on_ranks(4, lambda group, kind=kind: act(group, kind))[0] for kind in (Other, Ordered))
+    ours, theirs = (on_ranks(4, lambda group, kind=kind: act(group, kind))[0] for kind in (Other, Ddp))
     check_same(ours, theirs)
 
 
@@ -472,7 +473,7 @@ def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
             staged.schedule = replace(SCHEDULES["zb_v"], order=halves)
         return staged
 
-    wanted = trained(model(), Ordered())[1]
+    wanted = trained(model(), Ddp())[1]
     again = model()
     trainer = Trainer(
         model=again,
@@ -481,7 +482,7 @@ def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
         data=MapData(points(), global_batch_size=10, micro_batch_size=2),
         updates=5,
         device="cpu",
-        strategy=Ordered(),
+        strategy=Ddp(),
         train=Training(clip_norm=0.5),
         hooks=[Once()],
     )
@@ -610,15 +611,15 @@ SEVERAL: dict[str, Callable[[], State]] = {
 def test_several_tasks_in_stages_train_what_the_model_whole_does(on_ranks: OnRanks, case: str) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
-        return several(PipelineModel(with_heads(), mesh=mesh), Ordered(mesh.data), **SEVERAL[case]())
+        return several(PipelineModel(with_heads(), mesh=mesh), Ddp(mesh.data), **SEVERAL[case]())
 
     state = on_ranks(2, act)[0]
-    wanted = several(nn.Sequential(*with_heads()), Ordered(), **SEVERAL[case]())
+    wanted = several(nn.Sequential(*with_heads()), Ddp(), **SEVERAL[case]())
     check_same(state, wanted)
     assert state["valid"] == wanted["valid"]
 
 
-@pytest.mark.parametrize("strategy", [Ordered, zero1])
+@pytest.mark.parametrize("strategy", [Ddp, zero1])
 @pytest.mark.parametrize("case", ["one in each update", "some batches without a loss", "numbers as coefficients"])
 def test_replicas_of_stages_train_several_tasks_as_the_model_whole_does(
     on_ranks: OnRanks, case: str, strategy: Any
@@ -631,7 +632,7 @@ def test_replicas_of_stages_train_several_tasks_as_the_model_whole_does(
         return several(PipelineModel(model(), mesh=mesh), strategy(mesh.data), **SEVERAL[case]())
 
     state = on_ranks(4, act)[0]
-    wanted = several(nn.Sequential(*model()), Ordered(), **SEVERAL[case]())
+    wanted = several(nn.Sequential(*model()), Ddp(), **SEVERAL[case]())
     check_same(state, wanted)
     assert state["valid"] == wanted["valid"]
 
@@ -643,7 +644,7 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
         mesh = Mesh.of(group, pipeline=2)
         data = Mixture({"a": MapData(points(), global_batch_size=8, micro_batch_size=2)})
         tasks = {name: OfHead(name, -1.0) for name in "ab"}
-        return trained(PipelineModel(with_heads(), mesh=mesh), Ordered(mesh.data), task=tasks, data=data)[1]
+        return trained(PipelineModel(with_heads(), mesh=mesh), Ddp(mesh.data), task=tasks, data=data)[1]
 
     state = on_ranks(4, act)[0]
     moved = {name for name, value in begin.state_dict().items() if not torch.equal(value, state["model"][f"5.{name}"])}
@@ -679,4 +680,4 @@ class Listens(Hook):
 )
 def test_what_needs_all_gradients_at_once_is_refused_for_stages(more: State, said: str) -> None:
     with pytest.raises(ArgumentError):
-        several(PipelineModel(with_heads()), Ordered(), **more)
+        several(PipelineModel(with_heads()), Ddp(), **more)

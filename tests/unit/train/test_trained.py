@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.errors import CheckpointError
-from evenstep.parallel import Mesh, Ordered
+from evenstep.parallel import Ddp, Mesh
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.train.trained import TrainedParameters
 
@@ -61,11 +61,11 @@ def built(model: nn.Module, strategy: Any, **more: Any) -> Trainer:
 def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: OnRanks) -> None:
     def act(group: Any) -> Any:
         mesh = Mesh.of(group, pipeline=2)
-        trainer = built(PipelineModel(layers(), mesh=mesh), Ordered(mesh.data))
+        trainer = built(PipelineModel(layers(), mesh=mesh), Ddp(mesh.data))
         trainer.train()
         return trainer.state_dict()
 
-    one = built(PipelineModel(layers()), Ordered())
+    one = built(PipelineModel(layers()), Ddp())
     one.train()
     alone, together = one.state_dict(), on_ranks(2, act)[0]
     assert all(torch.equal(value, together["model"][name]) for name, value in alone["model"].items())
@@ -78,12 +78,12 @@ def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: O
 def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None:
     def act(group: Any) -> Any:
         mesh = Mesh.of(group, pipeline=2)
-        trainer = built(PipelineModel(layers(), mesh=mesh), Ordered(mesh.data), updates=3)
+        trainer = built(PipelineModel(layers(), mesh=mesh), Ddp(mesh.data), updates=3)
         trainer.train()
         return trainer.state_dict()
 
     state = on_ranks(2, act)[0]
-    undisturbed, resumed = built(PipelineModel(layers()), Ordered()), built(PipelineModel(layers()), Ordered())
+    undisturbed, resumed = built(PipelineModel(layers()), Ddp()), built(PipelineModel(layers()), Ddp())
     undisturbed.train()
     resumed.load_state_dict(state)
     resumed.train()
@@ -145,7 +145,7 @@ def test_to_go_on_with_others_frozen_is_refused_unless_it_is_meant_and_then_said
         for name, parameter in model.named_parameters():
             if name in thawed:
                 parameter.requires_grad_(True)
-        return built(model, Ordered(mesh.data), folder=tmp_path, updates=updates, hooks=hooks)
+        return built(model, Ddp(mesh.data), folder=tmp_path, updates=updates, hooks=hooks)
 
     def act(group: Any) -> Any:
         made(group, updates=2).train()

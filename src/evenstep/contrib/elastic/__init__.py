@@ -1,4 +1,4 @@
-"""Runs whose ranks are lost and come back between two updates: `strategy=Ordered(Elastic(Lighthouse(rank), …))`."""
+"""Runs whose ranks are lost and come back between two updates: `strategy=Ddp(Elastic(Lighthouse(rank), …))`."""
 
 from evenstep.contrib.elastic.launch import launch_elastic
 from evenstep.contrib.elastic.lighthouse import Lighthouse

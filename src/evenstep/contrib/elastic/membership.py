@@ -22,7 +22,7 @@ from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import RankInfo
 
 T = TypeVar("T")
-_WHOLE = "ranks that may be lost must each hold the whole model; use `Ddp` or `Ordered`, no shards and no pipeline."
+_WHOLE = "ranks that may be lost must each hold the whole model; use `Ddp`, no shards and no pipeline."
 _PAUSE_S = 0.1  # between two tries to form a group
 _MEETING_S = 5.0  # for processes that the lighthouse has just seen
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.parallel import Group, Reducers, Single, Strategy
+from evenstep.parallel import Dealing, Group, Reducer, Reducers, Strategy
 from evenstep.pipeline import (
     SCHEDULES,
     Layout,
@@ -67,9 +67,9 @@ class Execution:
         place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
-    def begin(self) -> None:
+    def begin(self, dealing: Dealing | None = None) -> None:
         for reducer in self.reducers.beginning:
-            reducer.begin()
+            reducer.begin(dealing)
 
     def pad_passes(
         self,
@@ -139,7 +139,7 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
         reducers=reducers,
         trainer=Runner([Stage(wrapped, reducer)]),
         evaluator=evaluator,
-        alone=Runner([Stage(wrapped, Single().reducer(wrapped))]),
+        alone=Runner([Stage(wrapped, Reducer(wrapped, Group()))]),
         plan=_sequential,
         forwards=_forwards,
         norms=norms,

@@ -38,7 +38,6 @@ class MicrobatchStep:
     Attributes:
         is_dummy: whether they count nowhere, and run only because those of other ranks do.
         work: this rank's micro-batches.
-        dealing: the ranks that run the update's micro-batches.
         gathered: what is known of the micro-batches that have run.
         late_weights: the weights that came with losses, by the micro-batches' numbers.
         acted: counts the time of what was just done.
@@ -61,7 +60,7 @@ class MicrobatchStep:
         self._context, self._weights = context, weights
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
-        self.work, self.dealing = weights.work, weights.dealing
+        self.work = weights.work
         self._recording = recording = Recording(context, weights, update, prefix)
         self.gathered, self.late_weights = recording.gathered, recording.late_weights
         self.acted = context.phases.acted

@@ -11,6 +11,7 @@ from evenstep.data import GlobalBatch
 from evenstep.data.tree import copied, tensors_in
 from evenstep.errors import TaskError
 from evenstep.internals import times_written
+from evenstep.parallel import Dealing
 from evenstep.tensors import named_parameters
 from evenstep.train.buffers import Buffers
 from evenstep.train.tasks.task import Task
@@ -99,11 +100,11 @@ class Rollback:
         if self._is_unjudged:
             self.judge(1.0)
 
-    def forget_gradients(self) -> None:
-        """Begin to accumulate gradients, perhaps again."""
+    def forget_gradients(self, dealing: Dealing | None = None) -> None:
+        """Begin to accumulate gradients, perhaps again; of the micro-batches of `dealing`, if any follow."""
         for parameter in self._trained.with_grad:
             parameter.grad = None
-        self._execution.begin()
+        self._execution.begin(dealing)
 
     @contextmanager
     def unchanged(self) -> Generator[None]:

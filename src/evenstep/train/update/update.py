@@ -142,7 +142,7 @@ class Update:
     def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
         """Leave the gradients of an update's micro-batches in `.grad`, summed over all ranks."""
         context, execution = self._context, self._execution
-        self.rollback.forget_gradients()
+        self.rollback.forget_gradients(weights.dealing)
         step = MicrobatchStep.of_update(context, weights, update)
         with step:
             if execution.reducers.per_pass:
@@ -287,7 +287,8 @@ class Update:
         context = self._context
         group = self._execution.reducers.group
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
-        weights = weigh(context.tasks, batch, group, stamp=stamp)
+        blocks = self._execution.reducers.blocks
+        weights = weigh(context.tasks, batch, group, blocks=blocks, stamp=stamp)
         if self._execution.pipeline.ranks > 1:
             check_pipeline_weights(self._execution.pipeline, batch, weights)
         return weights

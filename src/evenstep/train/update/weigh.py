@@ -15,6 +15,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.tree import checksums
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Dealing, Group
+from evenstep.parallel.blocks import BLOCKS, blocks_of
 from evenstep.train.tasks.task import Task, weight_of
 
 
@@ -26,7 +27,7 @@ class Weights:
     Args:
         totals: Σw_m of each task that has work, over all micro-batches and ranks; how many these are where its weights
             are late.
-        dealing: the ranks that run the update's micro-batches.
+        dealing: the ranks that run the update's micro-batches, and their blocks.
         numbers: the global numbers of each task's micro-batches.
         each: w_m of this rank's micro-batches, by their global number; none of those that are late.
         divisors: what the summed losses of each task are divided by before the backward: the total, or 1 if it is late.
@@ -79,12 +80,15 @@ class Weights:
         return replace(self, totals={task: self.totals[task] for task in tasks}, work=work, dealing=dealing)
 
 
-def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp: float = 1.0) -> Weights:
+def weigh(
+    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, blocks: int = BLOCKS, stamp: float = 1.0
+) -> Weights:
     """Count the weights of one update.
 
     All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
 
     Args:
+        blocks: in which the gradients of each task's micro-batches are added.
         stamp: of what this rank trains, above 0, which must be the same on all.
     """
     each: dict[int, float] = {}
@@ -124,7 +128,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
         )
     return Weights(
         totals=totals,
-        dealing=Dealing(tuple(int(owner) - 1 for owner in everybody[count : 2 * count])),
+        dealing=Dealing(tuple(int(owner) - 1 for owner in everybody[count : 2 * count]), _blocks(batch, blocks)),
         each=each,
         divisors={name: 1.0 if name in late else total for name, total in totals.items()},
         work=tuple(work),
@@ -132,6 +136,14 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, stamp:
         skipped_samples=int(everybody[-2]),
         numbers=numbers,
     )
+
+
+def _blocks(batch: GlobalBatch, blocks: int) -> tuple[int, ...]:
+    of_all: list[int] = []
+    for num_microbatches in [part.num_microbatches for part in batch.parts] or [batch.num_microbatches]:
+        first = of_all[-1] + 1 if of_all else 0
+        of_all += [first + block for block in blocks_of(num_microbatches, blocks)]
+    return tuple(of_all)
 
 
 def _numbers(batch: GlobalBatch) -> dict[str, Sequence[int]]:
