@@ -159,11 +159,11 @@ def test_a_mean_over_some_of_the_samples_is_exact_with_their_count() -> None:
 
 def test_two_ranks_have_the_bits_of_one(on_ranks: Any) -> None:
     alone, evaluations = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 16)
-    metrics = _trainer(alone, strategy=evenstep.Ordered(), evaluations=evaluations).train().metrics
+    metrics = _trainer(alone, strategy=evenstep.Ddp(), evaluations=evaluations).train().metrics
     modules = [Classifier(), Classifier()]
 
     def act(group: Any) -> Any:
-        strategy = evenstep.Ordered(group)
+        strategy = evenstep.Ddp(group)
         return _trainer(modules[group.rank], strategy=strategy, evaluations=evaluations).train().metrics
 
     ranks = on_ranks(2, act)

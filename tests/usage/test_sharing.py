@@ -57,7 +57,7 @@ KEPT: dict[str, Callable[[], dict[str, Any]]] = {
 FREE: dict[str, Callable[[], dict[str, Any]]] = {
     "data": lambda: {"data": evenstep.MapData(DATA, global_batch_size=4)},
     "task": lambda: {"task": Square()},
-    "strategy": lambda: {"strategy": evenstep.Ordered()},
+    "strategy": lambda: {"strategy": evenstep.Ddp()},
     "lr_schedule": lambda: {"lr_schedule": evenstep.Cosine()},
     "precision": lambda: {"precision": evenstep.Fp16Mixed()},
     "train": lambda: {"train": evenstep.Training(ema=evenstep.Ema())},

@@ -285,7 +285,7 @@ def test_what_ranks_were_given_differently_is_named_before_anything_is_sent() ->
         "kind": "`model.1` is ReLU on rank 1 and Tanh on rank 0",
         "format": "`model.0.weight` is float32 [4, 3] on rank 1 and float64 [4, 3] on rank 0",
         "buffer": "`model.seen` is absent on rank 1 and float32 [2] on rank 0",
-        "strategy": "`strategy` is ['Fsdp'] on rank 1 and ['Ordered'] on rank 0",
+        "strategy": "`strategy` is Fsdp on rank 1 and Ddp on rank 0",
         "check_loss": "`check_loss` is False on rank 1 and True on rank 0",
         "cut": "`data.micro_batch_size` is 1 on rank 1 and 2 on rank 0",
         "cut of a stream": "`data.micro_batch_size` is 1 on rank 1 and 2 on rank 0",

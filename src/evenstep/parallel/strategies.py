@@ -50,7 +50,7 @@ class Strategy(ABC):
     ) -> None:
         require_whole("blocks", blocks, at_least=1)
         self.is_ordered = choose("reduction", reduction, REDUCTIONS) == "ordered"
-        self.blocks = blocks
+        self.blocks = blocks if self.is_ordered else None
         self.group = group or Group()
         self.data_group = self.group
         self.layout = layout or ParameterLayout(self.group)

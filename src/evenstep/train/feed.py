@@ -56,6 +56,7 @@ class Feed:
                 seed=self.seed,
                 rank=self.reducers.data_group.rank,
                 ranks=self.reducers.data_group.ranks,
+                blocks=self.reducers.blocks,
                 total=self.reducers.data_group.sum_floats,
                 pin_memory=self.pin_memory,
             )

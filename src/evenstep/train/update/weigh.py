@@ -15,7 +15,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.tree import checksums
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Dealing, Group
-from evenstep.parallel.blocks import BLOCKS, blocks_of
+from evenstep.parallel.blocks import blocks_of
 from evenstep.train.tasks.task import Task, weight_of
 
 
@@ -81,14 +81,14 @@ class Weights:
 
 
 def weigh(
-    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, blocks: int = BLOCKS, stamp: float = 1.0
+    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, blocks: int | None = None, stamp: float = 1.0
 ) -> Weights:
     """Count the weights of one update.
 
     All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
 
     Args:
-        blocks: in which the gradients of each task's micro-batches are added.
+        blocks: number of blocks in which the gradients of each task's micro-batches are added; None: one for each.
         stamp: of what this rank trains, above 0, which must be the same on all.
     """
     each: dict[int, float] = {}
@@ -138,11 +138,11 @@ def weigh(
     )
 
 
-def _blocks(batch: GlobalBatch, blocks: int) -> tuple[int, ...]:
+def _blocks(batch: GlobalBatch, blocks: int | None) -> tuple[int, ...]:
     of_all: list[int] = []
     for num_microbatches in [part.num_microbatches for part in batch.parts] or [batch.num_microbatches]:
         first = of_all[-1] + 1 if of_all else 0
-        of_all += [first + block for block in blocks_of(num_microbatches, blocks)]
+        of_all += [first + block for block in blocks_of(num_microbatches, blocks or num_microbatches)]
     return tuple(of_all)
 
 
