@@ -141,11 +141,11 @@ def stopping(
                 raise Terminated
             return
         caught, first_at = signal.Signals(number), monotonic()
-        request_stop(caught.name, requeue=caught in REQUEUE)
         again = "Ctrl-C again" if number == signal.SIGINT else "another one"
         text = f"\nevenstep: {caught.name}: stopping after this update; {again} leaves at once.\n"
         with suppress(OSError):  # a closed standard error is no reason not to save
             os.write(2, text.encode())  # not `print`, which may be interrupted itself
+        request_stop(caught.name, requeue=caught in REQUEUE)  # which may raise
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (*heeded(REQUEUE), signal.SIGINT)

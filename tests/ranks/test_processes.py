@@ -47,8 +47,6 @@ class Ask(evenstep.Hook):
     def after_update(self, event):
         if case == "stop" and group.rank == 1 and event.update == 3:
             self.trainer.request_stop("rank 1 has had enough")
-        if case == "apart" and event.update == 2 + group.rank:
-            self.trainer.save()
         if "seen" in case:
             seen = torch.tensor(1.0 + group.rank)  # what this rank has seen of the update
             if "of all" in case:

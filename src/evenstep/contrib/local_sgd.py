@@ -122,9 +122,11 @@ class LocalSgd(Hook):
             self._shared = {name: one.detach().clone() for name, one in self._trained().items()}
             self._velocity = {name: torch.zeros_like(one) for name, one in self._shared.items()}
 
+    def needs_settled(self, update: int) -> bool:
+        return update % self._every == 0
+
     def after_update(self, event: UpdateEvent) -> None:
-        if event.committed and event.update % self._every == 0:
-            self.trainer.settle()
+        if event.committed and self.needs_settled(event.update):
             with torch.no_grad():
                 self._average(event.update)
 

@@ -90,10 +90,12 @@ class QuantizationAware(Hook):
     def before_train(self, event: TrainEvent) -> None:
         self._round(self._after_update <= event.update)
 
+    def needs_settled(self, update: int) -> bool:
+        return update == self._after_update
+
     def after_update(self, event: UpdateEvent) -> None:
-        if event.update == self._after_update:  # also on ranks without such layers, as all settle together
-            self.trainer.settle()  # after which an update may turn out to be made again
-            self._round(self._after_update <= self.trainer.progress.update)
+        if event.committed and event.update == self._after_update:
+            self._round(True)
 
     def convert(self, model: nn.Module) -> nn.Module:
         """Copy of a trained whole model with torchao's quantised layers."""

@@ -1,7 +1,7 @@
 """Calls the hooks of a run at its events, and only those hooks that listen."""
 
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
@@ -38,7 +38,6 @@ class Bus:
         heard: names of the methods that some hook overrides.
         hears_microbatches: some hook listens to single micro-batches.
         hears_passes: some hook listens to forwards and backwards.
-        of_run: error of the run itself, raised inside a hook; it ends the run whatever the hook's policy.
         drawing: context around the methods of hooks that may draw random numbers, from the method's key and the event.
             Forwards and backwards draw the numbers of their micro-batch instead.
 
@@ -61,7 +60,6 @@ class Bus:
             if sum(hook is other for other in given) > 1:
                 raise HookError(f"hook `{hook.name}` is given twice; make two of its class.", field=hook.name)
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = lambda place, event: _NOTHING
-        self.of_run: Exception | None = None
         self.on_error = on_error
         self.report = report
         self._listeners = [_Listener(key, hook) for key, hook in _by_key(self.hooks).items()]
@@ -128,7 +126,7 @@ class Bus:
             raise
         except Exception as error:
             survives = (hook.failure_policy or self.on_error) == "continue"
-            if self.report is None or not survives or any(one is self.of_run for one in _chain(error)):
+            if self.report is None or not survives:
                 raise
             is_first = place not in self._failing
             self._failing.add(place)
@@ -252,12 +250,6 @@ def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
             key = f"{hook.name}#{number}"
         keyed[key] = hook
     return keyed
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _overrides(hook: Hook, method: str) -> bool:

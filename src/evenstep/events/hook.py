@@ -97,6 +97,13 @@ class Hook:
         """Names of checkpoint folders that must not be deleted."""
         return ()
 
+    def needs_settled(self, update: int) -> bool:
+        """True if `after_update` of `update` needs to know that it was committed, as it changes the model."""
+        return False
+
+    def poll(self) -> None:
+        """Called between the batches of an evaluation; a stop that is requested here with `requeue` breaks it off."""
+
     def before_train(self, event: TrainEvent) -> None: ...
     def after_train(self, event: TrainEvent) -> None: ...
     def before_epoch(self, event: EpochEvent) -> None: ...

@@ -3,11 +3,13 @@
 It decides how often the verdict of an update is read, and runs nothing.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from evenstep.checkpoint import Mirror
 from evenstep.data import Data
+from evenstep.events import Hook
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging
 from evenstep.train.checkpointing.checkpointer import Checkpointer
@@ -61,8 +63,8 @@ def build_loop(
     tryout = partial(count_flops, engine, reporter.report, log.peak_tflops) if log.flops else None
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or (data.state is not None and data.state.positions != "all")
-    evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
-    requests = Requests()
+    requests = Requests(pollers=_overriding(reporter.bus.hooks, "poll"))
+    evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter, requests=requests)
     state = RunState(
         engine=engine,
         data=data,
@@ -82,6 +84,8 @@ def build_loop(
             seed=engine.seed,
             pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=failures.max_skipped_samples,
+            phases=engine.phases,
+            requests=requests,
         ),
         policies=setup.policies,
         evaluator=evaluator,
@@ -93,4 +97,9 @@ def build_loop(
         log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
         tryout=tryout,
+        settlers=_overriding(reporter.bus.hooks, "needs_settled"),
     )
+
+
+def _overriding(hooks: Sequence[Hook], method: str) -> list[Hook]:
+    return [hook for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]

@@ -36,6 +36,7 @@ from evenstep.train.cut import SplitLimit
 from evenstep.train.failures import LOSS, Stop
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.progress import Progress
+from evenstep.train.requests import Requests
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import changed_settings, check_parts, check_same_run
 from evenstep.train.tasks.metrics import build_storage
@@ -442,8 +443,21 @@ class Engine:
         with self.parts.modes.evaluating(), nullcontext() if values is None else values.swapped():
             yield
 
-    def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
-        """The metrics of the evaluation `name` on `data`, by the tasks of `context`; all ranks call it together."""
+    def evaluated(
+        self,
+        name: str,
+        data: Data,
+        *,
+        context: TrainContext | None = None,
+        requests: Requests | None = None,
+        batches: int | None = None,
+    ) -> list[Record]:
+        """The metrics of the evaluation `name` on `data`, by the tasks of `context`; all ranks call it together.
+
+        Args:
+            requests: an urgent stop raises BrokenOff.
+            batches: how many to evaluate; None for one epoch.
+        """
         from evenstep.train.evaluate import Evaluation
 
         records: list[Record] = []
@@ -457,6 +471,8 @@ class Engine:
                 context=replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums))),
                 execution=self.parts.execution,
                 report=self._report,
+                requests=requests or Requests(),
+                batches=batches,
             )
             with self.evaluating(average=average):
                 records += evaluation(self.progress.update)

@@ -17,6 +17,7 @@ from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.train.evaluating import evaluating
 from evenstep.train.reporter import data_incidents
+from evenstep.train.requests import BrokenOff, Requests
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
@@ -34,6 +35,8 @@ class Evaluation:
         below: what stands between that and the metrics' own names: "parameters/" gives "valid/parameters/loss".
         data: evaluated for one epoch, whole, in its own order.
         report: told of incidents, such as samples that could not be read.
+        requests: an urgent stop breaks off the evaluation, between two batches or while data are read.
+        batches: how many to evaluate; None for one epoch.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Evaluation:
         context: TrainContext,
         execution: Execution,
         report: Callable[[Incident], None],
+        requests: Requests,
+        batches: int | None = None,
     ) -> None:
         self._name, self._prefix = name, f"{name}/{below}"
         self._data = data
@@ -53,6 +58,7 @@ class Evaluation:
         self._context = context
         self._execution = execution
         self._report = report
+        self._requests, self._batches = requests, batches
         self._recovery = Recovery(execution=execution, context=context, report=report, evaluation=name)
         self._own = [task for task, one in context.tasks.items() if evaluates_itself(one)]
 
@@ -66,7 +72,7 @@ class Evaluation:
         try:
             with evaluating(self._model, self._context.device, self._context.tasks.values()):
                 self._run(update)
-        except LostRankError:
+        except (LostRankError, BrokenOff):
             self._context.storage.drop_after(mark)  # those that are left evaluate once more
             raise
         records = self._context.storage.settle(self._execution.world.gather)
@@ -94,7 +100,10 @@ class Evaluation:
             )
         )
         with closing(cast("Any", batches)):
-            for batch in batches:
+            read = self._requests.reading(batches, self._execution.world)
+            for number, batch in enumerate(read, start=1):
+                if self._requests.is_broken_off(self._execution.world):
+                    raise BrokenOff
                 if self._model.training:
                     raise TaskError(
                         f"the evaluation '{self._name}' found the model in training mode; something has called "
@@ -105,7 +114,7 @@ class Evaluation:
                 weights = weigh(context.tasks, batch, reducers.group)
                 for name in weights.totals:  # one task after the other, on all ranks
                     self._through(weights.of(name), update, batch.position.batch)
-                if batch.ends_epoch:
+                if batch.ends_epoch or number == self._batches:
                     break
 
     def _through(self, weights: Weights, update: int, batch: int) -> None:

@@ -1,57 +1,75 @@
-"""The evaluations of a run, with their events and records.
-
-The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when each set was
-last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
-"""
+"""Evaluations and predictions of a run, with their events and records."""
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import cast, final
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import final
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
+from evenstep.events import Bus
 from evenstep.train.engine import Engine
 from evenstep.train.predict import predict
 from evenstep.train.reporter import Reporter
+from evenstep.train.requests import BrokenOff, Requests
 from evenstep.train.result import Prediction
+from evenstep.train.tasks.metrics import build_storage
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class Evaluations:
-    """Evaluates for a trainer. All that was trained must have been written before.
+    """Evaluates for a trainer; the metrics of training must have been written before.
 
     Args:
-        evaluated_at: the update after which each set was last evaluated with all, by name.
-        is_running: whether an evaluation or a prediction is under way.
+        sets: data by name.
+        requests: an urgent stop breaks off an evaluation.
+        evaluated_at: update after which each set was last evaluated with all, by name.
+        is_running: an evaluation or a prediction is being made.
     """
 
     engine: Engine
     sets: Mapping[str, Data]
     reporter: Reporter
+    requests: Requests
     evaluated_at: dict[str, int] = field(default_factory=dict[str, int])
     is_running: bool = False
 
-    def all(self) -> None:
-        """Evaluate the parameters on all sets, but for those on which they were before it broke off."""
+    def all(self) -> bool:
+        """Evaluate on all sets that are due; False if an urgent stop has broken that off."""
         for name in self.due:
-            self({name: self.sets[name]})
+            try:
+                self({name: self.sets[name]})
+            except BrokenOff:
+                return False
             self.evaluated_at[name] = self.engine.progress.update
+        return True
 
     @property
     def due(self) -> list[str]:
-        """The sets that the parameters as of now were not evaluated on."""
+        """Sets on which the current parameters were not evaluated."""
         return [name for name in self.sets if self.evaluated_at.get(name) != self.engine.progress.update]
 
     def __call__(self, sets: Mapping[str, Data]) -> dict[str, dict[str, float]]:
-        """Evaluate the parameters on `sets`; gives each one's metrics, without the prefix."""
-        with self._running():
+        """Metrics of each set, without its name as prefix."""
+        with self._running("evaluate"):
             return {name: self._one(name, data) for name, data in sets.items()}
 
+    def try_out(self) -> None:
+        """Evaluate one batch of each set and forget the result, so that faults of its data are found early."""
+        rollback = self.engine.core.rollback
+        with self._running("check"), rollback.unchanged():
+            for name, data in self.sets.items():
+                with closing(data):
+                    self._apart(name, data, batches=1)
+
+    def of(self, data: Data) -> dict[str, float]:
+        """Metrics of data that are no evaluation of the run; hooks and writers do not get them."""
+        with self._running("evaluate"):
+            return self._apart("data", data)
+
     def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
-        """Collect what the tasks keep of the outputs for `data`; see `predict.predict`."""
-        with self._running(), self.engine.evaluating():
+        """Predictions for one epoch of `data`; see `predict.predict`."""
+        with self._running("evaluate"), self.engine.evaluating():
             return predict(
                 data,
                 model=self.engine.model,
@@ -67,10 +85,10 @@ class Evaluations:
             data.close()
 
     @contextmanager
-    def _running(self) -> Generator[None]:
+    def _running(self, phase: str) -> Generator[None]:
         self.is_running = True
         try:
-            with self.engine.phases.only("evaluate"):
+            with self.engine.phases.only(phase):
                 yield
         finally:
             self.is_running = False
@@ -78,24 +96,13 @@ class Evaluations:
     def _one(self, name: str, data: Data) -> dict[str, float]:
         values: dict[str, float] = {}
         with self.engine.evaluation_span(name, values):
-            records = self.engine.evaluated(name, data)
+            records = self.engine.evaluated(name, data, requests=self.requests)
             self.reporter.writers.write(records)
             values |= {record.name: record.value for record in records}
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
 
-
-def named_set(sets: Mapping[str, Data], name: str) -> dict[str, Data]:
-    """The set of this name alone.
-
-    Raises:
-        ArgumentError: there is none, or it is data instead of a name.
-    """
-    if not isinstance(cast("object", name), str):
-        raise ArgumentError(
-            f"`name` must be the name of an evaluation, but is a {type(name).__name__}; give data to the trainer, "
-            f"`evaluations={{'test': data}}`, and evaluate `'test'`.",
-            field="name",
-        )
-    if name not in sets:
-        raise ArgumentError(f"there is no evaluation '{name}'; there are {', '.join(sets) or 'none'}.")
-    return {name: sets[name]}
+    def _apart(self, name: str, data: Data, batches: int | None = None) -> dict[str, float]:
+        context = self.engine.parts.context
+        apart = replace(context, storage=build_storage(context.tasks, context.device), bus=Bus((), None))
+        records = self.engine.evaluated(name, data, context=apart, batches=batches)
+        return {record.name.removeprefix(f"{name}/"): record.value for record in records}

@@ -1,18 +1,16 @@
-"""The global batches of a run in the order in which they are taken, also when some are taken again or given up.
-
-It reads `data` from a position on, one pass at a time. Batches of updates that were aborted come again before those
-that follow; those that a rewind gives up are known, so that the loop can leave them out. It runs nothing.
-"""
+"""The global batches of a run, also those that are taken again or given up."""
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, Self, cast, final
 
 from evenstep.data import Data, GlobalBatch, Position, ReadOptions
 from evenstep.errors import DataError
 from evenstep.parallel import Reducers
+from evenstep.train.phases import Phases
+from evenstep.train.requests import BrokenOff, Requests
 
 _REMEMBERED_UPDATES = 10_000
 
@@ -20,16 +18,18 @@ _REMEMBERED_UPDATES = 10_000
 @final
 @dataclass(slots=True, kw_only=True)
 class Feed:
-    """Gives the loop its global batches.
+    """Iterator over global batches.
 
     Args:
         reducers: say which micro-batches are this rank's.
         seed: of the data's order and augmentation.
-        pin_memory: whether batches are put in pinned memory.
-        max_skipped_samples: how many samples that can't be read may be left out before the run stops.
+        pin_memory: put batches into pinned memory.
+        max_skipped_samples: unreadable samples that may be left out before the run stops.
+        requests: a signal breaks off waiting for a batch.
 
     Attributes:
-        ended: whether the data gave no more.
+        ended: the data have no more.
+        data_s: seconds of waiting for the last batch.
     """
 
     data: Data
@@ -37,7 +37,10 @@ class Feed:
     seed: int
     pin_memory: bool
     max_skipped_samples: int
+    phases: Phases
+    requests: Requests
     ended: bool = False
+    data_s: float = 0.0
     _batches: Iterator[GlobalBatch] = field(default_factory=lambda: iter(()))
     _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
     _given_up: list[tuple[Position, Position]] = field(default_factory=list[tuple[Position, Position]])
@@ -47,40 +50,50 @@ class Feed:
     _skipped_samples: int = 0
 
     @contextmanager
-    def opened(self, position: Position) -> Generator[None]:
+    def opened(self, position: Position) -> Generator[Self]:
         self._again.clear()
         self.ended = False
-        self._batches = self.data.batches(
-            ReadOptions(
-                start=position,
-                seed=self.seed,
-                rank=self.reducers.data_group.rank,
-                ranks=self.reducers.data_group.ranks,
-                blocks=self.reducers.blocks,
-                total=self.reducers.data_group.sum_floats,
-                pin_memory=self.pin_memory,
-            )
+        group = self.reducers.data_group
+        options = ReadOptions(
+            start=position,
+            seed=self.seed,
+            rank=group.rank,
+            ranks=group.ranks,
+            blocks=self.reducers.blocks,
+            total=group.sum_floats,
+            pin_memory=self.pin_memory,
         )
-        with closing(cast("Any", self._batches)):
-            yield
+        batches = self.data.batches(options)
+        with closing(cast("Any", batches)):
+            self._batches = self.requests.reading(batches, group)
+            yield self
 
-    def take(self) -> GlobalBatch | None:
-        """The next global batch; None at the end of the data."""
-        return self._again.popleft() if self._again else next(self._batches, None)
+    def __iter__(self) -> Self:
+        return self
 
-    def peek(self) -> GlobalBatch | None:
-        """The same, which comes again."""
-        batch = self.take()
-        if batch is not None:
-            self.take_again([batch])
+    def __next__(self) -> GlobalBatch:
+        began = self.phases.lap("loop")
+        batch = self._again.popleft() if self._again else self._read()
+        self.data_s = self.phases.lap("data") - began
+        if batch is None:
+            raise StopIteration
         return batch
+
+    def _read(self) -> GlobalBatch | None:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self.ended = True
+        except BrokenOff:
+            pass  # the loop ends for the stop that was requested
+        return None
 
     def take_again(self, batches: Sequence[GlobalBatch]) -> None:
         """Let `batches` come next, in their order."""
         self._again.extendleft(reversed(batches))
 
     def forget(self) -> None:
-        """Take nothing again: a new pass begins."""
+        """Take nothing again."""
         self._again.clear()
 
     def used(self, update: int, batch: GlobalBatch) -> None:
@@ -88,7 +101,7 @@ class Feed:
         self._followings.append((update, batch.following))
 
     def end_of(self, update: int) -> Position | None:
-        """The position after the batch that `update` was last tried with; None where that was too long ago."""
+        """Position after the batch that `update` was last tried with; None where that was too long ago."""
         return next((position for number, position in reversed(self._followings) if number == update), None)
 
     def give_up(self, begin: Position, end: Position) -> None:
@@ -96,10 +109,10 @@ class Feed:
         self._given_up.append((begin, end))
 
     def is_given_up(self, batch: GlobalBatch) -> bool:
-        return bool(self._given_up) and any(begin <= batch.position < end for begin, end in self._given_up)
+        return any(begin <= batch.position < end for begin, end in self._given_up)
 
     def count_skipped(self, samples: int) -> None:
-        """Count samples that were left out; all ranks count the same.
+        """Count samples that all ranks left out.
 
         Raises:
             DataError: too many can't be read.

@@ -14,7 +14,7 @@ from evenstep.internals import unwrapped
 from evenstep.parallel import Group
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
-from evenstep.train.requests import End, GoBack
+from evenstep.train.requests import End
 from evenstep.train.state import Tree
 
 
@@ -82,10 +82,6 @@ class Replica:
         saves.saved_at = saved[0]
         saves.is_prepared = any(prepared)
         check.pending.intersection_update(*pending)
-
-    def act(self) -> None:
-        leave = self._loop.act()
-        self._loop.requests.go_back = leave if isinstance(leave, GoBack) else None
 
     def report(self, incident: Incident) -> None:
         """Tell hooks, writers and the run folder."""

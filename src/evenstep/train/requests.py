@@ -1,25 +1,25 @@
-"""Requests of hooks, signals and users, which the loop executes at the end of an update.
+"""Requests of hooks, signals and users, which the loop executes at the end of an update, on all ranks together."""
 
-A request only notes what is wanted, so it may come from anywhere, a signal handler too. The loop acts when no update is
-half done, on what all ranks have agreed on.
-"""
-
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeVar, final
 
 from evenstep.data import Position
+from evenstep.errors import EvenstepError
+from evenstep.events import Hook
 from evenstep.parallel import Group
+
+T = TypeVar("T")
 
 
 class End(NamedTuple):
-    """Why the loop ends.
+    """End of a run.
 
     Args:
         reason: in words.
         outcome: "done" when all that was planned is done, "stopped" when something requested it.
-        requeue: whether the run wants to be run again, to go on from there.
+        requeue: the run is to be started again, to go on from there.
     """
 
     reason: str
@@ -27,29 +27,33 @@ class End(NamedTuple):
     requeue: bool = False
 
 
-class GoBack(NamedTuple):
-    """That the run must go back to a checkpoint.
+class Rewind(EvenstepError):
+    """Raised to go back to a checkpoint; `Loop.run` catches it.
 
     Args:
-        update: the number of the update that must not have happened.
-        past: the end of the data to be given up; None: the data are taken again.
-        fault: what went wrong in it, as a sentence.
+        fault: what went wrong, as a sentence.
+        update: number of the update that is undone.
+        past: end of the data that are given up; None: the data are taken again.
     """
 
-    update: int
-    past: Position | None
-    fault: str
+    def __init__(self, fault: str, *, update: int, past: Position | None) -> None:
+        super().__init__(fault)
+        self.update, self.past = update, past
+
+
+class BrokenOff(BaseException):
+    """Raised where a stop can't wait: between the batches of an evaluation, and by a signal while data are read.
+
+    It is no `Exception`, so that code which reads samples does not take it for an unreadable one.
+    """
 
 
 class Agreed(NamedTuple):
-    """Requests of any rank, which all ranks act on."""
+    """Requests of any rank."""
 
     stop: End | None
     save: bool
     evaluate: bool
-
-
-_NOTHING = Agreed(stop=None, save=False, evaluate=False)
 
 
 @final
@@ -58,32 +62,60 @@ class Requests:
     """Open requests of this rank.
 
     Args:
-        stop: the reason to stop, or "".
-        requeue: whether a run that stops wants to be run again.
-        go_back: that the run must go back to a checkpoint, as was found between two updates.
+        stop: reason to stop, or "".
+        requeue: the run is to be started again after it stopped.
+        is_urgent: the stop does not wait for the end of an evaluation.
+        pollers: hooks that look during an evaluation whether to stop.
     """
 
     stop: str = ""
     save: bool = False
     evaluate: bool = False
     requeue: bool = False
-    go_back: GoBack | None = None
+    is_urgent: bool = False
+    pollers: Sequence[Hook] = ()
+    _is_reading: bool = False
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
-        """Note that the run is to stop at the end of this update; the last reason counts, but those for good first.
-
-        A run that is done is not run again, though a signal or a time limit has come meanwhile.
-        """
+        """Stop at the end of this update; the last reason counts, but a stop for good comes before a requeue."""
+        self.is_urgent |= requeue
         if not (requeue and self.is_for_good):
             self.stop, self.requeue = reason or "asked to stop", requeue
+
+    def signal(self, reason: str, *, requeue: bool) -> None:
+        """Stop because of a signal, in whose handler this is called; waiting for data is broken off."""
+        self.request_stop(reason, requeue=requeue)
+        self.is_urgent = True
+        if self._is_reading:
+            self._is_reading = False
+            raise BrokenOff
+
+    def reading(self, items: Iterator[T], group: Group) -> Iterator[T]:
+        """The items of an iterator that reads data; on one process a signal breaks off waiting for the next."""
+        if group.ranks > 1:  # the others would wait for this one
+            yield from items
+            return
+        while True:
+            try:
+                self._is_reading = True
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self._is_reading = False
+            yield item
+
+    def is_broken_off(self, group: Group) -> bool:
+        """True if any rank has an urgent stop; all ranks call it together."""
+        for hook in self.pollers:
+            hook.poll()
+        return group.sum_floats([self.is_urgent])[0] > 0
 
     @property
     def is_for_good(self) -> bool:
         return bool(self.stop) and not self.requeue
 
     def agree(self, group: Group) -> Agreed:
-        if group.ranks == 1 and not (self.stop or self.save or self.evaluate):
-            return _NOTHING
         done, save, evaluate, requeue, reason = self.is_for_good, self.save, self.evaluate, self.requeue, self.stop
         if group.ranks > 1:
             sums = group.sum_floats([done, save, evaluate, requeue])
@@ -96,10 +128,7 @@ class Requests:
 
     @contextmanager
     def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
-        """Clear a request around its execution; it is open again if the execution raises.
-
-        Who asks for it meanwhile has it at this update.
-        """
+        """Clear a request around its execution, unless that raises; one that is made meanwhile is granted too."""
         setattr(self, wish, False)
         try:
             yield
@@ -109,9 +138,8 @@ class Requests:
         setattr(self, wish, False)
 
     def forget_stop(self) -> None:
-        """The run has ended."""
-        self.stop, self.requeue = "", False
+        self.stop, self.requeue, self.is_urgent = "", False, False
 
     def forget_actions(self) -> None:
-        """The updates at which saves and evaluations were wanted did not happen; they will be requested again."""
+        """The updates that asked for saves and evaluations did not happen."""
         self.save = self.evaluate = False

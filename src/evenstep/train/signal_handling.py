@@ -28,7 +28,7 @@ def handling_signals(loop: "Loop") -> Generator[None]:
             good.
     """
     engine, folder, group = loop.engine, loop.checkpointer.folder, loop.engine.group
-    with stopping(loop.requests.request_stop, spares_own=True) as caught:
+    with stopping(loop.requests.signal, spares_own=True) as caught:
         try:
             yield
         finally:

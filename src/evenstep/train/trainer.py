@@ -12,7 +12,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Never, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Never, TypeVar, cast, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -278,14 +278,6 @@ class Trainer:
         """
         return self._loop.engine.parts.execution.norms.each(values)
 
-    def settle(self) -> None:
-        """Read which updates were committed; where one was not, `progress` is before it, and it is made again.
-
-        A hook that changes the model between two updates calls it first, in `after_update`, on all ranks.
-        """
-        self._check_idle("settle", "call it in `after_update`")
-        self._loop.settle_between_updates(write=False)
-
     def first_rank_does(self, act: Callable[[], T]) -> T:
         """Do something on the first rank only, for which the others wait as long as it takes; all ranks call it.
 
@@ -398,7 +390,7 @@ class Trainer:
             with loop.engine.bus.span("train", lambda: begin, end):
                 try:
                     if loop.policies.may_rewind and not checkpointer.folder.newest_first():
-                        self.save()  # something to go back to
+                        checkpointer.save()  # something to go back to
                     ended = self._run()
                     writers.event("train_end", end(None))
                 except BaseException as raised:
@@ -427,31 +419,43 @@ class Trainer:
         """
         return self._loop.checkpointer.folder.hold()
 
-    def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
-        """Evaluate the parameters (or their average, if there is one) as of the last committed update.
+    @overload
+    def evaluate(self, data: "Data | DataLoader[Any]") -> dict[str, float]: ...
 
-        Writers get the metrics too, if this trainer has trained up to there; else with the next `train`.
+    @overload
+    def evaluate(self, data: str | None = None) -> dict[str, dict[str, float]]: ...
+
+    def evaluate(self, data: "Data | DataLoader[Any] | str | None" = None) -> Any:
+        """Metrics of the parameters (or their average, if there is one) as of the last committed update.
 
         Args:
-            name: of the evaluation; None for all.
+            data: the name of an evaluation, None for all of them, or any data. Writers get the metrics of evaluations,
+                if this trainer has trained up to there, else with the next `train`; they get none of other data.
 
         Returns:
-            Each one's metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
+            By evaluation and name, without prefix: `{"valid": {"loss": 0.3}}`; of other data by name: `{"loss": 0.3}`.
 
         Raises:
             ArgumentError: there is no evaluation of this name.
         """
-        from evenstep.train.evaluations import named_set
-
-        if name is None:
+        if data is None:
             self._check_evaluates()
-        sets = self.evaluations if name is None else named_set(self.evaluations, name)
+        if isinstance(data, str) and data not in self.evaluations:
+            raise ArgumentError(
+                f"there is no evaluation '{data}'; there are {', '.join(self.evaluations) or 'none'}.", field="data"
+            )
         self._check_hooks()
-        self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
+        self._check_not_training("evaluate", "call `request_evaluate`, which does it at the end of the update")
         self._loop.engine.require_own_format("evaluate")
-        with self._together(self._loop.evaluator), self._writing():
-            self._loop.settle_between_updates()
-            return self._loop.evaluator(sets)
+        loop = self._loop
+        if data is None or isinstance(data, str):
+            sets = self.evaluations if data is None else {data: self.evaluations[data]}
+            with self._together(loop.evaluator), self._writing():
+                loop.write_known()
+                return loop.evaluator(sets)
+        batches = data_of(data, "data")
+        with self._together(batches):
+            return loop.evaluator.of(batches)
 
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """Predictions (`Task.predict`) for one epoch of `data`, in its order, by the parameters of `evaluate`.
@@ -468,7 +472,6 @@ class Trainer:
         self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
         with self._together(batches):
-            self._loop.settle_between_updates(write=False)
             return self._loop.evaluator.predict(batches, collect=collect)
 
     @contextmanager
@@ -498,8 +501,8 @@ class Trainer:
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
-        self._check_idle("save", "call `request_save`, which does it when the update is complete")
-        self._loop.settle_between_updates()
+        self._check_not_training("save", "call `request_save`, which does it at the end of the update")
+        self._loop.write_known()
         return self._loop.checkpointer.save()
 
     def resume(
@@ -570,7 +573,6 @@ class Trainer:
         self, *, lowest: float = 1e-7, highest: float = 1.0, updates: int = 100, divergence: float = 4.0
     ) -> FoundLr:
         """See `evenstep.find_lr`."""
-        self._check_idle("find_lr", "call it before `train`")
         self._check_not_training("find_lr")
         return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)
 
@@ -583,16 +585,16 @@ class Trainer:
             midst = f"update {update}"
         elif self._loop.evaluator.is_running:
             midst = "an evaluation"
+        elif self._loop.engine.num_pending:
+            midst = f"update {self._loop.engine.progress.update}, of which the host does not know yet if it is applied"
+            advice = "let `needs_settled` of the hook be true for such updates"
         else:
             return
         raise ArgumentError(f"`{what}` was called in the midst of {midst}; {advice}.")
 
-    def _check_not_training(self, what: str) -> None:
+    def _check_not_training(self, what: str, advice: str = "call it before `train`") -> None:
         if self._is_training:
-            raise ArgumentError(
-                f"`{what}` was called while the trainer trains; call it before `train`. To go back within a run: "
-                f'`failures=Failures(non_finite="rewind")`, or `loss_spike`.'
-            )
+            raise ArgumentError(f"`{what}` was called while the trainer trains; {advice}.")
 
     def _check_evaluates(self) -> None:
         if not self._loop.evaluator.sets:

@@ -126,8 +126,7 @@ def last(trainer: Trainer, name: str) -> float:
 
 
 def test_a_window_says_the_seconds_of_each_phase_per_update(make: Make, clock: Clock) -> None:
-    evaluations = MapData(PAIRS, global_batch_size=8, shuffle=False)
-    trainer = make(evaluations=evaluations, train=Training(check_loss=False))
+    trainer = make(train=Training(check_loss=False))
     trainer.train()
     expected = {"weigh": 2, "forward": 20, "backward": 200, "apply": 1000}
     got = {phase: last(trainer, f"perf/{phase}_s") for phase in expected}

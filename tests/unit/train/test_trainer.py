@@ -8,16 +8,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Ema, Failures, Hook, Logging, Loss, MapData, StreamData, Task, Trainer, Training
+from evenstep import (
+    Checkpointing,
+    Ema,
+    Evaluation,
+    Hook,
+    Logging,
+    Loss,
+    MapData,
+    StreamData,
+    Task,
+    Trainer,
+    Training,
+)
 from evenstep.errors import (
     ArgumentError,
     CheckpointError,
-    NonFiniteError,
     TaskError,
 )
-from evenstep.events import EvaluateEvent, Incident, StepEvent, TrainEvent, UpdateEvent
+from evenstep.events import EvaluateEvent, Incident, TrainEvent, UpdateEvent
 from evenstep.events.hooks import Best, Save
 from evenstep.optim.schedules import Linear
+
+NEVER = Evaluation(every_epochs=99)  # only at the end
 
 
 class Square(Task):
@@ -175,7 +188,9 @@ def test_the_average_is_what_is_evaluated() -> None:
 
     model = network()
     valid = MapData(points(9), global_batch_size=9, shuffle=False)
-    trainer = trainer_of(model, train=Training(ema=Ema(decay=0.99)), evaluations={"valid": valid}, hooks=[Record()])
+    trainer = trainer_of(
+        model, train=Training(ema=Ema(decay=0.99)), evaluations={"valid": valid}, hooks=[Record()], evaluation=NEVER
+    )
     trainer.train()
     live = [p.detach().clone() for p in model.parameters()]
     other = network()
@@ -335,7 +350,7 @@ def test_after_a_failure_nothing_is_evaluated_but_what_was_committed_is_saved(up
             said.append(f"{event.outcome} {event.update} {event.error}")
 
     valid = MapData(points(9), global_batch_size=4)
-    trainer = trainer_of(hooks=[Fail()], evaluations={"valid": valid}, folder=tmp_path)
+    trainer = trainer_of(hooks=[Fail()], evaluations={"valid": valid}, evaluation=NEVER, folder=tmp_path)
     with pytest.raises(ValueError, match="no more"):
         trainer.train()
     assert said == [f"failed {update - 1} no more"]
@@ -472,52 +487,6 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
 def test_impossible_numbers_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         trainer_of(**arguments)
-
-
-@pytest.mark.parametrize("policy", ["stop", "continue"])
-@pytest.mark.parametrize("asks", ["settle", "predict", "evaluate"])
-@pytest.mark.parametrize("keeps", ["nothing", "to itself", "under another name"])
-def test_what_the_run_raises_in_a_hook_that_asks_for_something_ends_it(policy: Any, asks: str, keeps: str) -> None:
-    class Asks(Hook):
-        def after_step(self, event: StepEvent) -> None:
-            if event.update == 3:
-                with torch.no_grad():
-                    self.trainer.model.get_parameter("4.bias").fill_(float("nan"))
-
-        def after_update(self, event: UpdateEvent) -> None:
-            asked.append(event.update)
-            if len(asked) > 20:
-                pytest.fail("the run goes on for ever")
-            trainer: Any = self.trainer
-            try:
-                trainer.predict(data) if asks == "predict" else getattr(trainer, asks)()
-            except NonFiniteError as error:
-                if keeps == "nothing":
-                    raise
-                if keeps == "under another name":
-                    raise RuntimeError("could not ask") from error
-
-    data = MapData(points(8), global_batch_size=8)
-    heard: list[str] = []
-    asked: list[int] = []
-
-    class Hear(Hook):
-        def on_incident(self, event: Incident) -> None:
-            heard.append(event.kind)
-
-    trainer = trainer_of(
-        hooks=[Asks(), Hear()],
-        task=Kept(),
-        evaluations={"valid": data},
-        train=Training(settle_every_updates=6, check_loss=False),
-        failures=Failures(hook=policy),
-        log=Logging(every_updates=100),
-    )
-    with pytest.raises((NonFiniteError, RuntimeError)) as raised:
-        trainer.train()
-    assert isinstance(raised.value, NonFiniteError) or isinstance(raised.value.__cause__, NonFiniteError)
-    assert trainer.progress.update == 3
-    assert "hook" not in heard
 
 
 def test_an_evaluation_that_is_not_there_is_named() -> None:

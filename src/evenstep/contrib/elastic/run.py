@@ -55,8 +55,6 @@ class ElasticRun:
         self._replica.agree(self._group)
         self._agree()
         self._tell(before, update)
-        if update:
-            self._replica.act()
 
     def _same_state(self) -> tuple[Mapping[str, int], int]:
         group, mine = self._group, self._replica.fingerprint()

@@ -126,6 +126,9 @@ class TimeBudget(Hook):
             self._stop_for_good()
 
     def after_update(self, event: UpdateEvent) -> None:
+        self.poll()
+
+    def poll(self) -> None:
         if self._is_total_used():
             self._stop_for_good()
         elif self._max_minutes is not None and self._since_s() >= 60 * self._max_minutes:
@@ -228,6 +231,9 @@ class StopFile(Hook):
         self._looked_at = 0.0
 
     def after_update(self, event: UpdateEvent) -> None:
+        self.poll()
+
+    def poll(self) -> None:
         now = monotonic()
         if now - self._looked_at < STOP_FILE_EVERY_S:
             return

@@ -58,7 +58,6 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
     check_range(lowest=lowest, highest=highest, updates=updates, divergence=divergence)
     _check(loop)
     engine = loop.engine
-    loop.settle_between_updates()
     begin, ratio = engine.progress.update, highest / lowest
 
     def rate_of(update: int) -> float:
