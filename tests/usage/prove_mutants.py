@@ -20,21 +20,16 @@ from evenstep.events import Hook
 from evenstep.options import Checkpointing, Logging, Training
 from evenstep.parallel import Group, strategy_named
 from evenstep.tools.prove.rows import Prover
-from evenstep.tools.prove.subject import Ended, RefusedError, Subject, Variant
+from evenstep.tools.prove.run import Ended, RefusedError, Subject, Variant
 from evenstep.train import Loss, Task
 
 GLOBAL = 12
 SIZES = {"1": 12, "2": 6, "4": 3, "ragged": 5}
 
 
-class Nowhere:
+def nowhere(variant: Variant, /, **_: Any) -> Ended:
     """Refuses to run anything in processes of its own."""
-
-    def __call__(self, variant: Variant, **_: Any) -> Ended:
-        raise RefusedError("no processes of its own")
-
-    def traced(self, variant: Variant, update: int) -> Any:
-        raise AssertionError("nothing was run that could be traced")
+    raise RefusedError("no processes of its own")
 
 
 class Words(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -136,9 +131,7 @@ class Run:
                 clip_norm=1.0,
             )
 
-        return Prover(
-            open=open_subject, elsewhere=Nowhere(), updates=updates, layered="its layers are not known", **more
-        )
+        return Prover(open=open_subject, elsewhere=nowhere, updates=updates, layered="its layers are not known", **more)
 
 
 # What is sound, but special.

@@ -26,13 +26,28 @@ from evenstep.events import Hook
 from evenstep.optim.plateau import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
-from evenstep.tools.prove.subject import Cut, Subject, Variant
+from evenstep.tools.prove.run import Cut, Subject, Variant
 from evenstep.train import Task, Trainer
 from evenstep.train.checkpointing.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
 _ORIGIN = "evenstep prove"
 _SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "ragged": (5, 12)}
+_REDUCED: Mapping[str, object] = {
+    "device": "cpu",
+    "threads": 1,
+    "resume": "never",
+    "reset": "none",
+    "launch": "none",
+    **{f"hooks.{name}": "none" for name in ("early_stop", "profile", "stop_below_lr", "time_budget")},
+    "evaluation": "none",
+    "checkpoint": "none",
+    "checkpoint.asynchronous": "false",
+    "log.writers": "[]",
+    "train.compile": "off",
+    "failures.lost_rank": "stop",
+    "failures.max_rewinds": "none",
+}
 
 
 @final
@@ -48,19 +63,21 @@ class RunFileBench:
     def __init__(
         self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int], group: Group | None = None
     ) -> None:
-        self._path, self._given, self._group = path, given, group or Group()
+        self._path = path
+        self._given = given
+        self._group = group or Group()
         self.tokens = dict(tokens)
 
     def settings(self, variant: Variant) -> list[Setting]:
         """Settings of the user, and over them those of the variant."""
         with open_run(self._path, self._given) as opened:
             config = opened.config
-        return [
-            *self._given,
-            *_shrunk(config, variant.workers),
-            *_cut(config, variant.cut, self.tokens),
-            *_varied(config, variant),
-        ]
+        changed = {
+            **_reduced(config, variant.workers),
+            **_cut(config, variant.cut, self.tokens),
+            **_varied(config, variant),
+        }
+        return [*self._given, *settings_in(changed, _ORIGIN)]
 
     @contextmanager
     def open(self, variant: Variant) -> Generator[Subject]:
@@ -139,22 +156,8 @@ def _by_tokens(table: DataTable) -> bool:
     return table.global_batch_tokens is not None
 
 
-def _shrunk(config: RunConfig, workers: int) -> list[Setting]:
-    changed: dict[str, object] = {
-        "device": "cpu",
-        "threads": 1,
-        "resume": "never",
-        "reset": "none",
-        "launch": "none",
-        **{f"hooks.{name}": "none" for name in ("early_stop", "profile", "stop_below_lr", "time_budget")},
-        "evaluation": "none",
-        "checkpoint": "none",
-        "checkpoint.asynchronous": "false",
-        "log.writers": "[]",
-        "train.compile": "off",
-        "failures.lost_rank": "stop",
-        "failures.max_rewinds": "none",
-    }
+def _reduced(config: RunConfig, workers: int) -> dict[str, object]:
+    changed = dict(_REDUCED)
     if str(config.failures.non_finite).startswith("rewind"):
         changed["failures.non_finite"] = "stop"
     if str(config.failures.loss_spike).startswith("rewind"):
@@ -162,29 +165,27 @@ def _shrunk(config: RunConfig, workers: int) -> list[Setting]:
     for key in config.sets:
         changed[f"{key}.num_workers"] = workers
     for key, table in config.schedules.items():
-        if isinstance(table, Plateau):  # as it is as long as it has heard of no evaluation
+        if isinstance(table, Plateau):  # as it is before the first evaluation
             changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
-    return settings_in(changed, _ORIGIN)
+    return changed
 
 
-def _cut(config: RunConfig, cut: Cut, tokens: Mapping[str, int]) -> list[Setting]:
+def _cut(config: RunConfig, cut: Cut, tokens: Mapping[str, int]) -> dict[str, object]:
     made: dict[str, object] = {}
     up, down = _SHARES[cut]
     for key, table in config.sets.items():
-        unit, whole = "size", min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
+        unit = "size"
+        whole = min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
         if _by_tokens(table):
-            unit, whole = "tokens", tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
+            unit = "tokens"
+            whole = tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
         part = max(1, -(-whole * up // down))
         if cut == "ragged" and unit == "size":
             part = _ragged(whole, part)
-        made |= {
-            f"{key}.batch_size_unit": "none",
-            f"{key}.micro_batch_size": "none",
-            f"{key}.micro_batch_tokens": "none",
-            f"{key}.global_batch_{unit}": whole,
-            f"{key}.micro_batch_{unit}": part,
-        }
-    return settings_in(made, _ORIGIN)
+        made |= dict.fromkeys((f"{key}.{name}" for name in ("batch_size_unit", "micro_batch_size")), "none")
+        made |= {f"{key}.micro_batch_tokens": "none", f"{key}.global_batch_{unit}": whole}
+        made[f"{key}.micro_batch_{unit}"] = part
+    return made
 
 
 def _ragged(whole: int, near: int) -> int:
@@ -197,7 +198,7 @@ def _ragged(whole: int, near: int) -> int:
     return min(odd, key=lambda one: abs(one - near), default=near)
 
 
-def _varied(config: RunConfig, variant: Variant) -> list[Setting]:
+def _varied(config: RunConfig, variant: Variant) -> dict[str, object]:
     before = config.parallel
     changed: dict[str, object] = {
         "parallel": "none",
@@ -216,7 +217,7 @@ def _varied(config: RunConfig, variant: Variant) -> list[Setting]:
                 changed["parallel.stages_per_rank"] = before.stages_per_rank
     if not variant.own_format:
         changed["train.precision"] = "32-true"
-    return settings_in(changed, _ORIGIN)
+    return changed
 
 
 def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
@@ -232,6 +233,7 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
     own: Task | Mapping[str, Task] = parts.task
     combined = config.train.combine is not None or config.train.coefficients is not None
     scheduled = any(task.coefficient_schedule is not None for task in config.tasks.values())
+    epochs = config.train.epochs
     return Subject(
         model=parts.model,
         tasks={"": own} if isinstance(own, Task) else own,
@@ -239,13 +241,8 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         data=parts.data,
         hooks=list(parts.hooks),
         trainer=trainer,
-        updates=_updates(config, parts.data),
+        updates=config.train.updates if epochs is None else updates_of(parts.data, epochs, config.seed),
         coefficients=None if combined or scheduled else {name: task.coefficient for name, task in config.tasks.items()},
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
     )
-
-
-def _updates(config: RunConfig, data: Data) -> int | None:
-    epochs = config.train.epochs
-    return config.train.updates if epochs is None else updates_of(data, epochs, config.seed)

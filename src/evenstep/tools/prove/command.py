@@ -20,9 +20,9 @@ from evenstep.config.target import open_run
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
-from evenstep.tools.prove.part import Elsewhere
+from evenstep.tools.prove.processes import Elsewhere
 from evenstep.tools.prove.rows import Prover, Verdict
-from evenstep.tools.prove.subject import Variant
+from evenstep.tools.prove.run import Variant
 from evenstep.version import __version__
 
 _RUNS = 20  # that the rows of one process make, about
@@ -30,17 +30,9 @@ _START_S = 6.0  # of a process
 _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "dim")}
 
 
-def run(
-    path: str,
-    settings: list[str],
-    *,
-    rows: str,
-    updates: int,
-    ranks: int,
-    json: Path | None,
-) -> int:
+def run(path: str, settings: list[str], *, rows: str, updates: int, ranks: int, json: Path | None) -> int:
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
-    prover = _prover(path, settings, updates, ranks)
+    prover = _prover(Path(path), settings, updates, ranks)
     every = prover.rows()
     wanted = [text.strip() for text in rows.split(",")]
     chosen = {name: row for name, row in every.items() if any(text in name for text in wanted)}
@@ -51,30 +43,34 @@ def run(
         found = _prove(chosen)
     finally:
         torch.set_num_threads(threads)
-    failed = [row["row"] for row in found if row["holds"] is False]
+    failed = any(row["holds"] is False for row in found)
     if json is not None:
-        head = {"run": path, "updates": prover.updates, "holds": not failed}
-        made = {**head, "evenstep": __version__, "torch": torch.__version__, "rows": found}
-        _write(json, json_module.dumps(made, indent=1) + "\n")
+        made = {"run": path, "updates": prover.updates, "holds": not failed, "evenstep": __version__}
+        text = json_module.dumps({**made, "torch": torch.__version__, "rows": found}, indent=1) + "\n"
+        try:
+            json.parent.mkdir(parents=True, exist_ok=True)
+            json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EvenstepError(f"{json} can't be written: {error.strerror}; give `--json` another file.") from error
     return EXIT_ERROR if failed else EXIT_DONE
 
 
-def _prover(path: str, settings: list[str], updates: int, ranks: int) -> Prover:
+def _prover(path: Path, settings: list[str], updates: int, ranks: int) -> Prover:
     given = settings_of(settings)
-    with open_run(Path(path), given) as opened:
+    with open_run(path, given) as opened:
         config = opened.config
-    source = RunFileBench(Path(path), given, {})
-    uncut = source.fit_tokens()
-    with source.open(Variant(cut="1")):
+    bench = RunFileBench(path, given, {})
+    uncut = bench.fit_tokens()
+    with bench.open(Variant(cut="1")):
         pass  # raises once, and not in each row, if the run can't be built
     return Prover(
-        open=source.open,
-        elsewhere=Elsewhere(Path(path), given, source.tokens),
+        open=bench.open,
+        elsewhere=Elsewhere(path, given, bench.tokens),
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
         precision=config.precision,
         own_strategy=config.parallel.strategy,
-        layered=source.layered(),
+        layered=bench.layered(),
         checks_loss=config.train.check_loss,
         uncut=uncut,
         workers=min(2, max(table.num_workers for table in config.sets.values())),
@@ -93,13 +89,7 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]
         start = time.perf_counter()
         verdict = row()
         seconds = time.perf_counter() - start
-        word, style = _WORDS[verdict.holds]
-        line = Text(f"{name:<{width}}  ").append(f"{word:<5}", style=style)
-        line.append(f"  {_short(verdict.value):>10}  {_short(verdict.bound):>10}  {seconds:>5.1f}  {verdict.measure}")
-        console.print(line)
-        for text, color in [(verdict.note, "dim"), *((cause, "red") for cause in verdict.causes)]:
-            if text:
-                console.print(Padding(Text(text, style=color), (0, 0, 0, width + 2), expand=False))
+        _print_row(console, name.ljust(width), verdict, seconds)
         if name == "loss" and len(rows) > 1 and verdict.holds is not None:
             console.print(f"{'':<{width}}  all of it takes about {_spelled(_expected(rows, seconds))}", style="dim")
         found.append({"row": name, **asdict(verdict), "seconds": round(seconds, 2)})
@@ -109,6 +99,16 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]
     summary += f"{len(failed)} fail: {', '.join(failed)}" if failed else "none fails"
     console.print(f"{summary}; {_spelled(time.perf_counter() - began)}", style="bold red" if failed else "bold green")
     return found
+
+
+def _print_row(console: Console, name: str, verdict: Verdict, seconds: float) -> None:
+    word, style = _WORDS[verdict.holds]
+    line = Text(f"{name}  ").append(f"{word:<5}", style=style)
+    line.append(f"  {_short(verdict.value):>10}  {_short(verdict.bound):>10}  {seconds:>5.1f}  {verdict.measure}")
+    console.print(line)
+    for text, color in [(verdict.note, "dim"), *((cause, "red") for cause in verdict.causes)]:
+        if text:
+            console.print(Padding(Text(text, style=color), (0, 0, 0, len(name) + 2), expand=False))
 
 
 def _expected(rows: Mapping[str, object], seconds: float) -> float:
@@ -122,11 +122,3 @@ def _spelled(seconds: float) -> str:
 
 def _short(value: float | str) -> str:
     return value[:10] if isinstance(value, str) else f"{value:.2g}"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise EvenstepError(f"{path} can't be written: {error.strerror}; give `--json` another file.") from error

@@ -5,54 +5,17 @@ Where steps magnify rounding beyond `CAP`, the first gradients are compared inst
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
-from torch import Tensor
 
-from evenstep.tools.prove.subject import Ended
+from evenstep.tools.prove.run import Ended
+from evenstep.tools.prove.state import Difference, difference, distance, norm
 
 TIMES = 10.0  # of the measured effect of rounding
 TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
 CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.3}
-
-
-class Difference(NamedTuple):
-    """Largest difference of two runs, and the name of its tensor."""
-
-    value: float
-    of: str
-
-
-def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float) -> Difference:
-    """Largest difference of tensors of the same names, as a share of `scale`.
-
-    >>> difference({"a": torch.ones(4)}, {"a": torch.zeros(4)}, 4.0)
-    Difference(value=0.5, of='a')
-    """
-    worst = Difference(0.0, "")
-    for name, value in one.items():
-        if not value.is_floating_point():
-            continue
-        apart = distance(value, other[name]) / scale if name in other else math.inf
-        if not apart <= worst.value:  # also if it is NaN
-            worst = Difference(math.inf if math.isnan(apart) else apart, name)
-    return worst
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """‖a - b‖₂ in float64; inf where their shapes differ."""
-    if one.shape != other.shape:
-        return math.inf
-    apart = one.double() - other.double()
-    return float(torch.where(one == other, torch.zeros_like(apart), apart).norm())
-
-
-def norm(tensors: Mapping[str, Tensor]) -> float:
-    """‖v‖₂ over all of them."""
-    return math.hypot(*(float(one.double().norm()) for one in tensors.values() if one.is_floating_point()))
 
 
 def moved(run: Ended) -> float:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from evenstep.data import Microbatch, ReadOptions
 from evenstep.optim.modes import Modes
-from evenstep.tools.prove.formats import Laboratory, wide_defaults
-from evenstep.tools.prove.runs import wide_data, widen
-from evenstep.tools.prove.subject import Ended, Subject
-from evenstep.train import Loss, Task
+from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
+from evenstep.tools.prove.run import Ended, Subject, wide_data, widen
+from evenstep.tools.prove.trace import gradients_of
+from evenstep.train import Loss
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.now import connect, task_hooks
 from evenstep.train.tasks.task import weight_of
@@ -51,13 +51,14 @@ def why_not_plain(subject: Subject) -> str:
 
 def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     """Train a subject in float64 and without randomness."""
+    model = subject.model
     widen(subject)
-    train(subject.model)
+    train(model)
     Modes(subject.optimizer, (), lambda: None).train()
-    begin = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
+    begin = {name: one.detach().clone() for name, one in model.state_dict().items()}
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
     gradient: dict[str, Tensor] = {}
-    loop = _Loop(model=subject.model)
+    loop = _Loop(model=model)
     connect(loop, subject.tasks)
     source = wide_data(subject.data)
     batches = source.batches(ReadOptions(seed=seed))
@@ -68,14 +69,10 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
             with Laboratory(wide=True, still=True):
                 _backward(subject, batch.microbatches)
                 if update == 1:
-                    gradient = {name: cast("Tensor", one.grad).clone() for name, one in _with_gradients(subject.model)}
+                    gradient = gradients_of(model, 1.0)
                 _step(subject, update, rates)
-    end = {name: one.detach().clone() for name, one in subject.model.state_dict().items()}
+    end = {name: one.detach().clone() for name, one in model.state_dict().items()}
     return Ended(sha256="", begin=begin, end=end, gradient=gradient)
-
-
-def _with_gradients(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, one) for name, one in model.named_parameters() if one.grad is not None]
 
 
 def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
@@ -85,14 +82,15 @@ def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
     for one, weight in zip(microbatches, weights, strict=True):
         totals[one.task] = totals.get(one.task, 0.0) + weight
     for one, weight in zip(microbatches, weights, strict=True):
-        loss = _loss(subject.tasks[one.task], subject.model, one.data) if weight > 0 else None
+        loss = _loss(subject, one) if weight > 0 else None
         if loss is not None:
             factor = (subject.coefficients or {}).get(one.task, 1.0)
             (loss * (factor / totals[one.task])).backward()
 
 
-def _loss(task: Task, model: nn.Module, data: Any) -> Tensor | None:
-    batch: Any = task.transform(data)
+def _loss(subject: Subject, microbatch: Microbatch) -> Tensor | None:
+    task, model = subject.tasks[microbatch.task], subject.model
+    batch: Any = task.transform(microbatch.data)
     given = task.inputs(batch)
     if isinstance(given, tuple):
         output: Any = model(*cast("tuple[Any, ...]", given))

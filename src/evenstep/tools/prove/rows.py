@@ -1,4 +1,4 @@
-"""The rows of the certificate: each runs the user's run another way and compares the results.
+"""The rows of the certificate: each makes the user's run another way and compares the results.
 
 Where bits are promised, two sha256 are compared; else a difference with a measured bound (see `compare`).
 """
@@ -15,11 +15,11 @@ from typing import Any, final
 from warnings import catch_warnings, simplefilter
 
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
-from evenstep.tools.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
+from evenstep.tools.prove.compare import TIMES, Measure, measure_of, moved
 from evenstep.tools.prove.plain import plain_loop, why_not_plain
-from evenstep.tools.prove.runs import Rounding, run_once
-from evenstep.tools.prove.subject import Cut, Ended, InProcesses, Open, RefusedError, Subject, Variant
-from evenstep.tools.prove.trace import find_difference, traced, traced_after_resume
+from evenstep.tools.prove.run import Cut, Ended, KilledError, Open, RefusedError, Runner, Variant, run_once
+from evenstep.tools.prove.state import Difference, difference
+from evenstep.tools.prove.trace import UpdateTrace, find_difference
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 SHA = "sha256 of the state"
@@ -42,17 +42,18 @@ class Verdict:
 @final
 @dataclass(kw_only=True)
 class Prover:
-    """Runs the rows; what several of them need is computed once.
+    """Makes the rows; what several of them need is computed once.
 
     Args:
         open: builds a variant of the run.
+        elsewhere: makes a run in processes of its own.
         layered: reason why the model can't be cut into stages, or "".
         uncut: reason why global batches can't be cut, or "".
         workers: workers that read the run's data, at most 2.
     """
 
     open: Open
-    elsewhere: InProcesses
+    elsewhere: Runner
     updates: int
     ranks: int = 2
     precision: str = "32-true"
@@ -63,7 +64,6 @@ class Prover:
     workers: int = 0
     seed: int = 42
     _inexact: str = field(default="", init=False)
-    _causes: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
     _raised: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     def rows(self) -> dict[str, Callable[[], Verdict]]:
@@ -96,7 +96,7 @@ class Prover:
     # runs that several rows compare with
 
     def _run(self, variant: Variant, **more: Any) -> Ended:
-        return run_once(self.open, variant, updates=self.updates, **more)
+        return run_once(self.open, variant, **{"updates": self.updates, **more})
 
     @cached_property
     def _as_it_is(self) -> Ended:
@@ -104,8 +104,9 @@ class Prover:
 
     @cached_property
     def is_wide(self) -> bool:
+        """True if the run can be computed in float64."""
         try:
-            run_once(self.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
+            self._run(Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
         except MissingExtraError:
             raise
         except Exception as error:  # noqa: BLE001 - the model may raise anything in float64
@@ -126,38 +127,38 @@ class Prover:
         return self._run(self._still)
 
     @cached_property
+    def _in_order(self) -> Ended:
+        return self._run(Variant(ordered=True))
+
+    @cached_property
     def _measure(self) -> Measure:
-        reordered = self._run(replace(self._still, ordered=True), hooks=_rounding)
+        reordered = self._run(replace(self._still, ordered=True, rounds=True))
         return measure_of(self._four, reordered, updates=self.updates)
 
     # comparisons
 
     def _same(self, run: Ended, reference: Ended, causes: Causes) -> Verdict:
-        if run.sha256 == reference.sha256:
-            return Verdict(measure=SHA, value=run.sha256, bound=reference.sha256, holds=True)
+        holds = run.sha256 == reference.sha256
+        verdict = Verdict(measure=SHA, value=run.sha256, bound=reference.sha256, holds=holds)
+        if holds:
+            return verdict
         apart = difference(reference.end, run.end, moved(reference) or 1.0)
-        return Verdict(
-            measure=SHA,
-            value=run.sha256,
-            bound=reference.sha256,
-            holds=False,
-            note=f"{apart.value:.2g} of all movement apart{_largest(apart)}",
-            causes=causes() or [_unexplained(apart)],
-        )
+        note = f"{apart.value:.2g} of all movement apart{_largest(apart)}"
+        return replace(verdict, note=note, causes=causes() or [_unexplained(apart)])
 
     def _near(self, run: Ended, reference: Ended, causes: Causes, bound: float | None = None) -> Verdict:
         measure = self._measure
-        limit = measure.bound if bound is None else bound
         apart = measure(run, reference)
-        holds = apart.value <= limit
-        return Verdict(
+        verdict = Verdict(
             measure=measure.what + ("" if self.is_wide else ", float32"),
             value=apart.value if math.isfinite(apart.value) else "inf",
-            bound=limit,
-            holds=holds,
-            note=self._inexact if holds else f"the difference{_largest(apart)}",
-            causes=() if holds else causes() or [_unexplained(apart)],
+            bound=measure.bound if bound is None else bound,
+            holds=apart.value <= (measure.bound if bound is None else bound),
+            note=self._inexact,
         )
+        if verdict.holds:
+            return verdict
+        return replace(verdict, note=f"the difference{_largest(apart)}", causes=causes() or [_unexplained(apart)])
 
     # rows
 
@@ -166,15 +167,14 @@ class Prover:
         if not self.checks_loss:
             return Verdict(measure=measure, note="the run file says `train.check_loss = false`")
         try:
-            run_once(self.open, Variant(cut="1", checks_loss=True), updates=1)
+            self._run(Variant(cut="1", checks_loss=True), updates=1)
         except TaskError as error:
             return Verdict(measure=measure, value="no sum", bound="a sum", holds=False, causes=[str(error)])
         return Verdict(measure=measure, value="a sum", bound="a sum", holds=True)
 
     @cached_property
     def _again(self) -> Verdict:
-        again = self._run(Variant())
-        return self._same(again, self._as_it_is, lambda: self._between("again", Variant(), Variant()))
+        return self._same(self._run(Variant()), self._as_it_is, lambda: self._between(Variant(), Variant()))
 
     def _cut(self, cut: Cut) -> Verdict:
         if self.uncut:
@@ -191,14 +191,12 @@ class Prover:
                 return Verdict(measure=measure, note=why)
             by_hand = plain_loop(subject, updates=self.updates, seed=self.seed)
             has_hooks = bool(subject.hooks)  # which may change rates or gradients
-        run = self._run(self._still, own_hooks=False) if has_hooks else self._four
+        run = self._run(replace(self._still, own_hooks=False)) if has_hooks else self._four
         return replace(self._near(run, by_hand, lambda: self._between_cuts("4")), measure=measure)
 
     def _format(self) -> Verdict:
         still = replace(self._still, wide=False, own_format=True)
-        one, four, other = (
-            self._run(variant) for variant in (replace(still, cut="1"), still, replace(still, ordered=True))
-        )
+        one, four, other = map(self._run, (replace(still, cut="1"), still, replace(still, ordered=True)))
         exact, measure = self._four if self.is_wide else other, self._measure
         rounding = max(measure(four, exact).value, measure(other, exact).value)
         bound = max(TIMES * rounding, measure.bound)
@@ -207,7 +205,7 @@ class Prover:
 
     def _workers(self) -> Verdict:
         reading = Variant(workers=self.workers)
-        causes = partial(self._between, "workers", Variant(), reading)
+        causes = partial(self._between, Variant(), reading)
         return self._same(self._run(reading), self._as_it_is, lambda: self._if_repeatable(causes))
 
     @property
@@ -220,7 +218,7 @@ class Prover:
             return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
             for stop in self._stops:
-                run_once(self.open, Variant(), updates=stop, folder=Path(name))
+                self._run(Variant(), updates=stop, folder=Path(name))
             run = self._run(Variant(), folder=Path(name))
         return self._same(run, self._as_it_is, lambda: self._if_repeatable(self._after_resume))
 
@@ -229,28 +227,26 @@ class Prover:
             return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            if self.elsewhere(Variant(), updates=self.updates, folder=folder, kill_at=self._stops[0] + 1) is not None:
+            try:
+                self.elsewhere(Variant(), updates=self.updates, folder=folder, kill_at=self._stops[0] + 1)
+            except KilledError:
+                run = self.elsewhere(Variant(), updates=self.updates, folder=folder)
+            else:
                 raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
-            run = self.elsewhere(Variant(), updates=self.updates, folder=folder)
-        assert run is not None, "it was not to be killed"
-        own = Variant()
-        causes = lambda: self._after_resume() or self._beside(own, own, exact=True)  # noqa: E731
+        causes: Causes = lambda: self._after_resume() or self._beside(Variant(), Variant(), exact=True)  # noqa: E731
         return self._same(run, self._as_it_is, lambda: self._if_repeatable(causes))
 
     def _elsewhere(self, variant: Variant) -> Ended:
         try:
-            run = self.elsewhere(variant, updates=self.updates)
+            return self.elsewhere(variant, updates=self.updates)
         except RefusedError as error:
             if variant.strategy == self.own_strategy:
                 raise EvenstepError(str(error)) from error
             raise
-        assert run is not None, "it was not to be killed"
-        return run
 
     def _ordered(self) -> Verdict:
         variant = Variant(ordered=True, strategy="ddp", ranks=self.ranks)
-        run = self._elsewhere(variant)
-        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
+        return self._same(self._elsewhere(variant), self._in_order, lambda: self._of_ranks(variant))
 
     def _sharded(self, strategy: str) -> Verdict:
         variant = replace(self._still, strategy=strategy, ranks=self.ranks)
@@ -262,7 +258,9 @@ class Prover:
     def _stages(self) -> Verdict:
         if self.layered:
             return Verdict(measure=SHA, note=self.layered)
-        is_tied = self._is_tied()
+        with self.open(Variant()) as subject:
+            names = list(subject.model.named_parameters(remove_duplicate=False))
+            is_tied = len(names) > len({id(one) for _, one in names}) or bool(getattr(subject.model, "aliases", None))
         if is_tied and self._measure.by_gradient:
             return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
         variant = self._still if is_tied else Variant(ordered=True)
@@ -270,44 +268,41 @@ class Prover:
         run = self._elsewhere(variant)
         if is_tied:  # gradients are summed in another order where two stages hold a copy
             return self._near(run, self._four, lambda: self._of_ranks(variant))
-        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(variant))
-
-    def _is_tied(self) -> bool:
-        with self.open(Variant()) as subject:
-            names = list(subject.model.named_parameters(remove_duplicate=False))
-            return len(names) > len({id(one) for _, one in names}) or bool(getattr(subject.model, "aliases", None))
+        return self._same(run, self._in_order, lambda: self._of_ranks(variant))
 
     # causes of failures: the first part of an update that differs
 
     def _if_repeatable(self, causes: Causes) -> list[str]:
         return causes() if self._again.holds else ["the run differs each time it is made: see row `again`"]
 
-    def _between(self, key: str, one: Variant, other: Variant) -> list[str]:
-        if key not in self._causes:
-            self._causes[key] = []  # also if the search raises
-            self._causes[key] = find_difference(
-                partial(traced, self.open, one),
-                partial(traced, self.open, other),
-                range(1, self.updates + 1),
-                exact=one.cut == other.cut,
-            )
-        return self._causes[key]
+    def _trace(self, run: Runner, variant: Variant, update: int, **more: Any) -> UpdateTrace:
+        trace = run(variant, updates=update, traces=True, **more).trace
+        assert trace is not None
+        return trace
+
+    def _between(self, one: Variant, other: Variant) -> list[str]:
+        here, there = (partial(self._trace, self._run, variant) for variant in (one, other))
+        return find_difference(here, there, range(1, self.updates + 1), exact=one.cut == other.cut)
 
     def _between_cuts(self, cut: Cut) -> list[str]:
         one = replace(self._still, cut="1")
-        return self._between(cut, one, replace(one, cut=cut))
+        return self._between(one, replace(one, cut=cut))
 
     def _after_resume(self) -> list[str]:
         for stop in self._stops:
-            resumed = partial(traced_after_resume, self.open, Variant(), stop_after=stop)
-            whole = partial(traced, self.open, Variant())
+            whole = partial(self._trace, self._run, Variant())
+            resumed = partial(self._resumed_trace, stop)
             if found := find_difference(whole, resumed, range(stop + 1, self.updates + 1), exact=True):
                 return found
         return []
 
+    def _resumed_trace(self, stop: int, update: int) -> UpdateTrace:
+        with tempfile.TemporaryDirectory() as name:
+            self._run(Variant(), updates=stop, folder=Path(name))
+            return self._trace(self._run, Variant(), update, folder=Path(name))
+
     def _beside(self, one: Variant, elsewhere: Variant, *, exact: bool) -> list[str]:
-        here = partial(traced, self.open, one)
-        there = partial(self.elsewhere.traced, elsewhere)
+        here, there = partial(self._trace, self._run, one), partial(self._trace, self.elsewhere, elsewhere)
         return find_difference(here, there, range(1, self.updates + 1), exact=exact)
 
     def _of_ranks(self, variant: Variant) -> list[str]:
@@ -315,10 +310,6 @@ class Prover:
         if not found and variant.pipeline == 1:
             found = self._beside(replace(variant, ranks=1, strategy="single"), variant, exact=False)
         return found
-
-
-def _rounding(subject: Subject) -> list[Rounding]:
-    return [Rounding()]
 
 
 def _largest(apart: Difference) -> str:

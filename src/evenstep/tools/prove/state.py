@@ -1,10 +1,12 @@
-"""sha256 of trees of tensors and numbers, and digests of the state that a run's objects hold."""
+"""Distances of tensors, sha256 of states, and digests of what a run's objects hold."""
 
 import hashlib
+import math
+import pickle
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,6 +17,43 @@ _DEPTH = 5
 _LARGE = 1 << 22  # elements of a tensor that is a dataset's rather than state
 _OF_TORCH = {*vars(nn.Module()), *vars(Optimizer([torch.zeros(1)], {}))}
 _OF_ENGINE = {"_trainer", "_now"}  # set by the engine in hooks and tasks
+_GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState)
+
+
+class Difference(NamedTuple):
+    """Largest difference of two runs, and the name of its tensor."""
+
+    value: float
+    of: str
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float) -> Difference:
+    """Largest difference of tensors of the same names, as a share of `scale`.
+
+    >>> difference({"a": torch.ones(4)}, {"a": torch.zeros(4)}, 4.0)
+    Difference(value=0.5, of='a')
+    """
+    worst = Difference(0.0, "")
+    for name, value in one.items():
+        if not value.is_floating_point():
+            continue
+        apart = distance(value, other[name]) / scale if name in other else math.inf
+        if not apart <= worst.value:  # also if it is NaN
+            worst = Difference(math.inf if math.isnan(apart) else apart, name)
+    return worst
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """‖a - b‖₂ in float64; inf where their shapes differ."""
+    if one.shape != other.shape:
+        return math.inf
+    apart = one.double() - other.double()
+    return float(torch.where(one == other, torch.zeros_like(apart), apart).norm())
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """‖v‖₂ over all of them."""
+    return math.hypot(*(float(one.double().norm()) for one in tensors.values() if one.is_floating_point()))
 
 
 def sha256_of(tree: object) -> str:
@@ -61,26 +100,18 @@ def _walk(path: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[s
         yield path, repr(value)
     elif isinstance(value, set | frozenset):
         yield path, repr(sorted(map(repr, cast("set[object]", value))))
-    elif id(value) not in seen and depth and not isinstance(value, nn.Parameter):
+    elif id(value) in seen or not depth or isinstance(value, nn.Parameter):
+        return
+    elif isinstance(value, Tensor | np.ndarray):
         seen.add(id(value))
-        if (state := _own_state(value)) is not None:
-            yield path, sha256_of(state)
-        else:
-            for name, inner in _held(value):
-                yield from _walk(f"{path}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
-
-
-def _own_state(value: Any) -> object:
-    """Content of a tensor or random generator, else None."""
-    if isinstance(value, Tensor | np.ndarray):
-        return value if np.prod(value.shape) < _LARGE else tuple(value.shape)
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return cast("object", value.bit_generator.state)
-    if isinstance(value, torch.Generator | np.random.RandomState):
-        return cast("object", value.get_state())
-    return None
+        yield path, sha256_of(value if np.prod(value.shape) < _LARGE else tuple(value.shape))
+    elif isinstance(value, _GENERATORS):
+        seen.add(id(value))
+        yield path, hashlib.sha256(pickle.dumps(value)).hexdigest()
+    else:
+        seen.add(id(value))
+        for name, inner in _held(value):
+            yield from _walk(f"{path}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
 
 
 def _held(value: Any) -> list[tuple[str, Any]]:

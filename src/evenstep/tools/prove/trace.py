@@ -3,25 +3,16 @@
 Tensors of micro-batches of other cuts are compared by samples, whatever their padding.
 """
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.events import (
-    Hook,
-    MicrobatchEvent,
-    StepEvent,
-    UpdateEvent,
-)
-from evenstep.tools.prove.compare import difference, distance, norm
-from evenstep.tools.prove.runs import gradients_of, run_once
-from evenstep.tools.prove.state import states_of
-from evenstep.tools.prove.subject import Open, Subject, Variant
+from evenstep.events import Hook, MicrobatchEvent, StepEvent, UpdateEvent
+from evenstep.tools.prove.state import difference, distance, norm, states_of
+from evenstep.train import Task
 from evenstep.train.tasks.task import weight_of
 
 Values = dict[str, Tensor]
@@ -39,14 +30,12 @@ class Part(NamedTuple):
     gave: Values
 
 
-@final
-@dataclass(slots=True)
-class MicrobatchTrace:
+class MicrobatchTrace(NamedTuple):
     """One micro-batch: its parts by name, in the order in which they are computed, innermost modules first."""
 
     task: str
     index: int
-    parts: dict[str, Part] = field(default_factory=dict[str, Part])
+    parts: dict[str, Part]
 
 
 @final
@@ -67,41 +56,37 @@ class UpdateTrace:
 
 @final
 class Tracer(Hook):
-    """Records one update of a subject."""
+    """Records one update.
+
+    Args:
+        owners: objects whose attributes may hold state, by name.
+        update: number of the update.
+    """
 
     priority = -10
 
-    def __init__(self, subject: Subject, update: int) -> None:
-        self._subject = subject
+    def __init__(self, model: nn.Module, tasks: Mapping[str, Task], owners: Mapping[str, object], update: int) -> None:
+        self._model = model
+        self._tasks = tasks
+        self._owners = owners
         self._update = update
         self._remove: list[Callable[[], None]] = []  # of forward hooks; not empty while the update is recorded
         self.made = UpdateTrace()
 
     def before_update(self, event: UpdateEvent) -> None:
-        if event.update != self._update:
-            return
-        subject = self._subject
-        self.made.begin = _parameters(subject.model)
-        owners = {
-            "model": subject.model,
-            **{f"task {name}".rstrip(): task for name, task in subject.tasks.items()},
-            **{f"hook {hook.name}": hook for hook in subject.hooks},
-            "optimizer": subject.optimizer,
-            "lr_schedule": subject.lr_schedule,
-            "data": subject.data,
-        }
-        self.made.states = states_of(owners)
-        for name, module in subject.model.named_modules():
-            self._remove.append(module.register_forward_hook(self._recorder(name), with_kwargs=True).remove)
+        if event.update == self._update:
+            self.made.begin = _parameters(self._model)
+            self.made.states = states_of(self._owners)
+            for name, module in self._model.named_modules():
+                self._remove.append(module.register_forward_hook(self._recorder(name), with_kwargs=True).remove)
 
     def before_microbatch(self, event: MicrobatchEvent) -> None:
         if self._remove:
-            self.made.microbatches.append(MicrobatchTrace(event.task, event.microbatch))
+            self.made.microbatches.append(MicrobatchTrace(event.task, event.microbatch, {}))
             self._add("the batch", event.batch)
-            task = self._subject.tasks[event.task]
+            task = self._tasks[event.task]
             if not task.late_weight:
-                weight = weight_of(task, event.batch, "a micro-batch")
-                self._add("the weight", torch.tensor(weight, dtype=torch.float64))
+                self._add("the weight", _number(weight_of(task, event.batch, "a micro-batch")))
 
     def before_forward(self, event: MicrobatchEvent) -> None:
         if self._remove:
@@ -113,18 +98,18 @@ class Tracer(Hook):
 
     def after_microbatch(self, event: MicrobatchEvent) -> None:
         if self._remove and event.loss is not None:
-            self._add("the loss", torch.tensor(float(event.loss), dtype=torch.float64))
+            self._add("the loss", _number(event.loss))
 
     def before_step(self, event: StepEvent) -> None:
         if self._remove:
-            self.made.gradient = gradients_of(self._subject.model, event.divisor)
+            self.made.gradient = gradients_of(self._model, event.divisor)
 
     def after_update(self, event: UpdateEvent) -> None:
         if self._remove:
             for remove in self._remove:
                 remove()
             self._remove = []
-            self.made.end = _parameters(self._subject.model)
+            self.made.end = _parameters(self._model)
 
     def _add(self, part: str, gave: Any, given: Any = ()) -> None:
         parts = self.made.microbatches[-1].parts
@@ -140,91 +125,76 @@ class Tracer(Hook):
         return record
 
 
-def traced(open_subject: Open, variant: Variant, update: int, *, folder: Path | None = None) -> UpdateTrace:
-    """Trace of one update of a variant, resumed from the checkpoint in `folder` if there is one."""
-    tracers: list[Tracer] = []
-
-    def hooks(subject: Subject) -> Sequence[Hook]:
-        tracers.append(Tracer(subject, update))
-        return tracers
-
-    run_once(open_subject, variant, updates=update, hooks=hooks, folder=folder)
-    return tracers[0].made
+def gradients_of(model: nn.Module, divisor: float | Tensor) -> Values:
+    """Gradients of parameters that this process holds whole, by name; none where any is in shards."""
+    held = {name: one for name, one in model.named_parameters() if one.grad is not None}
+    if any(hasattr(one, "to_local") for one in held.values()):
+        return {}
+    return {name: cast("Tensor", one.grad).detach().clone() / divisor for name, one in held.items()}
 
 
-def traced_after_resume(open_subject: Open, variant: Variant, update: int, *, stop_after: int) -> UpdateTrace:
-    with tempfile.TemporaryDirectory() as name:
-        run_once(open_subject, variant, updates=stop_after, folder=Path(name))
-        return traced(open_subject, variant, update, folder=Path(name))
+Traced = Callable[[int], UpdateTrace]
 
 
-def find_difference(
-    one: Callable[[int], UpdateTrace], other: Callable[[int], UpdateTrace], updates: Sequence[int], *, exact: bool
-) -> list[str]:
+def find_difference(one: Traced, other: Traced, updates: Sequence[int], *, exact: bool) -> list[str]:
     """First difference of two runs, and the state that differs by then; [] where none is found.
 
     Args:
         one: gives the trace of an update.
         exact: the runs must have the same bits; else they must be the same up to rounding.
     """
-    states = ""
+    states: list[str] = []
     for update in updates:
         here, there = one(update), other(update)
         if exact:
             states = _differing_states(here.states, there.states)
-        if found := first_difference(here, there, exact=exact):
-            return [f"update {update}: {found}", *([states] if states else [])]
-    return [states] if states else []
+        for found in differences(here, there, exact=exact):
+            return [f"update {update}: {found}", *states]
+    return states
 
 
-def _differing_states(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+def _differing_states(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     paths = [f"`{path}`" for path in {**one, **other} if one.get(path) != other.get(path)]
     more = f" and {len(paths) - _MOST_STATES} more" if len(paths) > _MOST_STATES else ""
-    shown = ", ".join(paths[:_MOST_STATES])
-    return f"state that differs when the update begins: {shown}{more}" if paths else ""
+    return [f"state that differs when the update begins: {', '.join(paths[:_MOST_STATES])}{more}"] if paths else []
 
 
-def first_difference(one: UpdateTrace, other: UpdateTrace, *, exact: bool) -> str:
-    """The first part of an update that differs, as a clause; "" if none does."""
-    if name := _worst(one.begin, other.begin, exact=exact):
-        return f"parameter `{name}` is the first that differs, before the forward"
+def differences(one: UpdateTrace, other: UpdateTrace, *, exact: bool) -> Iterator[str]:
+    """Parts of an update that differ, as clauses, in the order in which they are computed."""
+    for name in _worst(one.begin, other.begin, exact=exact):
+        yield f"parameter `{name}` is the first that differs, before the forward"
     for task in dict.fromkeys(microbatch.task for microbatch in one.microbatches):
         mine, theirs = ([each.parts for each in trace.microbatches if each.task == task] for trace in (one, other))
         for part in mine[0]:
-            if found := _in_part(part, mine, theirs, exact=exact):
-                return f"{found} (task `{task}`)" if task else found
-    if name := _worst(one.gradient, other.gradient, exact=exact):
-        return f"the gradient of `{name}` is the first that differs, after the same losses"
-    if name := _worst(one.end, other.end, exact=exact):
-        return f"the step of `{name}` is the first that differs, after the same gradient"
-    return ""
+            if all(part in parts for parts in (*mine, *theirs)):
+                found = _in_part(part, [each[part] for each in mine], [each[part] for each in theirs], exact=exact)
+                yield from (f"{part} is the first that differs{at}{f' (task `{task}`)' * bool(task)}" for at in found)
+    for name in _worst(one.gradient, other.gradient, exact=exact):
+        yield f"the gradient of `{name}` is the first that differs, after the same losses"
+    for name in _worst(one.end, other.end, exact=exact):
+        yield f"the step of `{name}` is the first that differs, after the same gradient"
 
 
-def _in_part(part: str, one: Sequence[Mapping[str, Part]], other: Sequence[Mapping[str, Part]], *, exact: bool) -> str:
-    if not all(part in parts for parts in (*one, *other)):
-        return ""
-    mine, theirs = [parts[part] for parts in one], [parts[part] for parts in other]
-    if part in _SUMS:
-        here, there = (sum(float(each.gave[""]) for each in several) for several in (mine, theirs))
-        if abs(here - there) <= (0 if exact else _CLOSE * abs(here)):
-            return ""
-        return f"{part} is the first that differs: {here:.6g} and {there:.6g} in sum"
-    if _apart([each.given for each in mine], [each.given for each in theirs], exact=exact) is not None:
-        return ""
-    path = _apart([each.gave for each in mine], [each.gave for each in theirs], exact=exact)
-    if path is None:
-        return ""
-    return f"{part} is the first that differs{f', at `{path}`' if path else ''}"
+def _in_part(name: str, one: Sequence[Part], other: Sequence[Part], *, exact: bool) -> list[str]:
+    """Place in a part that differs though the part was given the same; [] where none does."""
+    if name in _SUMS:
+        here, there = (sum(float(each.gave[""]) for each in several) for several in (one, other))
+        is_close = abs(here - there) <= (0 if exact else _CLOSE * abs(here))
+        return [] if is_close else [f": {here:.6g} and {there:.6g} in sum"]
+    if _paths_apart([each.given for each in one], [each.given for each in other], exact=exact):
+        return []
+    paths = _paths_apart([each.gave for each in one], [each.gave for each in other], exact=exact)
+    return [f", at `{path}`" if path else "" for path in paths]
 
 
-def _apart(one: Sequence[Values], other: Sequence[Values], *, exact: bool) -> str | None:
-    """Path of the first tensor that differs; None where none does, or none can be compared."""
+def _paths_apart(one: Sequence[Values], other: Sequence[Values], *, exact: bool) -> list[str]:
+    """Path of the first tensor that differs; [] where none does, or none can be compared."""
     for path in one[0]:
         if all(path in values for values in (*one, *other)):
-            mine, theirs = [values[path] for values in one], [values[path] for values in other]
-            if any(_far(a, b, exact=exact) for a, b in _by_samples(mine, theirs)):
-                return path
-    return None
+            pairs = _by_samples([values[path] for values in one], [values[path] for values in other])
+            if any(_far(mine, theirs, exact=exact) for mine, theirs in pairs):
+                return [path]
+    return []
 
 
 def _by_samples(one: list[Tensor], other: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -232,10 +202,9 @@ def _by_samples(one: list[Tensor], other: list[Tensor]) -> list[tuple[Tensor, Te
     if len(one) == len(other):
         return list(zip(one, other, strict=True))
     whole = one[0]
-    sizes = [tuple(each.shape) for each in other]
-    for dim in range(min(2, whole.ndim)):
-        if len(one) == 1 and all(len(size) == whole.ndim for size in sizes):
-            counts = [size[dim] for size in sizes]
+    if len(one) == 1 and all(each.ndim == whole.ndim for each in other):
+        for dim in range(min(2, whole.ndim)):
+            counts = [each.shape[dim] for each in other]
             if sum(counts) == whole.shape[dim]:
                 return list(zip(whole.split(counts, dim), other, strict=True))
     return []
@@ -262,16 +231,20 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return distance(torch.nan_to_num(one), torch.nan_to_num(other)) > _APART.get(one.dtype, 1e-2) * scale
 
 
-def _worst(one: Values, other: Values, *, exact: bool) -> str:
-    """Name of the tensor that differs most; "" where none does."""
+def _worst(one: Values, other: Values, *, exact: bool) -> list[str]:
+    """Name of the tensor that differs most; [] where none does."""
     common = {name: value for name, value in one.items() if name in other}
     worst = difference(common, other, norm(common) or 1.0)
     bound = 0.0 if exact or not worst.of else _APART.get(one[worst.of].dtype, 1e-2)
-    return worst.of if worst.value > bound else ""
+    return [worst.of] if worst.value > bound else []
 
 
 def _parameters(model: nn.Module) -> Values:
     return {name: one.detach().clone() for name, one in model.named_parameters() if not hasattr(one, "to_local")}
+
+
+def _number(value: float | Tensor) -> Tensor:
+    return torch.tensor(float(value), dtype=torch.float64)
 
 
 def _tensors_in(value: Any, path: str = "", depth: int = 5) -> Values:

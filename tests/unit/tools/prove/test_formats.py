@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep.tools.prove.formats import Laboratory
+from evenstep.tools.prove.laboratory import Laboratory
 
 
 def laboratory(*, wide: bool = False, still: bool = False) -> Laboratory:

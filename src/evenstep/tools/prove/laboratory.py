@@ -21,8 +21,7 @@ _MOST = 200_000  # draws of an update: a loop that draws until a number fits wou
 def wide_defaults(*, wide: bool) -> Generator[None]:
     """Inside, numbers without a format are float64, if `wide`."""
     before = torch.get_default_dtype()
-    if wide:
-        torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float64 if wide else before)
     try:
         yield
     finally:
@@ -35,8 +34,8 @@ class Laboratory(TorchDispatchMode):
 
     def __init__(self, *, wide: bool, still: bool) -> None:
         super().__init__()
-        self._wide, self._still = wide, still
-        self._left = _MOST
+        self._wide = wide
+        self._draws_left = _MOST if still else 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -45,20 +44,15 @@ class Laboratory(TorchDispatchMode):
         if self._wide and given.get("dtype") in _NARROW:
             given["dtype"] = torch.float64
         made = func(*args, **given)
-        name = str(func.overloadpacket.__name__)
+        constant_of = _CONSTANTS.get(str(func.overloadpacket.__name__))
         has_own_generator = any(isinstance(one, torch.Generator) for one in (*args, *given.values()))
-        if not self._still or has_own_generator or name not in _CONSTANTS or not self._left:
+        if constant_of is None or has_own_generator or not self._draws_left:
             return made
-        self._left -= 1
-        constant = _CONSTANTS[name](*args)
-        if name == "native_dropout":
+        self._draws_left -= 1
+        constant = constant_of(*args)
+        if isinstance(constant, tuple):
             return constant
         return made.copy_(constant) if isinstance(constant, Tensor) else made.fill_(constant)
-
-
-def _whole(*args: Any) -> int:
-    """Middle of `randint`'s range: `(high, size)` or `(low, high, size)`."""
-    return sum(one for one in args if isinstance(one, int)) // 2
 
 
 def _likeliest(shares: Tensor, count: int, *_: Any) -> Tensor:
@@ -72,15 +66,12 @@ _CONSTANTS: Mapping[str, Callable[..., Any]] = {
     "native_dropout": lambda x, *_: (x.clone(), torch.ones_like(x, dtype=torch.bool)),
     "bernoulli": lambda shares, *p: p[0] if p else shares,
     "bernoulli_": lambda _, p=0.5: p,
-    "rand": lambda *_: 0.5,
-    "rand_like": lambda *_: 0.5,
-    "randn": lambda *_: 0.5,
-    "randn_like": lambda *_: 0.5,
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like"), lambda *_: 0.5),
     "normal": lambda mean, std=1.0, *_: mean + 0.5 * std,
     "normal_": lambda _, mean=0.0, std=1.0: mean + 0.5 * std,
     "uniform_": lambda _, low=0.0, high=1.0: (low + high) / 2,
     "exponential_": lambda _, rate=1.0: 1 / rate,
-    "randint": _whole,
+    "randint": lambda *args: sum(one for one in args if isinstance(one, int)) // 2,
     "randperm": lambda count, *_: torch.arange(count - 1, -1, -1),
     "multinomial": _likeliest,
     "_sample_dirichlet": lambda shares, *_: shares / shares.sum(-1, keepdim=True),

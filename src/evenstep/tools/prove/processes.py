@@ -1,0 +1,128 @@
+"""Makes runs in processes of their own: on several ranks, or to be killed."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, final
+
+from evenstep.cli.launch import end_with_parent
+from evenstep.config.load import Setting
+from evenstep.config.ranks import joined
+from evenstep.config.target import open_run
+from evenstep.errors import EvenstepError, LostRankError, MissingExtraError, clause
+from evenstep.events import Hook, UpdateEvent
+from evenstep.tools.prove.bench import RunFileBench
+from evenstep.tools.prove.run import Ended, KilledError, RefusedError, Variant, run_once
+from evenstep.tools.prove.trace import MicrobatchTrace
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Makes runs of a run file in processes of their own, one for each rank; see `Runner`.
+
+    Args:
+        given: settings of the user.
+        tokens: budgets of batches by tokens, see `RunFileBench`.
+    """
+
+    path: Path
+    given: Sequence[Setting]
+    tokens: Mapping[str, int]
+
+    def __call__(self, variant: Variant, /, *, kill_at: int | None = None, **options: Any) -> Ended:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe(duplex=False) for _ in range(variant.ranks)]
+        asked = {**options, "kill_at": kill_at}
+        processes = [
+            context.Process(target=_be_rank, args=(self, variant, asked, rank, port, pipe[1]), daemon=True)
+            for rank, pipe in enumerate(pipes)
+        ]
+        try:
+            for process, pipe in zip(processes, pipes, strict=True):
+                process.start()
+                pipe[1].close()
+            answers = [_received(pipe[0]) for pipe in pipes]
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+        if kill_at is not None and processes[0].exitcode == -signal.SIGKILL:
+            raise KilledError("it was killed.")
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, RefusedError)), errors[0])
+        return answers[0]
+
+    def of_rank(self, variant: Variant, asked: Mapping[str, Any], began: Hook) -> Ended:
+        """The run in a rank's process; all ranks give the whole trace."""
+        with open_run(self.path, RunFileBench(self.path, self.given, self.tokens).settings(variant)) as opened:
+            config = opened.config
+        with joined(config) as group:
+            bench = RunFileBench(self.path, self.given, self.tokens, group)
+            made = run_once(bench.open, variant, more=[began], **asked)
+            if made.trace is None:
+                group.gather(None)
+                return made
+            everybody: list[list[MicrobatchTrace]] = group.gather(made.trace.microbatches)
+            microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
+            return replace(made, trace=replace(made.trace, microbatches=microbatches))
+
+
+def _received(pipe: Connection) -> Any:
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return EvenstepError("a process of this row has ended without an answer.")
+
+
+@final
+class _Began(Hook):
+    is_true = False
+
+    def before_update(self, event: UpdateEvent) -> None:
+        self.is_true = True
+
+
+def _be_rank(
+    elsewhere: Elsewhere, variant: Variant, asked: Mapping[str, Any], rank: int, port: int, pipe: Connection
+) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to report
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for standard in (1, 2):
+        os.dup2(nowhere, standard)
+    if variant.ranks > 1:
+        place = {"RANK": rank, "WORLD_SIZE": variant.ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        os.environ |= {name: str(number) for name, number in place.items()} | {"MASTER_ADDR": "localhost"}
+    began = _Began()
+    try:
+        answer = elsewhere.of_rank(variant, asked, began)
+    except Exception as error:  # noqa: BLE001 - reported by the parent
+        answer = _reported(error, refuses=not began.is_true)
+    pipe.send_bytes(pickle.dumps(answer if rank == 0 or isinstance(answer, Exception) else None))
+
+
+def _reported(error: Exception, *, refuses: bool) -> Exception:
+    """The error as the parent process gets it; some can't be pickled.
+
+    Args:
+        refuses: no update has begun, so the engine refuses the variant.
+    """
+    if isinstance(error, MissingExtraError):
+        return error
+    if refuses and isinstance(error, EvenstepError) and not isinstance(error, LostRankError):
+        return RefusedError(str(error))
+    return EvenstepError(clause(error))

@@ -1,0 +1,303 @@
+"""Makes one run of the user's model and data, computed as a variant says, and keeps its result."""
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data, GlobalBatch, ReadOptions
+from evenstep.data.tree import is_container, rebuilt
+from evenstep.errors import EvenstepError
+from evenstep.events import Hook, MicrobatchEvent, SaveEvent, StepEvent, UpdateEvent
+from evenstep.optim.schedules import LrSchedule
+from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
+from evenstep.tools.prove.state import sha256_of
+from evenstep.tools.prove.trace import Tracer, UpdateTrace, gradients_of
+from evenstep.train import Task, Trainer
+
+Cut = Literal["1", "2", "4", "ragged"]
+
+
+class RefusedError(EvenstepError):
+    """A variant that is refused for this run."""
+
+
+class KilledError(EvenstepError):
+    """The run was killed, as it was to be."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to compute the run.
+
+    Args:
+        cut: micro-batches of a global batch; "ragged" are of different sizes.
+        wide: compute in float64.
+        own_format: compute in the run's own number format, else in float32 (`wide`: float64).
+        still: replace random numbers by constants, so that micro-batches can be compared.
+        ordered: sum gradients in the order that is the same on any number of ranks.
+        rounds: change each gradient as another order of its sums might.
+        pipeline: ranks that share a model in stages.
+    """
+
+    cut: Cut = "4"
+    wide: bool = False
+    own_format: bool = True
+    still: bool = False
+    ordered: bool = False
+    rounds: bool = False
+    strategy: str = "single"
+    ranks: int = 1
+    pipeline: int = 1
+    checks_loss: bool = False
+    own_hooks: bool = True
+    workers: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A variant as it was built, before training.
+
+    Args:
+        tasks: by name; "" in a run with one.
+        coefficients: λ of each task; None where they are learned, or gradients are combined in another way.
+    """
+
+    model: nn.Module
+    tasks: Mapping[str, Task]
+    optimizer: Optimizer
+    data: Data
+    hooks: Sequence[Hook]
+    trainer: Callable[[Data, Sequence[Hook], Path | None], Trainer]
+    updates: int | None
+    coefficients: Mapping[str, float] | None = field(default_factory=dict[str, float])
+    lr_schedule: LrSchedule | None = None
+    clip_norm: float | None = None
+
+    def owners(self) -> dict[str, object]:
+        """Objects whose attributes may hold state, by name."""
+        return {
+            "model": self.model,
+            **{f"task {name}".rstrip(): task for name, task in self.tasks.items()},
+            **{f"hook {hook.name}": hook for hook in self.hooks},
+            "optimizer": self.optimizer,
+            "lr_schedule": self.lr_schedule,
+            "data": self.data,
+        }
+
+
+Open = Callable[[Variant], AbstractContextManager[Subject]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Result of a run.
+
+    Args:
+        sha256: of all that training changes.
+        gradient: of the first update, by parameter; empty where parameters are sharded or in stages.
+        trace: the last update, if it was asked for.
+    """
+
+    sha256: str
+    begin: Mapping[str, Tensor]
+    end: Mapping[str, Tensor]
+    gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    trace: UpdateTrace | None = None
+
+
+class Runner(Protocol):
+    """Makes a run, in this process or in others.
+
+    Args:
+        updates: number of the last update.
+        folder: where the run saves, and from where it resumes.
+        kill_at: update in which the process is killed after a save.
+        traces: record the last update.
+
+    Raises:
+        RefusedError: the run can't be made so.
+        KilledError: it was killed.
+    """
+
+    def __call__(
+        self,
+        variant: Variant,
+        /,
+        *,
+        updates: int,
+        folder: Path | None = None,
+        kill_at: int | None = None,
+        traces: bool = False,
+    ) -> Ended: ...
+
+
+@final
+class Observer(Hook):
+    """Computes updates as the variant says, keeps the gradient of the first one, and stops after some.
+
+    The run keeps its whole length, which its LR schedule counts with.
+    """
+
+    priority = -1_000_000
+
+    def __init__(self, variant: Variant, updates: int) -> None:
+        self._variant = variant
+        self._updates = updates
+        self._inside: Laboratory | None = None
+        self.gradient: dict[str, Tensor] = {}
+
+    def before_update(self, event: UpdateEvent) -> None:
+        if self._variant.wide or self._variant.still:
+            self._inside = Laboratory(wide=self._variant.wide, still=self._variant.still)
+            self._inside.__enter__()
+
+    def after_update(self, event: UpdateEvent) -> None:
+        if self._inside is not None:
+            self._inside.__exit__(None, None, None)
+            self._inside = None
+        if event.update >= self._updates:
+            self.trainer.request_stop("enough to compare")
+
+    def before_step(self, event: StepEvent) -> None:
+        if event.update == 1:
+            self.gradient = gradients_of(self.trainer.model, event.divisor)
+
+
+@final
+class Rounding(Hook):
+    """Changes every gradient as another order of its sums might: g + ε (|g| + rms of all) · u, u in [-1, 1]."""
+
+    def before_step(self, event: StepEvent) -> None:
+        held = [one.grad for one in self.trainer.model.parameters() if one.grad is not None]
+        count = sum(one.numel() for one in held)
+        if count == 0:
+            return
+        size = math.sqrt(sum(float(one.double().square().sum()) for one in held) / count)
+        generator = torch.Generator().manual_seed(event.update)
+        for one in held:
+            chance = 2 * torch.rand(one.shape, generator=generator, dtype=one.dtype) - 1
+            one.add_((one.abs() + size) * chance, alpha=torch.finfo(one.dtype).eps)
+
+
+@final
+class KillAt(Hook):
+    """Kills the process in a backward of an update, after a checkpoint of an earlier one."""
+
+    def __init__(self, update: int) -> None:
+        self._update = update
+        self._saved = False
+
+    def after_update(self, event: UpdateEvent) -> None:
+        if event.update == max(1, self._update - 1):
+            self.trainer.request_save()
+
+    def after_save(self, event: SaveEvent) -> None:
+        self._saved = self._saved or event.path is not None
+
+    def before_backward(self, event: MicrobatchEvent) -> None:
+        if event.update == self._update and self._saved:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_once(
+    open_subject: Open,
+    variant: Variant,
+    /,
+    *,
+    updates: int,
+    folder: Path | None = None,
+    kill_at: int | None = None,
+    traces: bool = False,
+    more: Sequence[Hook] = (),
+) -> Ended:
+    """Build a variant and train it until so many updates are done; see `Runner`.
+
+    Args:
+        more: hooks of the caller.
+    """
+    with open_subject(variant) as subject:
+        source = subject.data
+        if variant.wide:
+            widen(subject)
+            source = wide_data(source)
+        observer = Observer(variant, updates)
+        hooks = [*(subject.hooks if variant.own_hooks else ()), observer, *more]
+        if variant.rounds:
+            hooks.append(Rounding())
+        if kill_at is not None:
+            hooks.append(KillAt(kill_at))
+        tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates) if traces else None
+        if tracer is not None:
+            hooks.append(tracer)
+        trainer = subject.trainer(source, hooks, folder)
+        with closing(source), wide_defaults(wide=variant.wide):
+            begin = _tensors(trainer.state_dict()["model"])
+            if folder is not None:
+                trainer.resume("auto")
+            if trainer.progress.update < updates:
+                trainer.train()
+            state = trainer.state_dict()
+    rates = [group["options"].get("lr") for group in state["optimizer"].get("groups", ())]
+    parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"], rates]
+    return Ended(
+        sha256=sha256_of(parts),
+        begin=begin,
+        end=_tensors(state["model"]),
+        gradient=observer.gradient,
+        trace=None if tracer is None else tracer.made,
+    )
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: one.detach().clone() for name, one in state.items() if isinstance(one, Tensor)}
+
+
+def widen(subject: Subject) -> None:
+    """Put a model, and the state that its optimizer already has, into float64."""
+    subject.model.double()
+    for state in subject.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+                state[name] = value.double()
+
+
+def wide_data(data: Data) -> Data:
+    """The same data, with floating-point numbers in float64."""
+    read = data.batches
+
+    def batches(options: ReadOptions) -> Iterator[GlobalBatch]:
+        with closing(cast("Any", read(options))) as given:
+            for batch in given:
+                for one in batch.microbatches:
+                    one.data = widened(one.data)
+                yield batch
+
+    vars(data)["batches"] = batches
+    return data
+
+
+def widened(value: Any) -> Any:
+    """A batch with its floating-point tensors in float64.
+
+    >>> widened([torch.zeros(1), {"a": 1}])
+    [tensor([0.], dtype=torch.float64), {'a': 1}]
+    """
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if is_container(value):
+        return rebuilt(value, widened)
+    for name, inner in list(vars(value).items()) if hasattr(value, "__dict__") else []:
+        setattr(value, name, widened(inner))
+    return value
