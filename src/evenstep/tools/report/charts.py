@@ -1,56 +1,82 @@
-"""Charts of the report: metrics of one quantity (`train/loss`, `valid/loss`) share axes, and so do several runs."""
+"""Charts and best values of metrics. Metrics of one quantity, as `train/loss` and `valid/loss`, share axes."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from evenstep.tools.report.figures import in_order
+from typing import Any
 
 NUM_COLORS = 8
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
 _OWN = ("perf", "mem", "time", "progress")  # of these each metric is a quantity of its own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One line; None is a gap, where a value was not finite.
-
-    Args:
-        color: number of its colour; in one run each source has its own, in several each run.
-        dash: number of its pattern, 0 for a line; in several runs each source has its own.
-    """
-
-    run: int
-    label: str
-    color: int
-    dash: int
-    updates: list[int]
-    values: list[float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """One chart.
-
-    Args:
-        group: its heading, "" for the first.
-        can_log: at least two values are above 0 and none below.
-        notes: number of values that are not finite.
-        curves: back to front.
-    """
-
-    title: str
-    group: str
-    can_log: bool
-    notes: list[str]
-    curves: list[Curve]
-
+_LOWER = re.compile(r"loss(?!_scale)|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
+_HIGHER = re.compile(r"acc|f1|auc|bleu|precision|recall|top_?\d|\biou|score")
 
 Metrics = Mapping[str, Mapping[int, float]]
+Chart = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Last and, if the metric's name tells a direction, best value, with their updates."""
+
+    last: float
+    last_update: int
+    best: float | None = None
+    best_update: int = 0
+
+
+def figures_of(metrics: Metrics) -> dict[str, Figures]:
+    """Figures of all metrics: losses and accuracies before others, evaluations before training, losses first."""
+    figures = {name: _figures(name, values) for name, values in metrics.items() if values}
+
+    def rank(name: str) -> tuple[bool, bool, bool, bool, list[tuple[str, int]]]:
+        where = name.startswith("perf/"), name.startswith("train/")
+        return figures[name].best is None, *where, not name.endswith("/loss"), in_order(name)
+
+    return {name: figures[name] for name in sorted(figures, key=rank)}
+
+
+def _figures(name: str, values: Mapping[int, float]) -> Figures:
+    last = max(values)
+    better = direction(name)
+    finite = [(better * value, update) for update, value in values.items() if math.isfinite(value)]
+    if not better or not finite:
+        return Figures(last=values[last], last_update=last)
+    best = min(finite)[1]  # of equal values the first
+    return Figures(last=values[last], last_update=last, best=values[best], best_update=best)
+
+
+def direction(name: str) -> int:
+    """1 if a lower value of the metric is better, -1 if a higher one is, 0 if its name does not tell.
+
+    >>> direction("valid/loss"), direction("valid/top_5"), direction("train/loss_scale")
+    (1, -1, 0)
+    """
+    if name.startswith("perf/"):
+        return 0
+    measure = name.lower().rpartition("/")[2]
+    return 1 if _LOWER.search(measure) else -1 if _HIGHER.search(measure) else 0
+
+
+def in_order(name: str) -> list[tuple[str, int]]:
+    """Sorts names so that the numbers in them are in order.
+
+    >>> sorted(["blocks.10", "blocks.2", "a"], key=in_order)
+    ['a', 'blocks.2', 'blocks.10']
+    """
+    return [(word, int(digits[:18] or -1)) for word, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
 
 
 def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
-    """Charts of several runs, given by name."""
+    """Charts of several runs, given by name, as the page's script reads them.
+
+    title, group        of the chart; the heading "" is the first group
+    can_log             at least two values are above 0 and none below
+    notes               numbers of values that are not finite
+    curves              back to front: run, label, updates, values (None is a gap); `color` and `dash` are numbers:
+                        in one run each source has a colour, in several each run has one and each source a pattern
+    """
     families: dict[str, list[tuple[int, str]]] = {}
     for number, (_, metrics) in enumerate(runs):
         for name in metrics:
@@ -81,9 +107,8 @@ def _rank(title: str) -> tuple[bool, bool, int, list[tuple[str, int]]]:
 def _chart(
     title: str, members: list[tuple[int, str]], runs: Sequence[tuple[str, Metrics]], sources: Mapping[str, int]
 ) -> Chart:
-    curves: list[Curve] = []
+    curves: list[dict[str, Any]] = []
     notes: list[str] = []
-    finite: list[float] = []
     several = len(runs) > 1
     # evaluations are drawn over training
     for run, name in sorted(members, key=lambda each: (each[0], _source(each[1]) != "train", in_order(each[1]))):
@@ -95,18 +120,16 @@ def _chart(
         broken = [update for update, value in metrics[name].items() if not math.isfinite(value)]
         if broken:
             notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
-        values = [float(f"{value:.6g}") if math.isfinite(value) else None for value in metrics[name].values()]
-        finite += [value for value in values if value is not None]
         number = sources[_source(name)]
-        curves.append(
-            Curve(
-                run=run,
-                label=label,
-                color=run % NUM_COLORS if several else number,
-                dash=number % (NUM_COLORS - 1) if several else 0,
-                updates=list(metrics[name]),
-                values=values,
-            )
-        )
+        curve = {
+            "run": run,
+            "label": label,
+            "color": run % NUM_COLORS if several else number,
+            "dash": number % (NUM_COLORS - 1) if several else 0,
+            "updates": list(metrics[name]),
+            "values": [float(f"{value:.6g}") if math.isfinite(value) else None for value in metrics[name].values()],
+        }
+        curves.append(curve)
+    finite = [value for curve in curves for value in curve["values"] if value is not None]
     can_log = sum(value > 0 for value in finite) > 1 and min(finite) >= 0
-    return Chart(title=title, group=_group(title), can_log=can_log, notes=notes, curves=curves)
+    return {"title": title, "group": _group(title), "can_log": can_log, "notes": notes, "curves": curves}

@@ -6,7 +6,7 @@ from evenstep.errors import ConfigError
 from evenstep.process import EXIT_DONE
 from evenstep.tools.report.follow import follow_runs
 from evenstep.tools.report.page import write_page
-from evenstep.tools.report.run import is_run
+from evenstep.tools.report.read import is_run
 
 
 def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:

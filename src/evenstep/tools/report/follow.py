@@ -1,15 +1,13 @@
-"""Serves the report of runs to this machine alone, made again whenever their files change."""
+"""Serves the report of runs to this machine alone, made again whenever it is asked for."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock
-from typing import Any, final
-from zlib import crc32
+from typing import Any
 
 from evenstep.tools.report.page import render
-from evenstep.tools.report.run import read_run
+from evenstep.tools.report.read import read_run
 
 HOST = "127.0.0.1"
 _WATCHED = ("*.json", "*.jsonl", "*.toml", "*.csv", "checkpoints/*/manifest.json")
@@ -27,7 +25,9 @@ def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:
 
 def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
     """Server of the page, on a free port."""
-    made = ThreadingHTTPServer((HOST, 0), partial(_Handler, FollowedPage(folders)))
+    for folder in folders:
+        read_run(folder)  # raises here and not in a request
+    made = ThreadingHTTPServer((HOST, 0), partial(_Handler, tuple(folders)))
     made.daemon_threads = True
     return made
 
@@ -36,41 +36,23 @@ def address_of(serving: ThreadingHTTPServer) -> str:
     return f"http://{HOST}:{serving.server_address[1]}/"
 
 
-@final
-class FollowedPage:
-    """Page of runs, made when it is asked for and their files have changed."""
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = tuple(folders)
-        self._lock = Lock()
-        self._state, self._text = "", ""
-        self.text()
-
-    def state(self) -> str:
-        """Digest of names, times and sizes of the files."""
-        digest = 0
-        for folder in self._folders:
-            for pattern in _WATCHED:
-                for path in sorted(folder.glob(pattern)):
-                    try:
-                        status = path.stat()
-                    except OSError:
-                        continue  # replaced at this moment
-                    digest = crc32(f"{path!r} {status.st_mtime_ns} {status.st_size}".encode(), digest)
-        return f"{digest:08x}"
-
-    def text(self) -> str:
-        with self._lock:
-            state = self.state()
-            if state != self._state:
-                self._text = render([read_run(folder) for folder in self._folders], live=True)
-                self._state = state
-            return self._text
+def _state(folders: Sequence[Path]) -> str:
+    """Text that changes when a file of the runs does."""
+    newest = 0
+    size = 0
+    for path in (path for folder in folders for pattern in _WATCHED for path in folder.glob(pattern)):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # replaced at this moment
+        newest = max(newest, status.st_mtime_ns)
+        size += status.st_size
+    return f"{newest} {size}"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def __init__(self, followed: FollowedPage, *of_request: Any) -> None:
-        self._followed = followed
+    def __init__(self, folders: Sequence[Path], *of_request: Any) -> None:
+        self._folders = folders
         super().__init__(*of_request)  # which answers the request
 
     def do_GET(self) -> None:
@@ -78,9 +60,9 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in (HOST, "localhost"):
             self.send_error(403)  # a foreign page whose name leads here must not read it
         elif self.path == "/":
-            self._answer(self._followed.text(), "text/html")
+            self._answer(render([read_run(folder) for folder in self._folders], live=True), "text/html")
         elif self.path == "/state":
-            self._answer(self._followed.state(), "text/plain")
+            self._answer(_state(self._folders), "text/plain")
         else:
             self.send_error(404)
 

@@ -3,18 +3,19 @@
 The template escapes everything from the run folders; only the files beside this one are trusted.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from evenstep.errors import EvenstepError
 from evenstep.files import replacing
-from evenstep.tools.report.charts import NUM_COLORS, Chart, charts
-from evenstep.tools.report.figures import MetricFigures, metric_figures, spell_bytes, spell_duration, spell_figure
-from evenstep.tools.report.run import ReportedRun, between, read_run
+from evenstep.tools.report.charts import NUM_COLORS, Chart, Figures, charts, figures_of
+from evenstep.tools.report.read import ReportedRun, read_run
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -31,29 +32,25 @@ _TRUSTED = {
     "plot_license": "vendor/uPlot.LICENSE",
 }
 _MAX_TILES = 4
-_MAX_INCIDENTS = 100
-_OPEN_CHARTS = 12  # a group of more charts is closed at first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A run on the page."""
+class Shown:
+    """A run on the page.
+
+    Args:
+        tiles: label, number and notes.
+    """
 
     number: int
     name: str
     run: ReportedRun
-    figures: Mapping[str, MetricFigures]
+    figures: Mapping[str, Figures]
     tiles: list[tuple[str, str, tuple[str, ...]]]
 
     @property
     def color(self) -> int:
         return self.number % NUM_COLORS
-
-    @property
-    def judged(self) -> list[str]:
-        """Metrics with a best value: of evaluations if there are any, as the best of one training batch is luck."""
-        names = [name for name, one in self.figures.items() if one.best is not None]
-        return [name for name in names if not name.startswith("train/")] or names
 
 
 def write_report(folder: Path | str) -> Path:
@@ -95,20 +92,23 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
     drawn = charts([(each.name, each.run.metrics) for each in shown])
     groups: dict[str, list[tuple[int, Chart]]] = {}
     for place, chart in enumerate(drawn):
-        groups.setdefault(chart.group, []).append((place, chart))
+        groups.setdefault(chart["group"], []).append((place, chart))
     incidents = [[[one.update, f"{one.kind}: {one.message}"] for one in run.incidents[:1000]] for run in runs]
     listed = [{"name": each.name, "incidents": told} for each, told in zip(shown, incidents, strict=True)]
+    judged = list(dict.fromkeys(name for each in shown for name in judged_of(each.figures)))[:3]
+    differences = between([run.settings for run in runs])
     return _template().render(
         title=shown[0].name if len(runs) == 1 else f"{len(runs)} runs",
         shown=shown,
         one=shown[0] if len(runs) == 1 else None,
         metrics=list(dict.fromkeys(name for each in shown for name in each.figures)),
-        judged=list(dict.fromkeys(name for each in shown for name in each.judged))[:3],
+        judged=judged,
         groups=groups,
-        differences=between([run.config for run in runs]) if len(runs) > 1 else [],
-        max_incidents=_MAX_INCIDENTS,
-        open_charts=_OPEN_CHARTS,
-        data={"runs": listed, "charts": [asdict(chart) for chart in drawn], "live": live},
+        differences=differences,
+        over_seeds=over_seeds(shown, differences, judged),
+        max_incidents=100,
+        open_charts=12,  # a group of more charts is closed at first
+        data={"runs": listed, "charts": drawn, "live": live},
         live=live,
         written=datetime.now(UTC),
         version=__version__,
@@ -116,24 +116,109 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
     )
 
 
-def _shown(number: int, run: ReportedRun, names: Sequence[str]) -> _Shown:
+def judged_of(figures: Mapping[str, Figures]) -> list[str]:
+    """Metrics with a best value: of evaluations if there are any, as the best of one training batch is luck."""
+    names = [name for name, one in figures.items() if one.best is not None]
+    return [name for name in names if not name.startswith("train/")] or names
+
+
+def between(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+    """Settings in which runs differ, each with its value in every run; "" where it is not set.
+
+    >>> between([{"seed": "1", "lr": "0.1"}, {"seed": "1"}])
+    {'lr': ('0.1', '')}
+    """
+    rows = {key: tuple(one.get(key, "") for one in settings) for one in settings for key in one}
+    return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def over_seeds(
+    shown: Sequence[Shown], differences: Mapping[str, tuple[str, ...]], judged: Sequence[str]
+) -> list[dict[str, list[str]]]:
+    """Groups of runs that differ in their seed alone: names, settings, and the spread of each judged metric."""
+    keys = [key for key in differences if key != "seed"]
+    groups: dict[tuple[str, ...], list[Shown]] = {}
+    for each in shown if "seed" in differences else ():
+        groups.setdefault(tuple(differences[key][each.number] for key in keys), []).append(each)
+    return [
+        {
+            "names": [each.name for each in members],
+            "settings": [f"{key} = {value or 'not set'}" for key, value in zip(keys, values, strict=True)],
+            "results": [_spread([one.figures[name].best for one in members if name in one.figures]) for name in judged],
+        }
+        for values, members in groups.items()
+        if len(members) > 1
+    ]
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Mean ± standard deviation of a sample.
+
+    >>> _spread([1.0, 2.0, 3.0]), _spread([1.0])
+    ('2 ± 1', '–')
+    """
+    known = [value for value in values if value is not None]
+    return f"{spell_figure(mean(known))} ± {stdev(known):.2g}" if len(known) > 1 else "–"
+
+
+def _shown(number: int, run: ReportedRun, names: Sequence[str]) -> Shown:
     name = run.name if names.count(run.name) == 1 else f"{run.folder.resolve().parent.name}/{run.name}"
-    figures = {one.name: one for one in metric_figures(run.metrics)}
-    shown = _Shown(number=number, name=name, run=run, figures=figures, tiles=[])
+    figures = figures_of(run.metrics)
+    tiles: list[tuple[str, str, tuple[str, ...]]] = []
     status = run.status
     update = status.update
     if update is None:
         update = max((max(values) for values in run.metrics.values()), default=None)
     if update is not None:
         planned = () if status.updates is None else (f"of {status.updates:,}",)
-        shown.tiles.append(("updates", f"{update:,}", planned))
+        tiles.append(("updates", f"{update:,}", planned))
     if status.started is not None and status.changed is not None:
         seconds = (status.changed - status.started).total_seconds()
-        shown.tiles.append(("duration", spell_duration(seconds), ("since its last start",)))
-    for one in (figures[name] for name in shown.judged[:_MAX_TILES]):
+        tiles.append(("duration", spell_duration(seconds), ("since its last start",)))
+    for metric in judged_of(figures)[:_MAX_TILES]:
+        one = figures[metric]
         notes = f"best, at update {one.best_update:,}", f"last {spell_figure(one.last)}"
-        shown.tiles.append((one.name, spell_figure(one.best or 0.0), notes))
-    return shown
+        tiles.append((metric, spell_figure(one.best or 0.0), notes))
+    return Shown(number=number, name=name, run=run, figures=figures, tiles=tiles)
+
+
+def spell_figure(value: float, name: str = "") -> str:
+    """Four significant digits, or a size if the metric counts bytes.
+
+    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(0.000123456), spell_figure(21316.2)
+    ('397.8 MB', '0.0001235', '21,320')
+    """
+    if name.endswith("_bytes") and 0 <= value < 1e18:
+        return spell_bytes(round(value))
+    rounded = f"{value:.4g}"
+    return f"{float(rounded):,.0f}" if 1e4 <= abs(value) < 1e9 else rounded
+
+
+def spell_duration(seconds: float) -> str:
+    """The two largest units.
+
+    >>> spell_duration(7.25), spell_duration(192), spell_duration(90_061)
+    ('7.2 s', '3 min 12 s', '1 d 1 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    words: list[str] = []
+    rest = round(seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count or words:
+            words.append(f"{count} {unit}")
+    return " ".join(word for word in words[:2] if not word.startswith("0 "))
+
+
+def spell_bytes(count: int) -> str:
+    """Decimal units.
+
+    >>> spell_bytes(999), spell_bytes(12_345_678)
+    ('999 B', '12.3 MB')
+    """
+    power = 0 if count < 1000 else min(4, int(math.log10(count) / 3))
+    return f"{count} B" if not power else f"{count / 1000**power:.1f} {('', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 @cache

@@ -1,10 +1,9 @@
 """Reads a run folder. A file that is missing or broken becomes a sentence in `problems`."""
 
 import base64
-import csv
 import json
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +19,6 @@ _MAX_IMAGE_BYTES = 2_000_000
 _WHERE = ("name", "runs", "recipe", "resume")  # settings that say where a run is, not what it does
 _PNG = b"\x89PNG\r\n\x1a\n"
 
-Row = tuple[str, tuple[str, ...]]
-"""A key and its values in each of several runs, or in a run and by default; "" where it is not set."""
-
 
 def _in_utc(time: datetime) -> datetime:
     if not 1970 < time.year < 9999:
@@ -30,9 +26,8 @@ def _in_utc(time: datetime) -> datetime:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
 
 
-Update = Annotated[int, Field(ge=0, le=2**53)]
-Moment = Annotated[datetime, AfterValidator(_in_utc)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
 Finite = Annotated[float, Field(ge=-1e300, le=1e300)]
 
 
@@ -41,8 +36,8 @@ class Status(BaseModel):
 
     state: Literal["done", "running", "stopped", "failed", "unknown"] = "unknown"
     reason: str | None = None
-    update: Update | None = None
-    updates: Update | None = None
+    update: Count | None = None
+    updates: Count | None = None
     started: Moment | None = None
     changed: Moment | None = None
 
@@ -50,7 +45,7 @@ class Status(BaseModel):
 class IncidentLine(BaseModel):
     """Line of incidents.jsonl."""
 
-    update: Update
+    update: Count
     kind: str = "incident"
     message: str = ""
     details: dict[str, Any] = Field(default_factory=dict)
@@ -69,7 +64,7 @@ class FileSize(BaseModel):
 class Checkpoint(BaseModel):
     """Manifest of a checkpoint."""
 
-    update: Update
+    update: Count
     created: Moment
     files: dict[str, FileSize]
     name: str = ""
@@ -83,7 +78,7 @@ class Checkpoint(BaseModel):
 class ShownItem(BaseModel):
     """Line of shown.jsonl: a text, an image as a `data:` address with a caption, or a histogram."""
 
-    update: Update
+    update: Count
     name: str
     kind: Literal["text", "image", "histogram"]
     text: str = ""
@@ -103,14 +98,17 @@ class ReportedRun:
 
     Args:
         metrics: name → update → value, in the order of updates; the later one of two values of an update.
-        changed: settings that differ from the defaults, with these; None where one of both is unknown.
+        config: text of the resolved run file; "" for a run of a script.
+        settings: by dotted key, as text: of the run file, or those that the trainer of a script has recorded.
+        defaults: likewise, of a run file.
         checkpoints: the oldest first.
     """
 
     folder: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     config: str = ""
-    changed: list[Row] | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
     status: Status = field(default_factory=Status)
     incidents: list[IncidentLine] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -121,16 +119,20 @@ class ReportedRun:
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def text(self, file: str) -> str:
+    @property
+    def changed(self) -> dict[str, str]:
+        """Settings that differ from the defaults; all of a script."""
+        return {key: value for key, value in self.settings.items() if value != self.defaults.get(key)}
+
+    def text(self, file: str, *, optional: bool = False) -> str:
         """Content of a file; "" where it can't be read."""
+        if optional and not (self.folder / file).exists():
+            return ""
         try:
             return (self.folder / file).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             self.problems.append(f"`{file}` cannot be read: {error.strerror}.")
             return ""
-
-    def has(self, file: str) -> bool:
-        return (self.folder / file).exists()
 
     def parsed(self, kind: type[T], file: str, text: str) -> T | None:
         try:
@@ -140,10 +142,19 @@ class ReportedRun:
             return None
 
     def lines(self, kind: type[T], file: str) -> Iterator[T]:
-        for line in self.text(file).split("\n") if self.has(file) else []:
+        for line in self.text(file, optional=True).split("\n"):
             item = self.parsed(kind, file, line) if line.strip() else None
             if item is not None:
                 yield item
+
+    def table(self, file: str, parse: Callable[[str], Any]) -> dict[str, str]:
+        """Settings in a file, by dotted key."""
+        text = self.text(file, optional=True)
+        try:
+            return flat(parse(text)) if text else {}
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            self.problems.append(f"`{file}` cannot be read; it is left out.")
+            return {}
 
 
 def is_run(folder: Path) -> bool:
@@ -157,16 +168,17 @@ def read_run(folder: Path) -> ReportedRun:
             f"`{folder}` has no `{CONFIG}`, `{METRICS}` or `{STATUS}`; give a run folder.", field="folder"
         )
     run = ReportedRun(folder=folder)
-    if run.has(CONFIG):  # a run from a script has none
-        run.config = run.text(CONFIG)
-        run.changed = from_defaults(run.config, run.text("defaults.toml") if run.has("defaults.toml") else "")
+    run.config = run.text(CONFIG, optional=True)
+    run.settings = run.table("settings.json", json.loads)
+    if run.config:
+        run.settings = run.table(CONFIG, tomllib.loads)
+        run.defaults = run.table("defaults.toml", tomllib.loads)
     run.status = run.parsed(Status, STATUS, run.text(STATUS)) or Status()
-    table = not run.has(METRICS) and run.has("metrics.csv")
-    for update, name, value in _rows(run, "metrics.csv") if table else _values(run):
+    for update, name, value in _values(run):
         run.metrics.setdefault(name, {})[update] = value
     run.metrics = {name: dict(sorted(values.items())) for name, values in run.metrics.items()}
     run.incidents = list(run.lines(IncidentLine, "incidents.jsonl"))
-    latest = run.text("latest").strip() if run.has("latest") else ""
+    latest = run.text("latest", optional=True).strip()
     for path in sorted((folder / "checkpoints").glob("step-*/manifest.json")):
         manifest = str(path.relative_to(folder))
         found = run.parsed(Checkpoint, manifest, run.text(manifest))
@@ -182,6 +194,21 @@ def read_run(folder: Path) -> ReportedRun:
     return run
 
 
+def flat(table: Mapping[str, Any], outer: str = "") -> dict[str, str]:
+    """Settings by dotted key, as text, without those that are not set or say where a run is.
+
+    >>> flat({"seed": 1, "name": "a", "optimizer": {"lr": 0.1, "hooks": []}})
+    {'seed': '1', 'optimizer.lr': '0.1'}
+    """
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found |= flat(cast("dict[str, Any]", value), f"{outer}{key}.")
+        elif value is not None and value != [] and f"{outer}{key}" not in _WHERE:
+            found[f"{outer}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found
+
+
 def _values(run: ReportedRun) -> Iterator[tuple[int, str, float]]:
     for line in run.text(METRICS).split("\n"):
         try:
@@ -194,16 +221,6 @@ def _values(run: ReportedRun) -> Iterator[tuple[int, str, float]]:
             run.problems.append(f"`{METRICS}` has a line that cannot be read: `{line[:60]}`; it is left out.")
             continue
         yield from ((update, name, value) for name, value in values)
-
-
-def _rows(run: ReportedRun, file: str) -> Iterator[tuple[int, str, float]]:
-    for position, row in enumerate(csv.reader(run.text(file).splitlines())):
-        try:
-            update, name, value = row[:3]
-            yield int(update), name, float(value)
-        except ValueError:
-            if position:  # the heading
-                run.problems.append(f"Line {position + 1} of `{file}` cannot be read; it is left out.")
 
 
 def _shown(run: ReportedRun, item: ShownItem) -> list[ShownItem]:
@@ -225,34 +242,3 @@ def _image(folder: Path, file: str) -> str:
     except (OSError, ValueError):
         return ""
     return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(_PNG) else ""
-
-
-def from_defaults(config: str, defaults: str) -> list[Row] | None:
-    """Settings of a run that differ from the defaults, each with its value and its default."""
-    given, usual = _flat(config), _flat(defaults)
-    if not given or not usual:
-        return None
-    differs = [key for key in given if given[key] != usual.get(key, "") and key not in _WHERE]
-    return [(key, (given[key], usual.get(key, ""))) for key in differs]
-
-
-def between(configs: Sequence[str]) -> list[Row]:
-    """Settings in which runs differ."""
-    each = [_flat(config) for config in configs]
-    keys = dict.fromkeys(key for one in each for key in one if key not in _WHERE)
-    rows = [(key, tuple(one.get(key, "") for one in each)) for key in keys]
-    return [row for row in rows if len(set(row[1])) > 1]
-
-
-def _flat(text: str) -> dict[str, str]:
-    def keys(table: dict[str, Any], outer: str) -> Iterator[tuple[str, str]]:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                yield from keys(cast("dict[str, Any]", value), f"{outer}{key}.")
-            elif value != []:
-                yield f"{outer}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
-
-    try:
-        return dict(keys(tomllib.loads(text), ""))
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return {}
