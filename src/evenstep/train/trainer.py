@@ -120,6 +120,7 @@ class Trainer:
         from evenstep.train.agreement import check_agreement
         from evenstep.train.build_loop import build_loop
         from evenstep.train.checks import check_keeping, check_saves
+        from evenstep.train.recorded import recorded_settings
         from evenstep.train.resolve import evaluations_of, policies_of
         from evenstep.train.setup import set_up
 
@@ -156,6 +157,9 @@ class Trainer:
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
         self._resumed = False
+        self._settings = ""
+        if folder is not None:
+            self._settings = recorded_settings(setup, batches, checkpoint.config, updates=updates, epochs=epochs)
         self._loop = build_loop(
             self,
             setup,
@@ -351,6 +355,7 @@ class Trainer:
 
     def _train(self) -> Result:
         from evenstep.train.emergency import emergency_save
+        from evenstep.train.recorded import record_settings
         from evenstep.train.requests import End
 
         ended = End("")
@@ -386,6 +391,8 @@ class Trainer:
             self._has_trained = True
             writers.event("train_begin", begin)
             checkpointer.folder.clean(self.progress.update)
+            if self.folder is not None and self.is_first_rank:
+                record_settings(self.folder, self._settings)
             checkpointer.leave_later()
             with loop.engine.bus.span("train", lambda: begin, end):
                 try:

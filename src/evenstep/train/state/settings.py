@@ -30,15 +30,15 @@ def settings_of(
     Args:
         train: how an update is made; of its coefficients and its method the objects that were made of them are next.
     """
-    own = {f"train.{one.name}": _plain(getattr(train, one.name)) for one in fields(train)}
+    own = {f"train.{one.name}": plain(getattr(train, one.name)) for one in fields(train)}
     for name in LEAVE_NO_TRACE:
         del own[f"train.{name}"]
     return {
         **own,
-        "train.ema": train.ema and _plain(train.ema.settings),
-        "train.coefficients": _plain(coefficients),
-        "train.combine": _plain(combine),
-        "precision": _plain(asdict(precision)),
+        "train.ema": train.ema and plain(train.ema.settings),
+        "train.coefficients": plain(coefficients),
+        "train.combine": plain(combine),
+        "precision": plain(asdict(precision)),
         "lr_schedule": _schedule(lr_schedule),
     }
 
@@ -58,21 +58,21 @@ def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[s
 
 
 def _schedule(schedule: LrSchedule | None) -> object:
-    plain = _plain(schedule)
-    if not isinstance(plain, dict) or type(schedule).__module__.startswith("evenstep."):
-        return plain
+    known = plain(schedule)
+    if not isinstance(known, dict) or type(schedule).__module__.startswith("evenstep."):
+        return known
     try:
         factors = [float(cast("LrSchedule", schedule)(update, 1000)) for update in (1, 10, 100, 500, 1000)]
     except Exception:  # noqa: BLE001 - one that is not for any number of updates
         factors = []
-    return {**cast("dict[str, Any]", plain), "factors": factors}
+    return {**cast("dict[str, Any]", known), "factors": factors}
 
 
-def _plain(value: object, depth: int = 2) -> Any:
+def plain(value: object, depth: int = 2) -> Any:
     """A value as JSON has it; of an object its class and, `depth` levels deep, what it was built with and keeps.
 
     >>> from evenstep.optim.schedules import Linear
-    >>> _plain({"a": (1, Linear(warmup_updates=2))})
+    >>> plain({"a": (1, Linear(warmup_updates=2))})
     {'a': [1, {'kind': 'Linear', 'warmup_updates': 2, 'end_factor': 0.1}]}
     """
     if isinstance(value, np.generic):
@@ -82,16 +82,16 @@ def _plain(value: object, depth: int = 2) -> Any:
     if isinstance(value, Tensor):
         return value.tolist() if value.numel() <= 64 else list(value.shape)
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner, depth) for name, inner in cast("Mapping[object, object]", value).items()}
+        return {str(name): plain(inner, depth) for name, inner in cast("Mapping[object, object]", value).items()}
     if isinstance(value, Sequence):
-        return [_plain(inner, depth) for inner in cast("Sequence[object]", value)]
+        return [plain(inner, depth) for inner in cast("Sequence[object]", value)]
     if isinstance(value, Set):
         return sorted(str(inner) for inner in cast("Set[object]", value))
     kind = getattr(value, "__qualname__", type(value).__qualname__)
     if depth == 0 or isinstance(value, type):
         return {"kind": kind}
     kept = {name: getattr(value, name, getattr(value, f"_{name}", _LOST)) for name in _arguments(type(value))}
-    return {"kind": kind, **{name: _plain(one, depth - 1) for name, one in kept.items() if one is not _LOST}}
+    return {"kind": kind, **{name: plain(one, depth - 1) for name, one in kept.items() if one is not _LOST}}
 
 
 _LOST = object()
