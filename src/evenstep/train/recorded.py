@@ -51,7 +51,9 @@ def recorded_settings(setup: Setup, data: Data, config: Mapping[str, Any] | None
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    groups = [{key: plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups = [
+        {key: plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
     if len(groups) == 1:
         return {"kind": type(optimizer).__name__, **groups[0]}
     return {"kind": type(optimizer).__name__, **{str(group.get("name", at)): group for at, group in enumerate(groups)}}

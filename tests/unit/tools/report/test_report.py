@@ -212,9 +212,18 @@ def test_runs_of_a_script_are_compared_by_recorded_settings_and_over_seeds(tmp_p
         train_line(folder, lr=lr, seed=seed)
     kept = read_run(folders[0]).settings
     expected = {
-        "model.kind": "Linear", "model.parameters": "2", "task": "Line", "optimizer.kind": "SGD",
-        "optimizer.lr": "0.02", "lr_schedule.kind": "Cosine", "data.global_batch_size": "4", "seed": "1",
-        "precision": "32-true", "strategy": "Single", "updates": "3", "config.note.author": "me",
+        "model.kind": "Linear",
+        "model.parameters": "2",
+        "task": "Line",
+        "optimizer.kind": "SGD",
+        "optimizer.lr": "0.02",
+        "lr_schedule.kind": "Cosine",
+        "data.global_batch_size": "4",
+        "seed": "1",
+        "precision": "32-true",
+        "strategy": "Single",
+        "updates": "3",
+        "config.note.author": "me",
     }
     assert expected.items() <= kept.items()
     text = Page(write_page(folders, tmp_path / "all.html").read_text()).text
