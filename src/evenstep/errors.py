@@ -60,9 +60,9 @@ class ConfigError(ArgumentError):
         faults: one sentence per fault, each beginning with its key path.
     """
 
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
+    def __init__(self, faults: list[str] | str) -> None:
+        self.faults = [faults] if isinstance(faults, str) else faults
+        super().__init__("\n".join(self.faults))
 
 
 class DataError(EvenstepError):

@@ -139,7 +139,7 @@ def runs(process: int) -> bool:
 def test_a_signal_to_launcher_ranks_and_workers_at_once_stops_the_run_saved(
     recipe: Path, first_signal: signal.Signals
 ) -> None:
-    slow = ["--train.updates", 400, "--task.args.slow_s", 0.05, "--failures.loader_retries", 0]
+    slow = ["--train.updates", 400, "--task.args.slow_s", 0.05, "--data.reading.retries", 0]
     launcher = started(recipe, "all", "--launch.ranks", 2, *slow)
     metrics = recipe / "all/run/metrics.jsonl"
     launcher.wait_for(lambda: metrics.exists() and metrics.read_text())

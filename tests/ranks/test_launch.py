@@ -78,7 +78,7 @@ def test_a_rank_that_is_killed_does_not_stop_a_run_that_goes_on_without_it(file:
         return (("""
     recipe = (tmp_path / "recipe.py").read_text()
     (tmp_path / "recipe.py").write_text(recipe.replace("\n        return ((", once))
-    goes_on = ["--failures.lost_rank", "continue", "--launch.max_restarts", 1, "--log.every_updates", 1]
+    goes_on = ["--launch.lost_rank", "continue", "--launch.max_restarts", 1, "--log.every_updates", 1]
     # fresh: torchft, of which the launcher runs a part, does not work in a fork
     end = train(file, "--runs", tmp_path / "many", "--launch.ranks", 2, *goes_on, fresh=True).ended()
     assert (end.code, "restart     rank 1, 0 more" in end.out) == (0, True), end

@@ -296,7 +296,7 @@ def needed_beside(settings: list[Any]) -> list[Any]:
     """What stands in the run file that is meant: settings that say something of other values than the tiny recipe's."""
     keys = {".".join(setting.path) for setting in settings}
     needs = {
-        "failures.lost_rank": ["--launch.ranks", "2"],
+        "launch.lost_rank": ["--launch.ranks", "2"],
         "data.micro_batch_size": [],
         "launch.max_restarts": [],
     }

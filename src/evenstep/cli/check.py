@@ -6,6 +6,7 @@ own hooks are not called.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -16,7 +17,7 @@ from evenstep.arguments import advice
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import Session, building, on_ranks
-from evenstep.config.build import build_checkpointing, check_stages, make_model
+from evenstep.config.build import check_stages, make_model
 from evenstep.config.keys import Tree
 from evenstep.config.load import settings_of
 from evenstep.config.ranks import ranks_of
@@ -94,7 +95,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         if trainer.is_first_rank:
             print("\n".join(lines), flush=True)
         writers_of(parts.writers, folder=None, every_updates=1)  # an extra may be missing
-        best = build_checkpointing(config).best
+        best = deepcopy(config.checkpoint.best)
         hooks = Bus([*([] if best is None else [best]), *parts.hooks], trainer)
         if saved:
             trainer.resume(saved[-1])
@@ -124,7 +125,7 @@ def _check_followed(tables: Tree, trainer: Trainer, evaluated: Mapping[str, Mapp
         known = evaluated.get(evaluation, {}) if evaluation != "train" else trainer.storage.names()
         if metric not in known:
             every = [metric for metrics in evaluated.values() for metric in metrics]
-            raise ConfigError([f"`{key}.metric` is {metric}, but there is no such metric; {advice(metric, every)}"])
+            raise ConfigError(f"`{key}.metric` is {metric}, but there is no such metric; {advice(metric, every)}")
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -176,9 +177,9 @@ def described(session: Session, trainer: Trainer) -> list[str]:
     lines.append(f"data        {_samples(parts.data, parts.evaluations)}")
     if config.overfit is not None:
         lines.append(f"trying out  the first {config.overfit} samples again and again (`overfit`)")
-    if config.limit.batches is not None:
-        first = f"the first {config.limit.batches} batches of each epoch and of each evaluation"
-        lines.append(f"trying out  {first} (`limit.batches`)")
+    if config.limit_batches is not None:
+        first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
+        lines.append(f"trying out  {first} (`limit_batches`)")
     if config.data is not None:
         lines.append(f"update      {_global_batch(config.data)}")
     lines += [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]

@@ -153,7 +153,7 @@ def export(
 ) -> int:
     """Write the weights of a run as safetensors files, or as a folder in transformers' layout; gives the exit code."""
     if tokenizer is not None and layout is None:
-        raise ConfigError(["`--tokenizer` needs `--layout hf`; add it."])
+        raise ConfigError("`--tokenizer` needs `--layout hf`; add it.")
     options: dict[str, Any] = {
         "average": average,
         "dtype": dtype,
@@ -190,5 +190,5 @@ def _save_pretrained(path: Path, weights: Path | StoredWeights, to: Path, **opti
     with open_run(find_config(_run_of(path))) as run:
         model = make_model(run)
         if not isinstance(model, nn.Module):
-            raise ConfigError(["`--layout hf` needs a model of transformers, but this run's model is given in layers."])
+            raise ConfigError("`--layout hf` needs a model of transformers, but this run's model is given in layers.")
         return save_pretrained(model, to, weights=weights, **options)

@@ -111,7 +111,7 @@ def _dispatch(given: list[str], *, leaves: bool) -> int:
     except TyperException as error:
         shown = "evenstep" if command is None else f"evenstep {name}"
         text = error.format_message().rstrip(".")
-        raise ConfigError([f"{text}{'' if text.endswith('?') else ';'} see `{shown} --help`."]) from None
+        raise ConfigError(f"{text}{'' if text.endswith('?') else ';'} see `{shown} --help`.") from None
 
 
 def _exit_code(error: BaseException) -> int:

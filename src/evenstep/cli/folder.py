@@ -33,7 +33,7 @@ ORIGIN = ".copied-from"
 SETTINGS = ("environment.json", "defaults.toml", CONFIG)
 OWN = ("name", "runs", "resume", "reset")  # given by the folder of a run, not by the environment
 BEGUN = {"resume": "never", "reset": "none"}  # how the run began
-IN_ONE_PROCESS = {"parallel": "none", "launch": "none", "failures.lost_rank": "none"}
+IN_ONE_PROCESS = {"parallel": "none", "launch": "none"}
 
 
 def folder_of(config: RunConfig) -> Path:
@@ -94,7 +94,7 @@ def find_config(folder: Path) -> Path:
     if not file.is_file():
         raise ArgumentError(f"{folder} must be the folder of a run, but has no {CONFIG}; give the folder of a run.")
     if not file.read_bytes().strip(b"\0\n "):
-        raise ConfigError([f"{file} is empty; continue with `evenstep train RUN.toml --resume auto`."])
+        raise ConfigError(f"{file} is empty; continue with `evenstep train RUN.toml --resume auto`.")
     return file
 
 

@@ -60,7 +60,7 @@ def start_ranks(config: RunConfig, arguments: list[str], *, ranks: int = 0, rest
     if ranks == 1 and not max_restarts:
         return None
     start = launch
-    if config.failures.lost_rank == "continue":
+    if config.launch.lost_rank == "continue":
         start = partial(load("evenstep.contrib.elastic:launch_elastic"), timeout_s=config.parallel.timeout_s)
     return start(ranks, arguments, max_restarts=max_restarts)
 

@@ -51,17 +51,17 @@ def new(folder: Path, recipe: str) -> int:
     known = recipes()
     if recipe not in known:
         asked = f"`--from` must be a recipe, but is {recipe}" if recipe else "`--from` must be a recipe"
-        raise ConfigError([f"{asked}; {advice(recipe, known)}"])
+        raise ConfigError(f"{asked}; {advice(recipe, known)}")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", folder.name):
-        raise ConfigError([f"`{folder}` must end in a name of a-z, A-Z, digits, `.`, `_` and `-`; give another."])
+        raise ConfigError(f"`{folder}` must end in a name of a-z, A-Z, digits, `.`, `_` and `-`; give another.")
     if folder.exists():
-        raise ConfigError([f"`{folder}` exists already, and nothing is overwritten; give another name."])
+        raise ConfigError(f"`{folder}` exists already, and nothing is overwritten; give another name.")
     try:
         _copy(known[recipe], folder, recipe)
     except OSError as error:
         rmtree(folder, ignore_errors=True)
         why = error.strerror or clause(error.args[0][0][2] if isinstance(error, CopyError) else error)
-        raise ConfigError([f"`{folder}` can't be written: {why}; give another folder, or make room."]) from error
+        raise ConfigError(f"`{folder}` can't be written: {why}; give another folder, or make room.") from error
     file = quote(str(folder / "run.toml"))
     print(f"{folder} is a copy of the recipe {recipe}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     print(f"  evenstep check {file}    builds it and tries one update")
@@ -103,7 +103,7 @@ def summary(path: str, settings: list[str], depth: int) -> int:
         parts = build_parts(run)
         with closing(parts):
             if isinstance(parts.model, PipelineModel):
-                raise ConfigError(["`parallel.pipeline` divides the model into stages; add `--parallel none`."])
+                raise ConfigError("`parallel.pipeline` divides the model into stages; add `--parallel none`.")
             device = device_of_rank(parts.config.device)
             model = parts.model.to(device)
             batch, inputs = parts.first_inputs(device)
@@ -172,7 +172,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
     with open_run(Path(path), settings_of(settings)) as run:
         if run.config.parallel.pipeline > 1:
-            raise ConfigError(["`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`."])
+            raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 
         def work(group: Group) -> int:
             with building(run, group) as session:

@@ -77,7 +77,7 @@ def resume(path: str, settings: list[str]) -> int:
     for given in from_arguments(settings):
         if given.path[0] in BEGUN:
             raise ConfigError(
-                [f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint."]
+                f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint."
             )
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
     with open_run(file, [*settings_in(BEGUN, str(file)), *own]) as run:
@@ -124,7 +124,7 @@ def _check_changes(changed: list[str], file: Path) -> None:
     unsafe = [f"`{key}`" for key in changed if not may_change(key.split("."))]
     if unsafe:
         another = f"evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(file.parent))}"
-        raise ConfigError([f"{' and '.join(unsafe)} can't be changed when a run goes on; train another: `{another}`."])
+        raise ConfigError(f"{' and '.join(unsafe)} can't be changed when a run goes on; train another: `{another}`.")
 
 
 def _print_changes(changed: list[str], before: Tree, run: OpenRun, folder: Path) -> None:
@@ -148,7 +148,7 @@ def _with_origin(setting: Setting, folder: Path) -> Setting:
     recipe = origin_of_recipe(folder) if setting.text == "current" else Path(setting.text)
     if recipe is None:
         raise ConfigError(
-            [f"`recipe` is current, but the folder that {folder / RECIPE} was copied from is gone; give its path."]
+            f"`recipe` is current, but the folder that {folder / RECIPE} was copied from is gone; give its path."
         )
     return setting._replace(text=str(recipe.absolute()))
 

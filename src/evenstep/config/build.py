@@ -7,7 +7,7 @@ import random
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, final
 
@@ -17,29 +17,27 @@ from torch import nn
 
 from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
-from evenstep.config.build_data import build_data, build_evaluation, build_mixture, first_samples
+from evenstep.config.build_data import build_sets, first_samples
 from evenstep.config.load import refused_at
 from evenstep.config.ranks import build_layout
-from evenstep.config.run import ListedTable, RunConfig, Target, TaskTable
+from evenstep.config.run import RunConfig, Target, TaskTable
 from evenstep.config.target import Call, OpenRun
-from evenstep.contrib.multitask import Scheduled
-from evenstep.data import Data, GlobalBatch, Mixture, ReadOptions
+from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
+from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.modes import Modes
 from evenstep.optim.multi import joined
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
-from evenstep.options import Checkpointing, Failures, Logging, Training, WriterName
+from evenstep.options import Checkpointing, WriterName
 from evenstep.parallel import Mesh, device_of_rank
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
 from evenstep.pipeline.layers import check_covered
 from evenstep.pipeline.split import cut, flows
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
-from evenstep.train import Coefficients, Fixed, LoadedWeights, Task, Trainer, described_groups
-from evenstep.train.checks import check_model
+from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.grouped import grouped_optimizer
 from evenstep.train.state.loading import put_weights
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
@@ -82,19 +80,17 @@ class RunParts:
         *,
         hooks: Sequence[Hook] = (),
         writers: Sequence[Writer | WriterName] = (),
-        evaluations: Mapping[str, Data] | None = None,
         kept: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Trainer:
         """The trainer of these parts.
 
         Args:
-            evaluations: none by default.
             kept: plain values that are kept with each checkpoint, such as the resolved configuration.
-            more: further arguments of the trainer, such as `folder`.
+            more: further arguments of the trainer, such as `folder` and `evaluations`.
         """
-        config = self.config
-        keeps = more.get("folder") is not None
+        config = deepcopy(self.config)  # some objects in it keep the state of one run
+        checkpoint = Checkpointing() if more.get("folder") is None else config.checkpoint
         with refused_at("train"):
             trainer = Trainer(
                 model=self.model,
@@ -105,15 +101,14 @@ class RunParts:
                 epochs=config.train.epochs,
                 seed=config.seed,
                 device=device_of_rank(config.device),
-                precision=deepcopy(config.train.precision),
+                precision=config.train.precision,
                 lr_schedule=build_lr_schedule(config),
-                evaluations=evaluations,
                 hooks=hooks,
-                train=build_training(config),
+                train=config.train,
                 evaluation=config.evaluation,
-                checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
-                failures=_options(Failures, config.failures),
-                log=_options(Logging, config.log, writers=writers),
+                checkpoint=replace(checkpoint, config=kept),
+                failures=config.failures,
+                log=replace(config.log, writers=tuple(writers)),
                 **more,
             )
         if self.loaded is not None:
@@ -135,55 +130,16 @@ class RunParts:
             data.close()
 
 
-def _options(kind: type[_Made], table: object, **other: Any) -> _Made:
-    """The options that a table of a run file adds keys to; copies, as some objects keep the state of one run."""
-    own = {one.name: deepcopy(getattr(table, one.name)) for one in fields(cast("Any", kind)) if one.name not in other}
-    return kind(**own, **other)
-
-
-def build_training(config: RunConfig) -> Training:
-    given = config.train.coefficients
-    coefficients = deepcopy(given) if given is not None else _coefficients(config)
-    return _options(Training, config.train, coefficients=coefficients)
-
-
-def build_checkpointing(config: RunConfig, kept: Mapping[str, Any] | None = None) -> Checkpointing:
-    """When to save and what to keep.
-
-    Args:
-        kept: plain values that are kept with each checkpoint.
-    """
-    return _options(Checkpointing, config.checkpoint, config=kept)
-
-
-def _coefficients(config: RunConfig) -> Coefficients | None:
-    if not config.tasks:
-        return None
-    values = {name: task.coefficient for name, task in config.tasks.items()}
-    schedules = {
-        name: schedule_of(task.coefficient_schedule, 1.0)
-        for name, task in config.tasks.items()
-        if task.coefficient_schedule is not None
-    }
-    return Scheduled(schedules, values=values) if schedules else Fixed(values)
-
-
 def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
     """The LR schedule of a run; None where nothing multiplies the rates, so that hooks may set them."""
-    table = config.optimizer
-    whole = schedule_of(config.lr_schedule, table.lr)
+    groups = config.optimizer.groups.items()
     own: dict[str | int, LrSchedule] = {
-        name: schedule_of(group.lr_schedule, group.lr or table.lr * (group.lr_factor or 1.0))
-        for name, group in table.groups.items()
-        if group.lr_schedule is not None
+        name: deepcopy(group.lr_schedule) for name, group in groups if group.lr_schedule is not None
     }
+    whole = deepcopy(config.lr_schedule)
     if own:
         return PerGroup(own, whole)
     return None if whole == Constant() else whole
-
-
-def schedule_of(given: LrSchedule | ListedTable, lr: float) -> LrSchedule:
-    return given.schedule(lr) if isinstance(given, ListedTable) else deepcopy(given)
 
 
 def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:
@@ -203,10 +159,10 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     model, loaded = _model_and_weights(run, mesh, begins=begins)
     hooks, task = prepared(run, model)
     optimizer = make_optimizer(run, model)
-    data, evaluations = _build_sets(run)
+    data, evaluations = build_sets(config, _datasets(run), run.calls)
     writers: list[Writer | WriterName] = [
         _make(run, f"log.writers.{index}", Writer) if isinstance(one, Target) else one
-        for index, one in enumerate(cast("Sequence[WriterName | Target]", config.log.writers))
+        for index, one in enumerate(config.log.writers)
     ]
     return RunParts(
         config=config,
@@ -264,42 +220,19 @@ def seeded(seed: int) -> Generator[None]:
         yield
 
 
-def _build_sets(run: OpenRun) -> tuple[Data, dict[str, Data]]:
-    config, calls, tables = run.config, run.calls, run.config.sets
-    datasets = {key: _make(run, f"{key}.train", object) for key in tables}
-    if config.overfit is not None:
-        datasets = {key: first_samples(dataset, config.overfit, key) for key, dataset in datasets.items()}
-    train = {
-        key: build_data(
-            table,
-            config.failures,
-            datasets[key],
-            calls.get(f"{key}.collate"),
-            key=key,
-            pipeline_ranks=config.parallel.pipeline,
-        )
-        for key, table in tables.items()
-    }
-    evaluations = dict[str, Data]()
-    for name in config.evaluations:
-        some = dict[str, Data]()
-        for key, table in tables.items():
-            if name in table.evaluations:
-                own = config.overfit is None
-                dataset = _make(run, f"{key}.evaluations.{name}", object) if own else datasets[key]
-                collate = calls.get(f"{key}.collate")
-                some[key] = build_evaluation(name, table, config.failures, dataset, collate, key=key)
-        evaluations[name] = Mixture(_by_task(some), end="max") if config.tasks else some["data"]
-    data = build_mixture(config, _by_task(train)) if config.tasks else train["data"]
-    limit = config.limit.batches
-    if limit is not None:
-        for one in (data, *evaluations.values()):
-            one.limit_batches = min(limit, one.limit_batches or limit)
-    return data, evaluations
-
-
-def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
-    return {key.removeprefix("tasks.").removesuffix(".data"): one for key, one in data.items()}
+def _datasets(run: OpenRun) -> dict[str, Any]:
+    config = run.config
+    datasets: dict[str, Any] = {}
+    for key in config.sets:
+        train = _make(run, f"{key}.train", object)
+        if config.overfit is not None:
+            train = first_samples(train, config.overfit, key)
+        datasets[f"{key}.train"] = train
+    for key, table in config.sets.items():
+        for name in table.evaluations:
+            own = f"{key}.evaluations.{name}"
+            datasets[own] = _make(run, own, object) if config.overfit is None else datasets[f"{key}.train"]
+    return datasets
 
 
 def make_model(run: OpenRun) -> nn.Module | Layers:
@@ -376,15 +309,14 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
     so ordered shards there are not fused.
 
     Raises:
-        TaskError: there is nothing to train, or the target gives no optimizer.
-        ConfigError: groups or arguments that can't be.
+        TaskError: the target gives no optimizer.
+        ConfigError: groups that can't be.
     """
     config, table = run.config, run.config.optimizer
     shards = config.parallel.strategy == "fsdp"
     on_cpu = device_of_rank(config.device).type == "cpu"
     fuse = not (shards and on_cpu and config.parallel.reduction == "ordered")
     call = run.calls["optimizer"]
-    check_model(model)
 
     def fused(one: Call) -> dict[str, bool]:
         return _fused(one, model, shards) if fuse else {}
@@ -392,7 +324,7 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
     if table.is_divided:
         calls = {name: run.calls[f"optimizer.groups.{name}"] for name in table.groups}
         kinds = {**{one.function: one for one in calls.values()}, call.function: call}
-        with refused_at("optimizer"), _refused_by_torch(call, "optimizer.groups"):
+        with refused_at("optimizer"):
             return grouped_optimizer(
                 model,
                 cast("type[torch.optim.Optimizer]", call.function),
@@ -404,35 +336,20 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
                 options=call.arguments,
                 options_of={cast("type", kind): fused(one) for kind, one in kinds.items()},
             )
-    if isinstance(call.function, type):
-        with _refused_by_torch(call, "optimizer.args"):
+    with refused_at("optimizer"):
+        if isinstance(call.function, type):
             made: object = call(_groups(model), lr=table.lr, **fused(call))
-    else:
-        with refused_at("optimizer"):
+        else:
             made = joined(call(model, lr=table.lr))
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TaskError(
-            f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.",
-            field="optimizer.target",
-        )
-    return made
+    return _checked("optimizer", made, torch.optim.Optimizer)
 
 
 def _group(run: OpenRun, name: str, call: Call) -> ParameterGroup:
     table = run.config.optimizer.groups[name]
     own = table.name is not None or table.target is not None
-    kind = cast("type[torch.optim.Optimizer]", call.function) if own else None
-    return _options(ParameterGroup, table, optimizer=kind, options=call.arguments)
-
-
-@contextmanager
-def _refused_by_torch(call: Call, key: str) -> Generator[None]:
-    try:
-        yield
-    except (TypeError, ValueError, RuntimeError, LookupError) as error:  # `betas=[0.9]` is an IndexError
-        if isinstance(error, EvenstepError) or call.function.__module__.partition(".")[0] != "torch":
-            raise
-        raise ConfigError([f"`{key}`: {call.function.__name__} raised {clause(error)}."]) from error
+    options = {one.name: getattr(table, one.name) for one in fields(ParameterGroup)}
+    options |= {"optimizer": call.function if own else None, "options": call.arguments}
+    return ParameterGroup(**options)
 
 
 def _groups(model: nn.Module) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
 
@@ -10,24 +10,15 @@ import torch
 from torch.utils.data import Subset
 
 from evenstep.config.load import refused_at
-from evenstep.config.run import DataTable, FailuresTable, MixtureTable, RunConfig
+from evenstep.config.run import DataTable, RunConfig, Target
 from evenstep.config.target import Call
-from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Reading, RoundRobin, Sampled, StreamData
+from evenstep.data import Data, MapData, Mixture, StreamData
 from evenstep.data.sampling import largest
 from evenstep.errors import ConfigError
 
-_NOT_OF_DATA = ("train", "evaluations", "collate")
-_OF_READING = ("prefetch_batches", "timeout_s")
-
 
 def build_data(
-    table: DataTable,
-    failures: FailuresTable,
-    dataset: Any,
-    collate: Call | None,
-    *,
-    key: str = "data",
-    pipeline_ranks: int = 1,
+    table: DataTable, dataset: Any, collate: Call | None, *, key: str = "data", pipeline_ranks: int = 1
 ) -> Data:
     """The training set, as a map-style dataset or, where it has no length, as a stream.
 
@@ -38,27 +29,31 @@ def build_data(
         ConfigError: a setting that the dataset can't follow.
         ArgumentError: it is empty, or can't be trained on.
     """
-    options = _options(table)
-    if table.micro_batch_size == "auto":
-        options["micro_batch_size"] = _largest(table, pipeline_ranks)
+    kind = StreamData if is_stream(dataset) else MapData
+    taken = signature(kind).parameters
+    default = DataTable(train=Target(target="a:b"), global_batch_size=1)
+    options: dict[str, Any] = {}
+    unused: list[str] = []
+    for one in fields(table):
+        value = getattr(table, one.name)
+        if one.name in taken:
+            options[one.name] = value
+        elif one.name not in ("train", "evaluations") and value != getattr(default, one.name) and value is not None:
+            unused.append(f"`{key}.{one.name}` has no effect, as `{key}.train` gives a {kind.__name__}; leave it out.")
+    if unused:
+        raise ConfigError(unused)
+    del options["collate"]
     if collate is not None:
         options["collate"] = collate.function
+    if table.micro_batch_size == "auto":
+        options["micro_batch_size"] = _largest(table, pipeline_ranks)
+    if kind is MapData:
+        options["lengths"] = _lengths(dataset, table)
     with refused_at(f"{key}.train"):
-        if is_stream(dataset):
-            _check_taken(table, StreamData, key, "streams")
-            return StreamData(dataset, **_for(StreamData, options))
-        _check_taken(table, MapData, key, "datasets with a length")
-        return MapData(
-            dataset,
-            **_for(MapData, options),
-            lengths=_lengths(dataset, table),
-            reading=_reading(table, failures, skip_failing=failures.loader == "skip"),
-        )
+        return kind(dataset, **options)
 
 
-def build_evaluation(
-    name: str, table: DataTable, failures: FailuresTable, dataset: Any, collate: Call | None, *, key: str = "data"
-) -> Data:
+def build_evaluation(name: str, table: DataTable, dataset: Any, collate: Call | None, *, key: str = "data") -> Data:
     """An evaluation set: in its own order, a micro-batch at a time, read as the training set is; nothing is left out.
 
     Raises:
@@ -69,43 +64,55 @@ def build_evaluation(
     size = evaluation.micro_batch_size or (None if table.micro_batch_size == "auto" else table.micro_batch_size)
     if size is None and table.micro_batch_tokens is None:
         size = largest(table.global_batch_size)
-    more: dict[str, Any] = {} if collate is None else {"collate": collate.function}
+    options: dict[str, Any] = {"global_batch_size": size, "limit_batches": evaluation.first_batches}
+    if collate is not None:
+        options["collate"] = collate.function
     with refused_at(f"{key}.evaluations.{name}"):
         if is_stream(dataset):
             if size is None:
-                raise ConfigError([f"`{key}.evaluations.{name}.micro_batch_size` is missing; streams need it."])
-            limit = evaluation.first_batches
-            return StreamData(dataset, global_batch_size=size, shared=table.shared, limit_batches=limit, **more)
+                raise ConfigError(f"`{key}.evaluations.{name}.micro_batch_size` is missing; streams need it.")
+            return StreamData(dataset, shared=table.shared, **options)
         if size is None:
-            more |= {
+            options |= {
                 "global_batch_tokens": table.micro_batch_tokens or largest(table.global_batch_tokens),
                 "lengths": _lengths(dataset, table),
                 "oversized": table.oversized,
                 "packed": table.packed,
             }
-        return MapData(
-            dataset,
-            global_batch_size=size,
-            num_workers=table.num_workers,
-            reading=_reading(table, failures, skip_failing=False),
-            shuffle=False,
-            limit_batches=evaluation.first_batches,
-            **more,
-        )
+        reading = replace(table.reading, skip_failing=False)
+        return MapData(dataset, num_workers=table.num_workers, reading=reading, shuffle=False, **options)
 
 
-def build_mixture(config: RunConfig, data: Mapping[str, Data]) -> Mixture:
-    """The training data of all tasks, mixed."""
-    return Mixture(data, mixing=_mixing(config, config.mixture), end=config.mixture.end)
+def build_sets(
+    config: RunConfig, datasets: Mapping[str, Any], collates: Mapping[str, Call]
+) -> tuple[Data, dict[str, Data]]:
+    """The training data, mixed if there are several tasks, and the evaluation sets by name.
 
-
-def _mixing(config: RunConfig, table: MixtureTable) -> Mixing:
-    if table.kind == "sampled":
-        given = {name: task.sampling_weight for name, task in config.tasks.items()}
-        weights = {name: weight for name, weight in given.items() if weight is not None}
-        return Sampled(temperature=table.temperature, weights=weights, draws=table.draws)
-    repeats = {name: task.repeats for name, task in config.tasks.items() if task.repeats != 1}
-    return RoundRobin(repeats=repeats) if table.kind == "round_robin" else AllTasks(repeats=repeats)
+    Args:
+        datasets: by their keys, such as `data.train` and `data.evaluations.valid`.
+        collates: functions by their keys, such as `data.collate`.
+    """
+    train: dict[str, Data] = {}
+    evaluations: dict[str, dict[str, Data]] = {name: {} for name in config.evaluations}
+    for key, table in config.sets.items():
+        task, collate = key.removeprefix("tasks.").removesuffix(".data"), collates.get(f"{key}.collate")
+        ranks = config.parallel.pipeline
+        train[task] = build_data(table, datasets[f"{key}.train"], collate, key=key, pipeline_ranks=ranks)
+        for name in table.evaluations:
+            dataset = datasets[f"{key}.evaluations.{name}"]
+            evaluations[name][task] = build_evaluation(name, table, dataset, collate, key=key)
+    if config.tasks:
+        with refused_at("mixture"):
+            data: Data = Mixture(train, mixing=config.mixture.mixing, end=config.mixture.end)
+        sets: dict[str, Data] = {name: Mixture(some, end="max") for name, some in evaluations.items()}
+    else:
+        data = train["data"]
+        sets = {name: some["data"] for name, some in evaluations.items()}
+    limit = config.limit_batches
+    if limit is not None:
+        for one in (data, *sets.values()):
+            one.limit_batches = min(limit, one.limit_batches or limit)
+    return data, sets
 
 
 def first_samples(dataset: Any, count: int, key: str) -> object:
@@ -115,7 +122,7 @@ def first_samples(dataset: Any, count: int, key: str) -> object:
         ConfigError: it is a stream.
     """
     if is_stream(dataset):
-        raise ConfigError([f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out."])
+        raise ConfigError(f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out.")
     count = min(count, len(dataset))
     first: Any = Subset(dataset, range(count))
     if hasattr(dataset, "lengths"):
@@ -125,41 +132,6 @@ def first_samples(dataset: Any, count: int, key: str) -> object:
 
 def is_stream(dataset: object) -> bool:
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
-
-
-def _options(table: DataTable) -> dict[str, Any]:
-    return {one.name: getattr(table, one.name) for one in fields(table) if one.name not in _NOT_OF_DATA}
-
-
-def _for(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    taken = signature(kind).parameters
-    return {name: one for name, one in options.items() if name in taken}
-
-
-def _taken(kind: type) -> set[str]:
-    return {*signature(kind).parameters, *(_OF_READING if kind is MapData else ())}
-
-
-def _check_taken(table: DataTable, kind: type, key: str, what: str) -> None:
-    default = _options(type(table)(train=table.train, global_batch_size=1))
-    sizes = ("global_batch_size", "global_batch_tokens")
-    given = [name for name, value in _options(table).items() if value != default[name] or name in sizes]
-    unused = [name for name in given if name not in _taken(kind) and getattr(table, name) is not None]
-    if unused:
-        raise ConfigError(
-            [f"`{key}.{name}` has no effect on {what}, as `{key}.train` gives; leave it out." for name in unused]
-        )
-    if kind is StreamData and isinstance(table.global_batch_size, tuple):
-        raise ConfigError([f"`{key}.global_batch_size` must be one number for {what}."])
-
-
-def _reading(table: DataTable, failures: FailuresTable, *, skip_failing: bool) -> Reading:
-    return Reading(
-        prefetch_batches=table.prefetch_batches,
-        timeout_s=table.timeout_s,
-        retries=failures.loader_retries,
-        skip_failing=skip_failing,
-    )
 
 
 def _largest(table: DataTable, pipeline_ranks: int) -> int | None:
@@ -179,5 +151,5 @@ def _lengths(dataset: Any, table: DataTable) -> Any:
     if table.global_batch_tokens is None and table.micro_batch_tokens is None:
         return None
     if not hasattr(dataset, "lengths"):
-        raise ConfigError([f"batches by tokens need `lengths` of the dataset ({type(dataset).__name__}); add it."])
+        raise ConfigError(f"batches by tokens need `lengths` of the dataset ({type(dataset).__name__}); add it.")
     return dataset.lengths

@@ -1,4 +1,4 @@
-"""Keys of run files: walks their JSON schema along a path, with the values of a run or without."""
+"""Keys of run files: walks along their JSON schema, with the values of a run or without."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -29,69 +29,55 @@ def _tables(node: Node) -> list[Node]:
 
 
 def _elements(node: Node) -> Node | None:
-    """Schema of the values of a table by name, or of a list."""
+    """Schema of the values of a table by name, or of a list, if they are tables."""
     for one in (node, *node.get("anyOf", ())):
         for name in ("additionalProperties", "items"):
-            if isinstance(one.get(name), dict):
+            if isinstance(one.get(name), dict) and _tables(one[name]):
                 return one[name]
     return None
 
 
 def _table_for(node: Node, given: Mapping[str, Any]) -> Node | None:
-    tables = _tables(node)
-    for table in tables:
+    for table in _tables(node):
         kind = table["properties"].get("kind", {}).get("const")
-        if (
-            kind is None
-            or given.get("kind") == kind
-            or ("kind" not in given and "kind" not in table.get("required", ()))
-        ):
+        is_default = "kind" not in given and "kind" not in table.get("required", ())
+        if kind is None or given.get("kind") == kind or is_default:
             return table
     return None
 
 
-def completed(tree: Mapping[str, Any], node: Node | None = None) -> Tree:
+def completed(tree: Mapping[str, Any]) -> Tree:
     """The tables of a run file with the defaults of all keys that are left out, except None."""
-    table = _table_for(schema() if node is None else node, tree)
-    if table is None:
-        return dict(tree)
-    whole: Tree = {}
-    for key, value in table["properties"].items():
-        given = tree.get(key, value.get("default", value.get("const")))
-        if given is not None:
-            whole[key] = _completed(given, value)
-    arguments = {key: value for key, value in tree.items() if key not in table["properties"] and value is not None}
-    return whole | arguments
+    return _filled(tree, schema(), given=True)
 
 
-def _completed(given: Any, node: Node) -> Any:
-    if isinstance(given, Mapping) and _tables(node):
-        return completed(cast("Tree", given), node)
-    inner = _elements(node)
-    if inner is None or not _tables(inner):
-        return given
-    if isinstance(given, Mapping):
-        return {name: completed(one, inner) for name, one in cast("Tree", given).items()}
-    return [completed(one, inner) if isinstance(one, Mapping) else one for one in given]
-
-
-def defaults_of(tree: Mapping[str, Any], node: Node | None = None) -> Tree:
+def defaults_of(tree: Mapping[str, Any]) -> Tree:
     """The tables of a run file as they would be if none of their keys had been set.
 
     Keys that must be set, and arguments of the user's own objects, are left out.
     """
-    table = _table_for(schema() if node is None else node, tree)
+    return _filled(tree, schema(), given=False)
+
+
+def _filled(tree: Mapping[str, Any], node: Node, *, given: bool) -> Tree:
+    table = _table_for(node, tree)
+    properties: Tree = {} if table is None else table["properties"]
     found: Tree = {}
-    for key, value in ({} if table is None else table["properties"]).items():
-        given = tree.get(key)
-        inner = _elements(value)
-        if isinstance(given, Mapping) and _tables(value):
-            found[key] = defaults_of(cast("Tree", given), value)
-        elif isinstance(given, Mapping) and inner is not None and _tables(inner):
-            found[key] = {name: defaults_of(one, inner) for name, one in cast("Tree", given).items()}
-        elif value.get("default") is not None and key != "args":
-            found[key] = value["default"]
-    return {key: value for key, value in found.items() if value != {}}
+    for key, value in properties.items():
+        default = value.get("default", value.get("const") if given else None)
+        inner, own = _elements(value), tree.get(key, default)
+        if isinstance(own, Mapping) and inner is None and _tables(value):
+            found[key] = _filled(cast("Tree", own), value, given=given)
+        elif isinstance(own, Mapping) and inner is not None:
+            found[key] = {name: _filled(one, inner, given=given) for name, one in cast("Tree", own).items()}
+        elif given and inner is not None and own is not None:
+            found[key] = [_filled(one, inner, given=True) if isinstance(one, Mapping) else one for one in own]
+        elif given or key != "args":
+            found[key] = own if given else default
+    if not given:
+        return {key: value for key, value in found.items() if value not in (None, {})}
+    arguments = {key: value for key, value in tree.items() if key not in properties}
+    return {key: value for key, value in (found | arguments).items() if value is not None}
 
 
 def all_keys(node: Node | None = None, outer: str = "") -> Iterator[str]:
@@ -105,7 +91,7 @@ def all_keys(node: Node | None = None, outer: str = "") -> Iterator[str]:
             yield outer + name
             yield from all_keys(value, f"{outer}{name}.")
             inner = _elements(value)
-            if inner is not None and "items" not in value and _tables(inner):
+            if inner is not None and "items" not in value:
                 yield f"{outer}{name}.NAME"
                 yield from all_keys(inner, f"{outer}{name}.NAME.")
 
@@ -121,8 +107,7 @@ def may_change(path: Sequence[str]) -> bool:
         values = [table["properties"][key] for node in nodes for table in _tables(node) if key in table["properties"]]
         if any(value.get("mayChange") for value in values):
             return True
-        by_name = [inner for node in nodes if (inner := _elements(node)) is not None]
-        nodes = values or by_name
+        nodes = values or [inner for node in nodes if (inner := _elements(node)) is not None]
     return False
 
 
@@ -133,24 +118,19 @@ def advice_for(path: Sequence[str]) -> str:
     ('did you mean `train.updates`?', 'did you mean `train.clip_norm`?', 'did you mean `optimizer.lr`?')
     """
     *outer, last = path
-    known = list(dict.fromkeys(all_keys()))
-    place = [key for key in known if _fits(key.split("."), outer)]
-    siblings = [key.rpartition(".")[2] for key in place]
     if last in KEYS:
         return f"did you mean `{KEYS[last]}`?"
-    inside = ".".join([*outer, ""])
-    close = get_close_matches(last, siblings, n=1)
-    if close:
-        return f"did you mean `{inside}{close[0]}`?"
-    elsewhere = sorted(known, key=lambda key: ("NAME" in key, key.count(".")))
-    same = [key for key in elsewhere if key.rpartition(".")[2] == last]
-    close = same or get_close_matches(".".join(path), elsewhere, n=1)
+    known = sorted(set(all_keys()), key=lambda key: ("NAME" in key, key.count("."), key))
+    siblings = [key.rpartition(".")[2] for key in known if _is_in(key, outer)]
+    close = [".".join([*outer, one]) for one in get_close_matches(last, siblings, n=1)]
+    close = close or [key for key in known if key.rpartition(".")[2] == last]
+    close = close or get_close_matches(".".join(path), known, n=1)
     if close:
         return f"did you mean `{close[0]}`?"
     where = f"`{'.'.join(outer)}` has" if outer else "there are"
     return f"{where} {', '.join(siblings)}." if siblings else "leave it out."
 
 
-def _fits(key: Sequence[str], outer: Sequence[str]) -> bool:
-    *table, _ = key
+def _is_in(key: str, outer: Sequence[str]) -> bool:
+    *table, _ = key.split(".")
     return len(table) == len(outer) and all(one in ("NAME", other) for one, other in zip(table, outer, strict=True))

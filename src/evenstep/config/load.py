@@ -8,7 +8,7 @@ and as text where they aren't TOML; `none` takes a key away.
 import json
 import os
 import tomllib
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
@@ -17,9 +17,8 @@ from shlex import quote
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
-from evenstep.arguments import meant
+from evenstep.arguments import meant, shortened
 from evenstep.config.keys import Tree, advice_for, completed
 from evenstep.config.run import RunConfig
 from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError, clause
@@ -73,13 +72,11 @@ def read_file(path: Path) -> Tree:
         fault = f"{path} can't be read: {clause(error)}."
     except tomllib.TOMLDecodeError as error:
         fault = f"{path} is not TOML: {clause(error)}."
-    raise ConfigError([fault])
+    raise ConfigError(fault)
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
-
-    A table comes before its keys.
+    """The settings among environment variables, tables before their keys.
 
     >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
     ('train', 'updates')
@@ -108,13 +105,11 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
         name, equals, text = rest.pop(0).partition("=")
         if not name.startswith("--"):
             faults.append(f"`{name}` is not a setting; write settings as `--section.key value`.")
-            continue
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
-                continue
-            text = rest.pop(0)
-        settings.append(Setting(path=tuple(name.removeprefix("--").split(".")), text=text, origin=name))
+        elif not equals and (not rest or rest[0].startswith("--")):
+            faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
+        else:
+            path = tuple(name.removeprefix("--").split("."))
+            settings.append(Setting(path=path, text=text if equals else rest.pop(0), origin=name))
     if faults:
         raise ConfigError(faults)
     return settings
@@ -130,6 +125,11 @@ def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
 
 
 def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
+    """Settings of the environment, then of a command line.
+
+    Args:
+        without: keys to ignore in the environment.
+    """
     around = from_environment(os.environ)
     return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
 
@@ -150,31 +150,28 @@ def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
     tree = deepcopy(tree)
     faults: list[str] = []
     for setting in settings:
-        table: object = tree
-        for key in setting.path[:-1]:
+        table: Any = tree
+        *outer, last = setting.path
+        for key in outer:
             table = _inner(table, key)
         if isinstance(table, list):
-            name = setting.path[-1]
-            tables = cast("list[Tree]", table)
-            tables[:] = [one for one in tables if one.get("use") != name]
+            table[:] = [one for one in table if one.get("use") != last]
             if setting.text != "none":
-                tables.append({"use": name, **cast("Tree", setting.value)})
+                table.append({"use": last, **cast("Tree", setting.value)})
         elif not isinstance(table, dict):
-            key = ".".join(setting.path)
-            faults.append(f"`{key}` (set by {setting.origin}) is in no table.")
+            faults.append(f"`{'.'.join(setting.path)}` (set by {setting.origin}) is in no table.")
         elif setting.text == "none":
-            cast("Tree", table).pop(setting.path[-1], None)
+            table.pop(last, None)
         else:
-            cast("Tree", table)[setting.path[-1]] = setting.value
+            table[last] = setting.value
     return tree, faults
 
 
-def _inner(table: object, key: str) -> object:
+def _inner(table: Any, key: str) -> Any:
     if isinstance(table, dict):
-        inner = cast("Tree", table).setdefault(key, [] if key == "hooks" else {})
+        inner = table.setdefault(key, [] if key == "hooks" else {})
         if isinstance(inner, str):
-            inner = {"kind": inner}
-            cast("Tree", table)[key] = inner
+            inner = table[key] = {"kind": inner}
         return inner
     if not isinstance(table, list):
         return None
@@ -199,33 +196,31 @@ def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
     """
     tree, misplaced = merge(read_file(path), settings)
     try:
-        config = parse(tree)
-    except ValidationError as error:
-        _retype(tree, error, settings)
         try:
             config = parse(tree)
         except ValidationError as error:
-            origins = {one.path: one.origin for one in settings}
-            raise ConfigError([*misplaced, *faults_of(error, tree, origins)]) from None
+            _retype(tree, error, settings)
+            config = parse(tree)
+    except ValidationError as error:
+        origins = {one.path: one.origin for one in settings}
+        raise ConfigError([*misplaced, *faults_of(error, tree, origins=origins)]) from None
     if misplaced:
         raise ConfigError(misplaced)
     return config, completed(tree)
 
 
 def parse(tree: Tree) -> RunConfig:
-    return arguments_of(RunConfig).validate_json(as_json(_arranged(tree)))
+    """The values of tables; arguments of hooks of evenstep are put into `args`, and words between commas into a list.
 
-
-def _arranged(tree: Tree) -> Tree:
-    """The tables with the arguments of hooks of evenstep in `args`, and with words between commas as a list."""
-    reset = tree.get("reset")
-    hooks = tree.get("hooks")
+    Raises:
+        ValidationError: all faults.
+    """
     arranged = dict(tree)
-    if isinstance(reset, str):
-        arranged["reset"] = reset.split(",")
-    if isinstance(hooks, list):
-        arranged["hooks"] = [_hook(one) if isinstance(one, dict) else one for one in cast("list[object]", hooks)]
-    return arranged
+    if isinstance(tree.get("reset"), str):
+        arranged["reset"] = tree["reset"].split(",")
+    if isinstance(tree.get("hooks"), list):
+        arranged["hooks"] = [_hook(one) if isinstance(one, dict) else one for one in tree["hooks"]]
+    return arguments_of(RunConfig).validate_json(as_json(arranged))
 
 
 def _hook(table: Tree) -> Tree:
@@ -260,56 +255,46 @@ def at(tree: Tree, path: Sequence[str | int]) -> Any:
     return found
 
 
-def faults_of(error: ValidationError, tree: Tree, origins: Mapping[tuple[str, ...], str]) -> list[str]:
+def faults_of(
+    error: ValidationError,
+    tree: Mapping[str, Any],
+    *,
+    inside: Sequence[str] = (),
+    origins: Mapping[tuple[str, ...], str] | None = None,
+    advise: Callable[[Sequence[str]], str] = advice_for,
+) -> list[str]:
     """A sentence for each wrong value: key, allowed values, given value, and the closest key or value.
 
     Args:
+        tree: the validated tables.
+        inside: key of `tree` in the run file.
         origins: the places that keys were set from, if not in the file.
+        advise: end of the sentence about the path of an unknown key.
     """
     texts: dict[str, list[str]] = {}
     ends: dict[str, str] = {}
     for fault in error.errors(include_url=False):
-        path = tuple(map(str, path_of(fault["loc"], tree, missing="missing" in fault["type"])))
+        path = [*inside, *map(str, path_of(fault["loc"], tree, missing="missing" in fault["type"]))]
         cause = fault.get("ctx", {}).get("error")
         if isinstance(cause, ArgumentError) and cause.field:
-            path = (*path, cause.field)
-        key = ".".join(path)
-        origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), None)
-        where = f"`{key}`" + (f" (set by {origin})" if origin else "")
-        text, end = _told(fault, path)
-        if fault["type"] != "object" or where not in texts:  # a file can't hold objects
+            path.append(cause.field)
+        origin = next((name for key, name in (origins or {}).items() if tuple(path[: len(key)]) == key), "")
+        where = f"`{'.'.join(path)}`" + (f" (set by {origin})" if origin else "")
+        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            text, end = "is not a key", f"; {advise(path)}"
+        elif "missing" in fault["type"]:
+            text, end = "is missing", "; set it."
+        elif isinstance(cause, ArgumentError):
+            text, end = str(cause).rstrip("."), "."
+        else:
+            allowed = str(fault.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+            close = meant(str(fault["input"]), [word.strip("'") for word in allowed])
+            text = (fault["msg"][:1].lower() + fault["msg"][1:]).removeprefix("input ")
+            end = f", but is {quoted(fault['input'])}" + (f'; did you mean "{close}"?' if close else ".")
+        if fault["type"] not in ("object", "needs_python_object") or where not in texts:  # a file can't hold objects
             texts.setdefault(where, []).append(text)
             ends[where] = end
     return [f"{where} {' or '.join(dict.fromkeys(those))}{ends[where]}" for where, those in texts.items()]
-
-
-def told(error: ValidationError) -> str:
-    """The values that pydantic allows, and the value given, as the end of a sentence.
-
-    >>> from pydantic import TypeAdapter
-    >>> try:
-    ...     TypeAdapter(int).validate_python("x", strict=True)
-    ... except ValidationError as error:
-    ...     told(error)
-    'should be a valid integer, but is "x".'
-    """
-    several = [_told(one, ()) for one in error.errors(include_url=False)]
-    return " or ".join(dict.fromkeys(text for text, _ in several)) + several[-1][1]
-
-
-def _told(fault: ErrorDetails, path: Sequence[str]) -> tuple[str, str]:
-    cause = fault.get("ctx", {}).get("error")
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return "is not a key", f"; {advice_for(path)}" if path else "."
-    if "missing" in fault["type"]:
-        return "is missing", "; set it." if path else "."
-    if isinstance(cause, ArgumentError):
-        return str(cause).rstrip("."), "."
-    text = fault["msg"][:1].lower() + fault["msg"][1:]
-    allowed = str(fault.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
-    close = meant(str(fault["input"]), [word.strip("'") for word in allowed])
-    end = f'; did you mean "{close}"?' if close else "."
-    return text.removeprefix("input "), f", but is {quoted(fault['input'])}{end}"
 
 
 def quoted(value: object) -> str:
@@ -318,8 +303,7 @@ def quoted(value: object) -> str:
     >>> quoted("x"), quoted(True), quoted([1, "a"]), quoted({"target": "a.py:b"})
     ('"x"', 'true', '[1, "a"]', '{"target": "a.py:b"}')
     """
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shortened(json.dumps(value, ensure_ascii=False, default=str))
 
 
 @contextmanager
@@ -336,7 +320,7 @@ def refused_at(key: str) -> Generator[None]:
     except ConfigError:
         raise
     except (ArgumentError, PlanError) as error:
-        raise ConfigError([f"`{key}`: {error}"]) from error
+        raise ConfigError(f"`{key}`: {error}") from error
     except EvenstepError as error:
         error.add_note(f"This is about `{key}`.")
         raise

@@ -11,15 +11,7 @@ from evenstep.arguments import choose
 from evenstep.config.load import refused_at
 from evenstep.config.run import RunConfig
 from evenstep.errors import ConfigError, clause
-from evenstep.parallel import (
-    Group,
-    Mesh,
-    Processes,
-    Strategy,
-    device_of_rank,
-    rank_info_of,
-    strategy_named,
-)
+from evenstep.parallel import Group, Mesh, Processes, Strategy, device_of_rank, rank_info_of, strategy_named
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
@@ -37,17 +29,15 @@ def joined(config: RunConfig) -> Generator[Group]:
     """
     info, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if info is None else info.ranks
-    changes = config.failures.lost_rank == "continue" and (elastic is not None or ranks > 1)
-    if elastic is not None and not changes and elastic.count > 1:
-        fault = (
-            f"this process was started as {elastic.number} of {elastic.count} that may come and go (REPLICA_GROUP_ID), "
-            f'for which `failures.lost_rank` must be "continue", but it is "{config.failures.lost_rank}"; set it, or '
-            f"take those variables out of the environment."
+    lost_rank = config.launch.lost_rank
+    if elastic is not None and elastic.count > 1 and lost_rank != "continue":
+        raise ConfigError(
+            f'`launch.lost_rank` must be "continue" for a process with REPLICA_GROUP_ID in its environment, but is '
+            f'"{lost_rank}"; set it, or unset that variable.'
         )
-        raise ConfigError([fault])
     with refused_at("parallel"):
         check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
-    if changes:
+    if lost_rank == "continue" and (elastic is not None or ranks > 1):
         group = _elastic(config, elastic)
     else:
         group = Processes(device_of_rank(config.device), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
@@ -61,20 +51,12 @@ def joined(config: RunConfig) -> Generator[Group]:
 
 
 def _elastic(config: RunConfig, place: ElasticRank | None) -> Group:
-    faults: list[str] = []
-    if place is None:
-        faults.append(
-            '`failures.lost_rank` is "continue", for which each process is started by itself, with TORCHFT_LIGHTHOUSE, '
-            "REPLICA_GROUP_ID and NUM_REPLICA_GROUPS, but these ranks were started together; use `--launch.ranks`."
-        )
     device = device_of_rank(config.device)
-    if device.type != "cpu":
-        faults.append(
-            f'`failures.lost_rank` is "continue", which is for CPUs, but the device is {device}; set `device` to cpu, '
-            f"or let a lost rank stop the run and restart it with `launch.max_restarts`."
+    if place is None or device.type != "cpu":
+        raise ConfigError(
+            f'`launch.lost_rank` "continue" is for CPUs and for ranks that `--launch.ranks` starts, but the device '
+            f"is {device} and the ranks were started {'together' if place is None else 'one by one'}."
         )
-    if place is None or faults:
-        raise ConfigError(faults)
     elastic = import_module("evenstep.contrib.elastic")
     return elastic.Elastic(elastic.Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
@@ -92,8 +74,8 @@ def check_ranks(config: RunConfig) -> None:
     with refused_at("launch.ranks"):
         check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
         check_pipelines(ranks, config.parallel.pipeline)
-    if config.failures.lost_rank == "continue" and ranks == 1 and not is_launched():
-        raise ConfigError(['`failures.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.'])
+    if config.launch.lost_rank == "continue" and ranks == 1 and not is_launched():
+        raise ConfigError('`launch.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.')
 
 
 def build_mesh(config: RunConfig, group: Group) -> Mesh:

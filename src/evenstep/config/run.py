@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Lt
 
 from evenstep.data.batching import Oversized
-from evenstep.data.mixture import End
+from evenstep.data.loader import Reading
+from evenstep.data.mixture import AllTasks, End
 from evenstep.data.sampling import Unit
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import Grouping, ParameterGroup
-from evenstep.optim.schedules import LR_SCHEDULES, Constant, Listed, LrSchedule
+from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.options import (
-    SPIKE_THRESHOLD,
     STANDARD_WRITERS,
+    AnySchedule,
     Checkpointing,
     Evaluation,
     Failures,
     Logging,
     Reset,
     Training,
+    Writer,
     WriterName,
 )
-from evenstep.precision import Precision
-from evenstep.schema import Count, Matching, Natural, NonNegative, OneOf, Positive, option
+from evenstep.schema import Count, Matching, Natural, OneOf, Positive, option
 
 Args = dict[str, Any]
 Names = tuple[str, ...]
@@ -36,45 +37,15 @@ Pairs = tuple[tuple[Count, Count], ...]
 TargetName = Annotated[str, Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME")]
 
 
-@option
-class ListedTable:
-    """Learning rates, or multipliers, each with the update or epoch from which it applies."""
-
-    _: KW_ONLY
-    warmup_updates: Natural = 0
-    """Length of the linear warm-up to the full learning rate, in updates; 0 and 1 both mean none."""
-    unit: Unit = "updates"
-    """Unit of the starts: updates or epochs."""
-    factors: tuple[tuple[Count, NonNegative], ...] | None = None
-    """Pairs of a start, from 1, and a multiplier: [[1, 1.0], [1000, 0.1]]. Give either this or `rates`."""
-    rates: tuple[tuple[Count, NonNegative], ...] | None = None
-    """Pairs of a start, from 1, and a learning rate; groups with a rate of their own keep their proportion."""
-
-    def __post_init__(self) -> None:
-        if (self.factors is None) == (self.rates is None):
-            raise ArgumentError("give one of `factors` and `rates`.", field="factors")
-
-    def schedule(self, lr: float) -> LrSchedule:
-        """The LR schedule of an optimizer with the learning rate `lr`."""
-        if self.factors is not None:
-            return Listed(factors=self.factors, unit=self.unit, warmup_updates=self.warmup_updates)
-        rates = self.rates or ()
-        return Listed.of_rates(rates, lr=lr, unit=self.unit, warmup_updates=self.warmup_updates)
-
-
 if TYPE_CHECKING:
+    from evenstep.data.mixture import Mixing
+    from evenstep.precision import Precision
+
+    AnyMixing = Mixing
     AnyPrecision = Precision | str
-    AnySchedule = LrSchedule | ListedTable
 else:
+    AnyMixing = Annotated[Any, OneOf("evenstep.data.mixture:Mixing", "evenstep.data.mixture:MIXINGS", default="all")]
     AnyPrecision = Annotated[Any, OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)]
-    AnySchedule = Annotated[
-        Any,
-        OneOf("evenstep.optim.schedules:LrSchedule", "evenstep.config.run:SCHEDULES", default="constant"),
-    ]
-
-
-SCHEDULES: Mapping[str, type] = {**LR_SCHEDULES, "listed": ListedTable}
-"""Classes of LR schedules in run files, by their `kind`."""
 
 
 @option
@@ -139,7 +110,7 @@ class DataTable:
     """Training and evaluation data, and how batches are made of them."""
 
     may_change: ClassVar[frozenset[str]] = frozenset(
-        {"evaluations", "micro_batch_size", "micro_batch_tokens", "num_workers", "prefetch_batches", "timeout_s"}
+        {"evaluations", "micro_batch_size", "micro_batch_tokens", "num_workers", "reading"}
     )
 
     _: KW_ONLY
@@ -178,10 +149,8 @@ class DataTable:
     """Do not shuffle the first this many epochs."""
     num_workers: Natural = 0
     """Processes that load data, as in a `DataLoader`. 0 loads in the training process."""
-    prefetch_batches: Count = 2
-    """How many global batches all workers together load ahead."""
-    timeout_s: Positive = 300.0
-    """How long to wait for a worker, in seconds, before it counts as hanging."""
+    reading: Reading = Reading()
+    """Reading of samples: waiting, repeating, leaving out."""
     collate: TargetName | None = None
     """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch from a list of samples. By default as in
     a `DataLoader`."""
@@ -235,17 +204,6 @@ class NamedTask(TaskTable):
     _: KW_ONLY
     data: DataTable
     """Training and evaluation data of this task; the same keys as the table `data` of a run with one task."""
-    coefficient: Positive = 1.0
-    """Multiplies the gradient of this task's loss."""
-    coefficient_schedule: AnySchedule | None = None
-    """Changes the coefficient over the run, as a learning rate schedule changes the learning rate. Constant by
-    default."""
-    repeats: Count = 1
-    """Mixture `all`: how many batches of this task each update takes. Mixture `round_robin`: how many updates of each
-    round are this task's."""
-    sampling_weight: Positive | None = None
-    """Mixture `sampled`: how often this task is drawn, relative to the others. By default its number of batches per
-    epoch."""
 
 
 @option
@@ -253,16 +211,12 @@ class MixtureTable:
     """Updates from batches of several tasks."""
 
     _: KW_ONLY
-    kind: Literal["all", "round_robin", "sampled"] = "all"
-    """`all`: each update takes a batch of every task. `round_robin`: the tasks take turns, one per update. `sampled`:
-    tasks are drawn at random."""
+    mixing: AnyMixing = AllTasks()
+    """Tasks of each update. `all`: a batch of every task, or as many as `repeats` says. `round_robin`: the tasks take
+    turns, one per update. `sampled`: tasks are drawn at random."""
     end: End = "cycle"
     """When an epoch ends: `min` as soon as one task has used up its data; `max` and `cycle` when all have, where the
     tasks that finish earlier pause (`max`) or start over (`cycle`)."""
-    temperature: Positive = 1.0
-    """Mixture `sampled`: 1 draws tasks in proportion to `sampling_weight`; larger values draw them more evenly."""
-    draws: Count = 1
-    """Mixture `sampled`: how many batches are drawn for each update."""
 
 
 @option
@@ -411,36 +365,15 @@ class LaunchTable:
     slurm: SlurmTable | None = None
     """Submit the run as a SLURM job instead of starting it here. Not by default."""
     max_restarts: Natural = 0
-    """How many times to start all ranks again, from the newest checkpoint, after one has failed. With
-    `failures.lost_rank` continue: how many times to restart a lost rank."""
-
-    def __post_init__(self) -> None:
-        if self.slurm is not None and (self.max_restarts or self.ranks > 1):
-            raise ArgumentError("can't be with `launch.ranks` or `launch.max_restarts`.", field="slurm")
-
-
-@option
-class FailuresTable(Failures):
-    """Policies for faults; see `docs/failures.md`."""
-
-    _: KW_ONLY
-    loader: Literal["stop", "skip"] = "stop"
-    """For a sample that still can't be read after `loader_retries`: `stop` ends the run, `skip` leaves it out; the loss
-    is then divided by the remaining weight."""
-    loader_retries: Natural = 2
-    """How many times to read a sample again."""
+    """How many times to start all ranks again, from the newest checkpoint, after one has failed. With `lost_rank`
+    continue: how many times to restart a lost rank."""
     lost_rank: Literal["stop", "continue"] = "stop"
     """When one of several ranks dies: `stop` ends the run; `continue` divides the update among the remaining ranks, and
     takes the lost one back when it returns (on CPUs, with strategy ddp, and the extra `torchft`)."""
 
     def __post_init__(self) -> None:
-        goes_back = str(self.non_finite).startswith("rewind") or str(self.loss_spike).startswith("rewind")
-        if self.lost_rank == "continue" and goes_back:
-            raise ArgumentError('"continue" can\'t be with a policy that goes back.', field="lost_rank")
-        if self.loader == "stop" and self.max_skipped_samples != Failures().max_skipped_samples:
-            raise ArgumentError('has no effect: `failures.loader` is "stop".', field="max_skipped_samples")
-        if self.loss_spike == "ignore" and self.spike_threshold != SPIKE_THRESHOLD:
-            raise ArgumentError('has no effect: `failures.loss_spike` is "ignore".', field="spike_threshold")
+        if self.slurm is not None and (self.max_restarts or self.ranks > 1 or self.lost_rank == "continue"):
+            raise ArgumentError("starts ranks by itself; leave out the other keys of `launch`.", field="slurm")
 
 
 @option
@@ -448,18 +381,9 @@ class LogTable(Logging):
     """Metrics to show and to write."""
 
     _: KW_ONLY
-    writers: tuple[WriterName | Target, ...] = STANDARD_WRITERS  # type: ignore[assignment]
+    writers: tuple[WriterName | Target | Writer, ...] = STANDARD_WRITERS  # type: ignore[assignment]
     """Where metrics go: names of writers, or tables with a `target` (a callable that returns an `evenstep.Writer`) and
     its `args`."""
-
-
-@option
-class LimitTable:
-    """Use only a part of the data, to try a run out."""
-
-    _: KW_ONLY
-    batches: Count | None = None
-    """Use only this many global batches of each epoch, and this many batches of each evaluation. All by default."""
 
 
 @option
@@ -517,7 +441,7 @@ class RunConfig:
     """How several processes (ranks) share the model and its gradients."""
     launch: LaunchTable = LaunchTable()
     """How many processes to start."""
-    failures: FailuresTable = FailuresTable()
+    failures: Failures = Failures()
     """Policies for faults."""
     evaluation: Evaluation = Evaluation()
     """When to evaluate on `data.evaluations`."""
@@ -525,8 +449,9 @@ class RunConfig:
     """When to save, and what to keep."""
     log: LogTable = LogTable()
     """Metrics to show and to write."""
-    limit: LimitTable = LimitTable()
-    """Use only a part of the data, to try a run out. All by default."""
+    limit_batches: Count | None = None
+    """Use only this many global batches of each epoch, and this many batches of each evaluation, to try a run out. All
+    by default."""
     overfit: Count | None = None
     """Train and evaluate on the first this many samples of the training set only, again and again, to see whether the
     model can learn them."""
@@ -546,7 +471,7 @@ class RunConfig:
         return list(dict.fromkeys(name for table in self.sets.values() for name in table.evaluations))
 
     @property
-    def schedules(self) -> dict[str, LrSchedule | ListedTable]:
+    def schedules(self) -> dict[str, LrSchedule]:
         """Every LR schedule by its key."""
         groups = self.optimizer.groups.items()
         own = {f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in groups}
@@ -562,49 +487,39 @@ class RunConfig:
         """Faults between tables, each with its key."""
         if (self.train.updates is None) == (self.train.epochs is None):
             yield "`train.updates` or `train.epochs`: give one of the two."
-        yield from self._of_tasks()
-        yield from self._of_beginnings()
+        for key, given in (("task", self.task), ("data", self.data)):
+            if (given is None) != bool(self.tasks):
+                yield f"`{key}`: give `task` and `data` for one task, or tables `[tasks.NAME]` for several."
         if self.checkpoint.config is not None:
             yield "`checkpoint.config` holds this run file itself; leave it out."
         if self.evaluation != Evaluation() and not self.evaluations:
             yield "`evaluation` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
-        auto = any(one.micro_batch_size == "auto" for one in self.sets.values())
-        if self.failures.lost_rank == "continue":
-            excluded = {
-                "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),
-                "parallel.pipeline": self.parallel.pipeline > 1,
-                "launch.slurm": self.launch.slurm is not None,
-                "data.micro_batch_size": auto,
-            }
-            for other in (key for key, excludes in excluded.items() if excludes):
-                yield f'`failures.lost_rank` "continue" can\'t be with this `{other}`.'
-
-    def _of_tasks(self) -> Iterator[str]:
-        for key, given in (("task", self.task), ("data", self.data)):
-            if self.tasks and given is not None:
-                yield f"`{key}` is for runs of one task, but there are `tasks`; put it into the tables `[tasks.NAME]`."
-            if not self.tasks and given is None:
-                yield f"`{key}` is missing; set it, or give several tasks as tables `[tasks.NAME]`."
-        several = {
-            "mixture": self.mixture != MixtureTable(),
-            "train.combine": self.train.combine is not None,
-            "train.coefficients": self.train.coefficients is not None,
-        }
-        for key in (key for key, given in several.items() if given and not self.tasks):
-            yield f"`{key}` needs several tasks; add tables `[tasks.NAME]`, or leave it out."
         for name, task in self.tasks.items():
-            if task.sampling_weight and self.mixture.kind != "sampled":
-                yield f'`tasks.{name}.sampling_weight` needs `mixture.kind` "sampled".'
             if task.data.micro_batch_size == "auto":
                 yield f'`tasks.{name}.data.micro_batch_size` is "auto", which is for runs of one task; give a number.'
+        yield from self._of_beginnings()
+        if self.launch.lost_rank == "continue":
+            yield from self._of_lost_ranks()
 
     def _of_beginnings(self) -> Iterator[str]:
-        names_path = self.resume not in ("never", "auto")
-        if self.reset and not names_path:
-            yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
-        if self.init_from is not None and names_path:
-            yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
-        if names_path and not Path(self.resume).is_dir():
+        if self.resume in ("never", "auto"):
+            if self.reset:
+                yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
+            return
+        if not Path(self.resume).is_dir():
             yield f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{self.resume}".'
-        if self.launch.slurm is not None and names_path:
+        if self.init_from is not None:
+            yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
+        if self.launch.slurm is not None:
             yield "`launch.slurm` can't be with a path in `resume`."
+
+    def _of_lost_ranks(self) -> Iterator[str]:
+        excluded = {
+            "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),
+            "parallel.pipeline": self.parallel.pipeline > 1,
+            "data.micro_batch_size": any(one.micro_batch_size == "auto" for one in self.sets.values()),
+            "failures.non_finite": str(self.failures.non_finite).startswith("rewind"),
+            "failures.loss_spike": str(self.failures.loss_spike).startswith("rewind"),
+        }
+        for key in (key for key, excludes in excluded.items() if excludes):
+            yield f'`launch.lost_rank` "continue" can\'t be with this `{key}`.'

@@ -14,23 +14,23 @@ import typing
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from types import ModuleType, UnionType
-from typing import Any, Union, cast, final
+from types import ModuleType
+from typing import Any, NotRequired, cast, final
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from typing_extensions import TypedDict
 
-from evenstep.arguments import advice
+from evenstep.arguments import advice, meant
 from evenstep.config.keys import Tree
-from evenstep.config.load import Setting, as_json, at, quoted, read, told
+from evenstep.config.load import Setting, as_json, at, faults_of, quoted, read
 from evenstep.config.ranks import build_layout, check_ranks
-from evenstep.config.run import HOOKS, GroupTable, HookTable, OptimizerTable, RunConfig, Target
+from evenstep.config.run import HOOKS, GroupTable, OptimizerTable, RunConfig, Target
 from evenstep.errors import ArgumentError, ConfigError, MissingExtraError, clause
 from evenstep.process import user_line
-from evenstep.schema import load
+from evenstep.schema import STRICT, load
 
 _DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
 
@@ -100,7 +100,7 @@ def find(target: str, folder: Path) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise ArgumentError(f'must name a class or function, but "{target}" is {quoted(found)}.')
-    return cast("Callable[..., Any]", found)
+    return found
 
 
 def _file(place: str, folder: Path) -> Path:
@@ -150,7 +150,7 @@ def bind(
     *,
     at: str | None = None,
     num_given: int = 0,
-    named: Mapping[str, str] | None = None,
+    named: Sequence[str] = (),
 ) -> tuple[Call, list[str]]:
     """Check `args` against the signature of `function` and convert them: lists to tuples, text to paths, tables to
     dataclasses; gives the call and the faults.
@@ -160,37 +160,30 @@ def bind(
         folder: base of relative paths.
         at: key of the table with the arguments; `KEY.args` by default.
         num_given: positional arguments that the engine gives.
-        named: keyword arguments that the engine gives, and the key that each is the value of.
+        named: keyword arguments that the engine gives.
     """
-    at = f"{key}.args" if at is None else at
-    named = named or {}
     try:
-        signature = inspect.signature(function)
+        parameters = list(inspect.signature(function).parameters.values())[num_given:]
     except ValueError:  # some built-in classes don't have one
         return Call(key=key, function=function, arguments=args), []
-    given = list(signature.parameters.items())[num_given:]
-    known = {name: one for name, one in given if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    called = f"`{getattr(function, '__name__', type(function).__name__)}`"
-    faults: list[str] = []
-    converted: dict[str, object] = {}
+    known = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    missing = [name for name in named if name not in known and not takes_any]
+    faults = [f"`{key}` must take an argument `{name}`, but does not." for name in missing]
+    own = {name: one for name, one in known.items() if name not in named}
     hints = _hints(function)
-    for name, value in args.items():
-        if name in named:
-            faults.append(f"`{at}.{name}` is given by `{named[name]}` already; leave it out.")
-        elif name not in known and not takes_any:
-            options = [other for other in known if other not in named]
-            faults.append(f"`{at}.{name}` is not an argument of {called}; {advice(name, options)}")
-        else:
-            converted[name], fault = _converted(value, hints.get(name, Any), folder)
-            faults += [f"`{at}.{name}` {fault}"] if fault else []
-    for name, source in named.items():
-        if name not in known and not takes_any:
-            faults.append(f"`{key}` needs `{source}`, but {called} takes no `{name}`.")
-    for name, one in known.items():
-        if one.default is one.empty and name not in args and name not in named:
-            faults.append(f"`{at}.{name}` is missing; {called} can't be called without it.")
-    return Call(key=key, function=function, arguments=converted), faults
+    table = {name: hints.get(name, Any) for name in own}
+    required = {name for name, one in own.items() if one.default is one.empty}
+    inside = (f"{key}.args" if at is None else at).split(".")
+    try:
+        made = _table(table, required, takes_any).validate_json(as_json(args), strict=True)
+    except ValidationError as error:
+        wrong = faults_of(
+            error, args, inside=inside, advise=lambda path: advice(path[-1], list(own) if path[:-1] == inside else [])
+        )
+        return Call(key=key, function=function, arguments=args), [*faults, *wrong]
+    arguments = {name: args[name] if table.get(name, Any) is Any else _resolved(made[name], folder) for name in args}
+    return Call(key=key, function=function, arguments=arguments), faults
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -200,29 +193,30 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}  # annotations that only a type checker can read say nothing at run time
 
 
-def _converted(value: object, hint: Any, folder: Path) -> tuple[object, str]:
+def _table(hints: Mapping[str, Any], required: set[str], takes_any: bool) -> TypeAdapter[Any]:
+    own = {name: _readable(hint) for name, hint in hints.items()}
+    optional: Any = NotRequired
+    return _adapter({name: hint if name in required else optional[hint] for name, hint in own.items()}, takes_any)
+
+
+def _adapter(hints: Mapping[str, Any], takes_any: bool = False) -> TypeAdapter[Any]:
+    make: Any = TypedDict
+    table: Any = make("Arguments", hints)
+    table.__pydantic_config__ = STRICT | {"extra": "allow" if takes_any else "forbid"}
+    return TypeAdapter(table)
+
+
+def _readable(hint: Any) -> Any:
+    """The annotation, or Any for one that pydantic can't read."""
     try:
-        adapter = TypeAdapter(_plain(hint))
-        result = adapter.validate_json(as_json(value), strict=True, extra="forbid")
-    except ValidationError as error:
-        return value, told(error)
-    except (PydanticUserError, NameError):
-        return value, ""  # an annotation that is no plain type, such as a tensor
-    if isinstance(result, Path):
-        return (folder / result.expanduser()).resolve(), ""
-    return result if hint is not Any else value, ""
-
-
-def _plain(hint: Any) -> Any:
-    """The annotation without tensors, which files can't hold and optimizers of torch take beside numbers."""
-    kind: Any = typing.get_origin(hint)
-    members: tuple[Any, ...] = typing.get_args(hint)
-    if kind in (Union, UnionType):
-        plain = tuple(_plain(member) for member in members if getattr(member, "__name__", "") != "Tensor")
-        return Union[plain] if plain else hint  # noqa: UP007 - they are only known here
-    if kind in (tuple, list):
-        return cast("Any", kind)[tuple(map(_plain, members))]
+        _adapter({"value": hint})
+    except (PydanticUserError, NameError, TypeError):
+        return Any
     return hint
+
+
+def _resolved(value: object, folder: Path) -> object:
+    return (folder / value.expanduser()).resolve() if isinstance(value, Path) else value
 
 
 @final
@@ -274,65 +268,49 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
             faults += error.faults
     if not recipe.is_dir():
         raise ConfigError([*faults, f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one."])
+    calls: dict[str, Call] = {}
+    causes: list[BaseException] = []
     with importable(recipe):
-        found = _Finder(recipe, folder)
-        found.all_of(config)
-        if faults or found.faults:
-            raise ConfigError([*faults, *found.faults]) from next(iter(found.causes), None)
-        for key, call in found.calls.items():
+        for key, place, found, args, more in _named(config, recipe):
+            try:
+                calls[key], wrong = bind(key, found(), args, folder, **more)
+                faults += wrong
+            except ArgumentError as error:
+                faults.append(f"`{place}` {error}")
+                causes += [] if error.__cause__ is None else [error.__cause__]
+        if faults:
+            raise ConfigError(faults) from next(iter(causes), None)
+        for key, call in calls.items():
             paths = {name: str(value) for name, value in call.arguments.items() if isinstance(value, Path)}
             if paths:
                 table = at(tables, key.split("."))
                 (table if "use" in table else table["args"]).update(paths)
-        yield OpenRun(config=config, tables=tables, calls=found.calls, recipe=recipe.resolve())
+        yield OpenRun(config=config, tables=tables, calls=calls, recipe=recipe.resolve())
 
 
-class _Finder:
-    """Finds what a run file names: the calls by their keys, the faults, and the exceptions of the user's modules."""
+_Named = tuple[str, str, Callable[[], Callable[..., Any]], Mapping[str, Any], dict[str, Any]]
 
-    def __init__(self, recipe: Path, folder: Path) -> None:
-        self.recipe = recipe
-        self.folder = folder
-        self.calls: dict[str, Call] = {}
-        self.faults: list[str] = []
-        self.causes: list[BaseException] = []
 
-    def all_of(self, config: RunConfig) -> None:
-        for key, table in _targets(config):
-            self.add(key, f"{key}.target", partial(find, table.target, self.recipe), table.args)
-        for number, hook in enumerate(config.hooks):
-            self._hook(f"hooks.{number}", hook)
-        for key, table in config.sets.items():
-            if table.collate is not None:
-                collate = f"{key}.collate"
-                self.add(collate, collate, partial(find, table.collate, self.recipe), {}, num_given=1)
-        self._optimizers(config.optimizer)
-
-    def _hook(self, key: str, hook: HookTable) -> None:
+def _named(config: RunConfig, recipe: Path) -> Iterator[_Named]:
+    """Objects that a run file names: key, key of the name, a function that imports it, arguments, options of `bind`."""
+    for key, table in _targets(config):
+        yield key, f"{key}.target", partial(find, table.target, recipe), table.args, {}
+    for number, hook in enumerate(config.hooks):
+        key = f"hooks.{number}"
         if hook.target is not None:
-            self.add(key, f"{key}.target", partial(find, hook.target, self.recipe), hook.args)
+            yield key, f"{key}.target", partial(find, hook.target, recipe), hook.args, {}
         else:
-            self.add(key, key, partial(load, HOOKS[str(hook.use)]), hook.args, at=key)
-
-    def _optimizers(self, optimizer: OptimizerTable) -> None:
-        def add(key: str, named: OptimizerTable | GroupTable, args: Mapping[str, Any], needs_class: bool) -> None:
-            found = partial(_optimizer, named, self.recipe, needs_class)
-            self.add(key, key, found, args, num_given=1, named={"lr": "optimizer.lr"})
-
-        add("optimizer", optimizer, optimizer.args, optimizer.is_divided)
-        for name, group in optimizer.groups.items():
-            own = optimizer if group.name is None and group.target is None else group
-            add(f"optimizer.groups.{name}", own, group.args, True)
-
-    def add(
-        self, key: str, place: str, found: Callable[[], Callable[..., Any]], args: Mapping[str, Any], **more: Any
-    ) -> None:
-        try:
-            self.calls[key], wrong = bind(key, found(), args, self.folder, **more)
-            self.faults += wrong
-        except ArgumentError as error:
-            self.faults.append(f"`{place}` {error}")
-            self.causes += [] if error.__cause__ is None else [error.__cause__]
+            yield key, key, partial(load, HOOKS[str(hook.use)]), hook.args, {"at": key}
+    for key, table in config.sets.items():
+        if table.collate is not None:
+            yield f"{key}.collate", f"{key}.collate", partial(find, table.collate, recipe), {}, {"num_given": 1}
+    whole = config.optimizer
+    given = {"num_given": 1, "named": ("lr",)}
+    yield "optimizer", "optimizer", partial(_optimizer, whole, recipe, whole.is_divided), whole.args, given
+    for name, group in whole.groups.items():
+        own = whole if group.name is None and group.target is None else group
+        key = f"optimizer.groups.{name}"
+        yield key, key, partial(_optimizer, own, recipe, True), group.args, given
 
 
 def _targets(value: object, key: str = "") -> Iterator[tuple[str, Target]]:
@@ -364,15 +342,17 @@ def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class
         return found
     import torch
 
-    name = cast("str", optimizer.name)
-    if name == "LBFGS":
-        raise ArgumentError("can't be LBFGS, which evaluates the loss several times per step; take any other.")
-    names = [other for other, kind in vars(torch.optim).items() if isinstance(kind, type) and other != "Optimizer"]
-    if name not in names:
-        close = get_close_matches(name.lower(), [other.lower() for other in names], n=1)
-        meant = [other for other in names if other.lower() in close]
-        raise ArgumentError(f'is "{name}", but must be a class of torch.optim; {advice(name, meant or names)}')
-    return cast("Callable[..., Any]", getattr(torch.optim, name))
+    known = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS")
+    }
+    if optimizer.name not in known:
+        small = {name.lower(): name for name in known}
+        close = small.get(meant(str(optimizer.name), small))
+        end = f"did you mean `{close}`?" if close else f"there are {', '.join(known)}."
+        raise ArgumentError(f'is "{optimizer.name}", but must be a class of torch.optim; {end}')
+    return known[str(optimizer.name)]
 
 
 def _without_empty(value: object) -> object:

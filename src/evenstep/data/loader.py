@@ -47,7 +47,7 @@ _OUTLIVED = (*REQUEUE, signal.SIGINT)
 class Reading:
     """Options of how `MapData` reads samples; the samples of an update do not depend on them.
 
-    >>> Reading(retries=2).timeout_s
+    >>> Reading(retries=5).timeout_s
     300.0
     """
 
@@ -56,7 +56,7 @@ class Reading:
     """Global batches that the workers read ahead, all together."""
     timeout_s: Positive = 300.0
     """Longest wait for a worker, in seconds."""
-    retries: Natural = 0
+    retries: Natural = 2
     """Number of times that a sample that fails is read again."""
     skip_failing: bool = False
     """Leave out a sample that still fails, as an incident, with its weight; if it fails in `collate` or `__getitems__`,

@@ -144,6 +144,10 @@ class Sampled(Mixing):
         return {"kind": "sampled", **options, "draws": self.draws}
 
 
+MIXINGS: Mapping[str, type[Mixing]] = {"all": AllTasks, "round_robin": RoundRobin, "sampled": Sampled}
+"""Classes by the words of `mixing` in run files."""
+
+
 def _place(edges: list[float], drawn: int) -> int:
     point = drawn / 2**63 * edges[-1]
     return next((place for place, edge in enumerate(edges) if point < edge), len(edges) - 1)

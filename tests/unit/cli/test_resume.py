@@ -185,7 +185,7 @@ def test_what_no_update_depends_on_may_be_changed_in_a_run_of_several_tasks_too(
     (recipe / "run.toml").write_text(TWO_TASKS)
     assert evenstep("train", "run.toml").code == 0
     settings = ["--tasks.a.data.micro_batch_size", "2", "--train.updates", "6", "--train.check_loss", "false"]
-    done = evenstep("resume", "runs/tiny", *settings, "--mixture.kind", "all")  # as it is when it is left out
+    done = evenstep("resume", "runs/tiny", *settings, "--mixture.mixing.kind", "all")  # as it is when it is left out
     assert done.code == 0, done.err
     assert "tasks.a.data.micro_batch_size 4 -> 2" in done.out and "train.check_loss True -> False" in done.out
     done = evenstep("resume", "runs/tiny", "--tasks.a.data.shuffle", "false")

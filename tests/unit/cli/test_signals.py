@@ -173,7 +173,7 @@ def test_a_signal_while_python_ends_leaves_the_exit_code_as_it_is(
 
 
 def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:
-    strict = ["--failures.loader_retries", "0", "--checkpoint.every_updates", "none"]
+    strict = ["--data.reading.retries", "0", "--checkpoint.every_updates", "none"]
     script = forked("--data.num_workers", "2", *strict)
     os.killpg(script.pid, signal.SIGTERM)
     end = script.ended(60)

@@ -189,7 +189,7 @@ def test_a_process_among_some_that_may_be_lost_does_not_train_alone(
         monkeypatch.setenv(name, value)
     done = evenstep("train", "run.toml")
     assert done.code == 2
-    assert '`failures.lost_rank` must be "continue", but it is "stop"' in done.err
+    assert '`launch.lost_rank` must be "continue", but it is "stop"' in done.err
     assert not (recipe / "runs").exists()
 
 

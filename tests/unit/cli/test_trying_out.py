@@ -1,4 +1,4 @@
-"""`--limit.batches` and `--overfit`: little of the data, said so."""
+"""`--limit_batches` and `--overfit`: little of the data, said so."""
 
 import json
 import tomllib
@@ -65,20 +65,20 @@ def test_to_overfit_is_to_train_and_evaluate_on_the_first_samples_only(train: Ru
 
 
 def test_a_limit_ends_each_epoch_and_each_evaluation_early(train: Run, recipe: Path) -> None:
-    done = train("--limit.batches", "2")
+    done = train("--limit_batches", "2")
     assert done.code == 0, done.err
     trained, evaluated = seen(recipe)
     assert len(trained) == 6 * 3  # updates, of three micro-batches
     assert [len(batch) for batch in evaluated] == [3, 3] * 2  # two of six batches, twice
     assert "run         6 updates (3 epochs of 2 updates), precision 32-true, seed 42" in done.out.splitlines()
-    said = "trying out  the first 2 batches of each epoch and of each evaluation (`limit.batches`)"
+    said = "trying out  the first 2 batches of each epoch and of each evaluation (`limit_batches`)"
     assert said in done.out.splitlines()
 
 
 def test_a_run_that_was_tried_out_can_be_resumed_as_it_is_and_not_with_other_data(
     train: Run, evenstep: Run, recipe: Path
 ) -> None:
-    assert train("--limit.batches", "2", "--overfit", "20").code == 0
+    assert train("--limit_batches", "2", "--overfit", "20").code == 0
     done = evenstep("resume", "runs/tiny", "--train.updates", "8", "--lr_schedule.kind", "cosine")
     assert done.code == 0, done.err
     done = evenstep("resume", "runs/tiny", "--overfit", "none", "--train.updates", "9")

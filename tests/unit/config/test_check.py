@@ -11,18 +11,15 @@ BROKEN = [
     (["--data.global_batch_tokens", "10"], "data.global_batch_size"),
     (["--data.micro_batch_size", "auto", "--data.micro_batch_tokens", "8"], "data.micro_batch_size"),
     (["--task", "none"], "task"),
-    (["--mixture.kind", "sampled"], "mixture"),
     (["--parallel.shard_ranks", "2"], "parallel.shard_ranks"),
     (["--parallel.compression", "bf16", "--parallel.reduction", "ordered"], "parallel.compression"),
     (["--train.precision", '{kind = "bf16-mixed", initial = 8}'], "train.precision.initial"),
-    (["--failures.max_skipped_samples", "8"], "failures.max_skipped_samples"),
-    (["--failures.spike_threshold", "9", "--failures.loss_spike", "ignore"], "failures.spike_threshold"),
     (["--evaluation.every_updates", "8"], "evaluation"),
     (["--checkpoint.config.a", "1"], "checkpoint.config"),
     (["--optimizer.groups.a", '{patterns = ["*"], options = {a = 1}}'], "optimizer.groups.a.options"),
     (["--reset", "optimizer"], "reset"),
     (["--resume", "nowhere"], "resume"),
-    (["--failures.lost_rank", "continue", "--parallel.strategy", "fsdp", "--launch.ranks", "2"], "failures.lost_rank"),
+    (["--launch.lost_rank", "continue", "--parallel.strategy", "fsdp", "--launch.ranks", "2"], "launch.lost_rank"),
     (["--lr_schedule.kind", "listed"], "lr_schedule.factors"),
 ]
 
@@ -35,4 +32,4 @@ def test_broken_rule_is_one_fault(faults: Faults, arguments: list[str], key: str
 
 def test_allowed_combinations_have_no_faults(faults: Faults) -> None:
     assert faults("--train.precision", '{kind = "16-mixed", initial = 8}') == []
-    assert faults("--failures.loader", "skip", "--failures.max_skipped_samples", "8") == []
+    assert faults("--data.reading.skip_failing", "true", "--failures.max_skipped_samples", "8") == []

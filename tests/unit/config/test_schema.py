@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import evenstep
 from evenstep.config.keys import all_keys, may_change, schema
-from evenstep.config.run import HOOKS, DataTable, MixtureTable, ParallelTable
+from evenstep.config.run import HOOKS, DataTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.options import NonFinite, Training
 from evenstep.precision import Bf16True, Fp16Mixed
@@ -150,10 +150,7 @@ def test_every_key_of_run_files_is_described() -> None:
     ("table", "constructor"),
     [
         (DataTable, evenstep.MapData),
-        (DataTable, evenstep.Reading),
         (DataTable, evenstep.StreamData),
-        (MixtureTable, evenstep.Mixture),
-        (MixtureTable, evenstep.Sampled),
         (ParallelTable, evenstep.Fsdp),
         (ParallelTable, evenstep.Processes),
     ],
@@ -171,7 +168,7 @@ def test_a_table_has_the_defaults_of_what_is_made_of_it(table: Any, constructor:
 def test_names_in_run_files_are_those_of_the_library() -> None:
     assert set(get_args(NonFinite)) == set(FAILURE_POLICIES)
     assert all(issubclass(load(target), evenstep.Hook) for target in HOOKS.values())
-    assert {"train.precision.initial", "train.precision.cast_inputs", "lr_schedule.rates"} <= set(all_keys())
+    assert {"train.precision.initial", "train.precision.cast_inputs", "lr_schedule.factors"} <= set(all_keys())
     assert Fp16Mixed(initial=8.0).initial == 8.0
     assert not Bf16True(float32_outputs=False).float32_outputs
 
@@ -183,7 +180,6 @@ def test_names_in_run_files_are_those_of_the_library() -> None:
         ("train.ema.decay", True),
         ("train.clip_norm", False),
         ("tasks.box.data.num_workers", True),
-        ("tasks.box.coefficient", False),
         ("data.evaluations.valid.target", True),
         ("hooks", True),
         ("seed", False),

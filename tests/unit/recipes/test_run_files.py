@@ -27,7 +27,14 @@ def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_mixture_checks_the_tasks_of_its_first_update(capsys: pytest.CaptureFixture[str]):
     path = RECIPES / "digits_multitask" / "run.toml"
-    settings = ["--mixture.kind", "round_robin", "--tasks.box.repeats", "2", "--train.combine", "pc_grad"]
+    settings = [
+        "--mixture.mixing.kind",
+        "round_robin",
+        "--mixture.mixing.repeats.box",
+        "2",
+        "--train.combine",
+        "pc_grad",
+    ]
     assert check.check(str(path), settings) == 0
     shown = capsys.readouterr().out
     assert "train/class/loss" in shown

@@ -19,7 +19,10 @@ COMBINES = {
 }
 """Classes by the words of `combine`, as "module:name"."""
 
-COEFFICIENTS = {"uncertainty": "evenstep.contrib.multitask.uncertainty:Uncertainty"}
+COEFFICIENTS = {
+    "scheduled": "evenstep.contrib.multitask.scheduled:Scheduled",
+    "uncertainty": "evenstep.contrib.multitask.uncertainty:Uncertainty",
+}
 """Classes by the words of `coefficients`, as "module:name"."""
 
 __all__ = ["COEFFICIENTS", "COMBINES", "AlignedMtl", "GradNorm", "PcGrad", "Scheduled", "Uncertainty"]

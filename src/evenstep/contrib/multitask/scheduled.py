@@ -8,9 +8,9 @@ from typing import final
 
 from torch import nn
 
-from evenstep.arguments import require_table
 from evenstep.errors import ArgumentError
-from evenstep.optim.schedules import LrSchedule
+from evenstep.options import AnySchedule
+from evenstep.schema import Positive
 from evenstep.train.tasks.weighting import Coefficients, Fixed, check_tasks
 
 
@@ -34,8 +34,8 @@ class Scheduled(Coefficients):
 
     are_learned = False
 
-    def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
-        self._schedules = dict(require_table("schedules", schedules, "`Scheduled({'box': Cosine()})`"))
+    def __init__(self, schedules: Mapping[str, AnySchedule], *, values: Mapping[str, Positive] | None = None) -> None:
+        self._schedules = dict(schedules)
         for name, schedule in self._schedules.items():
             if schedule.needs:
                 raise ArgumentError(

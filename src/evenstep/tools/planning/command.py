@@ -93,7 +93,7 @@ def run(
     if measured is not None:
         count, batches = count or measured.ranks, batches or measured.microbatches
     if not count or not batches:
-        raise ConfigError([f"`--{'microbatches' if count else 'ranks'}` is missing; give it."])
+        raise ConfigError(f"`--{'microbatches' if count else 'ranks'}` is missing; give it.")
     rows, left_out = _simulated(count, batches, measured, network, chosen)
     fitting = [row for row in rows if cap is None or row.memory <= cap]
     best = min(fitting, key=lambda row: (row.simulation.makespan_s, row.alive), default=None)
@@ -235,7 +235,7 @@ def _write(row: Row, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError([f"`--out` can't be written: {path}: {error.strerror}."]) from error
+        raise ConfigError(f"`--out` can't be written: {path}: {error.strerror}.") from error
     print(f"\n{path}")
 
 

@@ -27,7 +27,7 @@ from evenstep.optim.plateau import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
 from evenstep.tools.prove.run import Cut, Subject, Variant
-from evenstep.train import Task, Trainer
+from evenstep.train import Coefficients, Task, Trainer
 from evenstep.train.checkpointing.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
@@ -45,7 +45,6 @@ _REDUCED: Mapping[str, object] = {
     "checkpoint.asynchronous": "false",
     "log.writers": "[]",
     "train.compile": "off",
-    "failures.lost_rank": "stop",
     "failures.max_rewinds": "none",
 }
 
@@ -231,8 +230,8 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         )
 
     own: Task | Mapping[str, Task] = parts.task
-    combined = config.train.combine is not None or config.train.coefficients is not None
-    scheduled = any(task.coefficient_schedule is not None for task in config.tasks.values())
+    given = config.train.coefficients
+    combined = config.train.combine is not None or isinstance(given, Coefficients)
     epochs = config.train.epochs
     return Subject(
         model=parts.model,
@@ -242,7 +241,7 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         hooks=list(parts.hooks),
         trainer=trainer,
         updates=config.train.updates if epochs is None else updates_of(parts.data, epochs, config.seed),
-        coefficients=None if combined or scheduled else {name: task.coefficient for name, task in config.tasks.items()},
+        coefficients=None if combined else {name: (given or {}).get(name, 1.0) for name in config.tasks},
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
     )

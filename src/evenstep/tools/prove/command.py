@@ -37,7 +37,7 @@ def run(path: str, settings: list[str], *, rows: str, updates: int, ranks: int, 
     wanted = [text.strip() for text in rows.split(",")]
     chosen = {name: row for name, row in every.items() if any(text in name for text in wanted)}
     if not chosen:
-        raise ConfigError([f"`--rows`: no row contains `{rows}`; there are {', '.join(every)}."])
+        raise ConfigError(f"`--rows`: no row contains `{rows}`; there are {', '.join(every)}.")
     threads = torch.get_num_threads()
     try:
         found = _prove(chosen)

@@ -12,7 +12,7 @@ from evenstep.tools.report.read import is_run
 def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
     """Write the page and print its path; or serve it until Ctrl-C."""
     if follow and to is not None:
-        raise ConfigError(["`--to` can't be given with `--follow`, which writes no file; leave one out."])
+        raise ConfigError("`--to` can't be given with `--follow`, which writes no file; leave one out.")
     folders = list(dict.fromkeys(paths))
     if len(folders) > 1:
         folders = _runs(folders)

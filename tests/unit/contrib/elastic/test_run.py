@@ -116,7 +116,7 @@ def test_a_run_file_whose_ranks_were_started_together_is_refused(
             "data": {"train": target, "global_batch_size": 2},
             "train": {"updates": 1},
             "optimizer": {"name": "SGD", "lr": 0.1},
-            "failures": {"lost_rank": "continue"},
+            "launch": {"lost_rank": "continue"},
         }
     )
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}.items():
