@@ -23,7 +23,6 @@ from evenstep.schema import Count, Instance, Made, Matching, Natural, OneOf, Pos
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.optim.schedules import LrSchedule as AnySchedule
     from evenstep.train.failures import FailurePolicy, LossSpikes
     from evenstep.train.tasks.weighting import Coefficients, Combine
 
@@ -32,10 +31,6 @@ else:
     Best = Annotated[Any, Made("evenstep.events:Best")]
     Writer = Annotated[Any, Instance("evenstep.events:Writer")]
     Ema = Annotated[Any, Made("evenstep.optim.ema:Ema")]
-    AnySchedule = Annotated[
-        Any,
-        OneOf("evenstep.optim.schedules:LrSchedule", "evenstep.optim.schedules:LR_SCHEDULES", default="constant"),
-    ]
     FailurePolicy = Annotated[Any, Instance("evenstep.train.failures:FailurePolicy")]
     LossSpikes = Annotated[Any, Instance("evenstep.train.failures:LossSpikes")]
     Coefficients = Annotated[

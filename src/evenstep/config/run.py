@@ -16,10 +16,9 @@ from evenstep.data.mixture import AllTasks, End
 from evenstep.data.sampling import Unit
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import Grouping, ParameterGroup
-from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.optim.schedules import AnySchedule, Constant, LrSchedule
 from evenstep.options import (
     STANDARD_WRITERS,
-    AnySchedule,
     Checkpointing,
     Evaluation,
     Failures,

@@ -9,14 +9,14 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY
 from math import cos, pi, prod, sqrt
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Interval, MinLen
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.lr_schedule import Curve, LrSchedule, Need, Warmup, check_room, warmup_factor
 from evenstep.optim.plateau import Plateau
-from evenstep.schema import Count, Natural, Positive, Share, option
+from evenstep.schema import Count, Natural, OneOf, Positive, Share, option
 
 Unit = Literal["updates", "epochs"]
 DecayShape = Literal["linear", "cosine", "sqrt"]
@@ -478,3 +478,11 @@ LR_SCHEDULES: Mapping[str, type[LrSchedule]] = {
     "plateau": Plateau,
 }
 """LR schedules by their `kind` in run files."""
+
+if TYPE_CHECKING:
+    AnySchedule = LrSchedule
+else:
+    AnySchedule = Annotated[
+        Any,
+        OneOf("evenstep.optim.schedules:LrSchedule", "evenstep.optim.schedules:LR_SCHEDULES", default="constant"),
+    ]

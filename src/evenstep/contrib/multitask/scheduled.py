@@ -9,7 +9,7 @@ from typing import final
 from torch import nn
 
 from evenstep.errors import ArgumentError
-from evenstep.options import AnySchedule
+from evenstep.optim.schedules import AnySchedule
 from evenstep.schema import Positive
 from evenstep.train.tasks.weighting import Coefficients, Fixed, check_tasks
 
