@@ -45,7 +45,7 @@ def trained(
     for _ in range(UPDATES):
         some = batches(MICROBATCHES)
         share = MICROBATCHES // others
-        engine.update(*some[mine * share : (mine + 1) * share])
+        engine.update(microbatches=some[mine * share : (mine + 1) * share])
     state = engine.state_dict()["model"]
     world.gather(None)
     ended = (sha256(state), flat(model).tolist()) if world.rank == 0 else ("", [])
@@ -66,7 +66,7 @@ def compiled_in_stages(name: str, stages: int) -> str:
         train=Training(clip_norm=1.0, check_loss=False, compile="model"),
     )
     for _ in range(UPDATES):
-        engine.update(*batches(MICROBATCHES))
+        engine.update(microbatches=batches(MICROBATCHES))
     ended = sha256(engine.state_dict()["model"])
     world.gather(None)
     world.close()
@@ -111,7 +111,7 @@ def sharded(name: str) -> str:
     model = network()
     try:
         engine = _engine(name, model, Fsdp(group, reduction="fast"))
-        engine.update(*batches(2))
+        engine.update(microbatches=batches(2))
     except Exception as error:  # noqa: BLE001 - told to the test
         return f"{type(error).__name__}: {error}"
     finally:
@@ -126,7 +126,7 @@ def alone(name: str, strategy: str) -> list[Any]:
     model = network()
     engine = _engine(name, model, made[strategy](group))
     for _ in range(UPDATES):
-        engine.update(*batches(MICROBATCHES))
+        engine.update(microbatches=batches(MICROBATCHES))
     state = engine.state_dict()["model"]
     ended = [sha256({name: _whole(value) for name, value in state.items()})]
     one = torch.full((3,), 2.0, device=group.device)
@@ -148,5 +148,5 @@ def _whole(value: Tensor) -> Tensor:
 def single(name: str) -> str:
     engine = _engine(name, network(), Single())
     for _ in range(UPDATES):
-        engine.update(*batches(MICROBATCHES))
+        engine.update(microbatches=batches(MICROBATCHES))
     return sha256(engine.state_dict()["model"])

@@ -36,7 +36,7 @@ def engine_on(device: torch.device, compile: str) -> Engine:
 def trained(device: torch.device, compile: str) -> tuple[Tensor, list[float]]:
     engine, losses = engine_on(device, compile), list[float]()
     for update in range(50):
-        outcome = engine.update(batch(update), batch(-update - 1, 16 if update % 5 else 9))
+        outcome = engine.update(microbatches=[batch(update), batch(-update - 1, 16 if update % 5 else 9)])
         assert isinstance(outcome, Committed)
         losses.append(outcome.loss)
     return torch.cat([one.detach().flatten().cpu() for one in engine.model.parameters()]), losses
@@ -90,7 +90,7 @@ def test_a_graph_is_captured_for_each_set_of_used_parameters(cuda: torch.device)
         for update in range(24):  # all in turns, then in another order
             heads = [update % 3] * 2 if update < 12 else [update % 2, (update + 1) % 3]
             parts = [(*batch(2 * update + number), head) for number, head in enumerate(heads)]
-            assert isinstance(engine.update(*parts), Committed)
+            assert isinstance(engine.update(microbatches=parts), Committed)
         found.append(torch.cat([one.detach().flatten().cpu() for one in model.parameters()]))
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-5
 

@@ -182,12 +182,12 @@ def test_a_state_of_the_device_is_loaded_on_the_host(device: torch.device) -> No
     """
     engine = engine_of(device, network(dropout=0.0))
     one = [(torch.randn(4, WIDTH), torch.randn(4))]
-    engine.update(*one)
+    engine.update(microbatches=one)
     other = engine_of(torch.device("cpu"), network(dropout=0.0))
     other.load_state_dict(engine.state_dict())
     assert sha256(other.model.state_dict()) == sha256(engine.model.state_dict())
-    other.update(*one)
-    engine.update(*one)
+    other.update(microbatches=one)
+    engine.update(microbatches=one)
     torch.testing.assert_close(flat(other.model), flat(engine.model), rtol=1e-3, atol=1e-3)
 
 

@@ -33,12 +33,12 @@ def trained(device: torch.device, which: str) -> tuple[str, int]:
     train: Any = Training(check_loss=False, settle_every_updates=100, memory=Memory(checkpoint=which))
     engine = engine_of(device, deep(), train=train)
     parts = batches(2, size=ROWS, device=device)
-    engine.update(*parts)
+    engine.update(microbatches=parts)
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-    engine.update(*parts)
+    engine.update(microbatches=parts)
     peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
     return sha256(engine.model.state_dict()), peak
 

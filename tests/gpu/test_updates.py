@@ -229,7 +229,7 @@ def test_memory_does_not_grow_with_the_number_of_updates(device: torch.device) -
     one = batches(2, device=device)
     held: list[int] = []
     for number in range(30):
-        engine.update(*one)
+        engine.update(microbatches=one)
         if number % 10 == 9:
             gc.collect()  # what an update leaves in circles goes when Python looks for it, not by numbers of updates
             held.append(torch.cuda.memory_allocated() if device.type == "cuda" else 0)
@@ -267,7 +267,7 @@ def test_rates_in_tensors_on_the_device_are_set_there(device: torch.device) -> N
     other = network()
     plain = engine_of(device, other, optimizer=adamw(other))
     for _ in range(5):
-        plain.update(*one)
+        plain.update(microbatches=one)
     torch.testing.assert_close(flat(model), flat(other), rtol=1e-5, atol=1e-7)
 
 

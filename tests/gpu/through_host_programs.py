@@ -55,7 +55,7 @@ def _run(strategy: Any) -> list[list[float]]:
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
         batches = [(torch.randn(2, 3, generator=generator), torch.randn(2, generator=generator)) for _ in range(4)]
-        engine.update(*batches[strategy.group.rank :: strategy.group.ranks])
+        engine.update(microbatches=batches[strategy.group.rank :: strategy.group.ranks])
     return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
 
 

@@ -43,7 +43,7 @@ def parameters(strategy: str, compile: Any, schedule: str = "", dropout: bool = 
         x = torch.randn(SAMPLES - 1, 4, generator=generator)
         pieces = [(part, part.sum(-1)) for part in x.split(2)]
         each = -(-len(pieces) // ranks)
-        engine.update(*(pieces if mesh is not None else pieces[rank * each : (rank + 1) * each]))
-    engine.evaluate(*pieces[:1])
+        engine.update(microbatches=(pieces if mesh is not None else pieces[rank * each : (rank + 1) * each]))
+    engine.evaluate(microbatches=pieces[:1])
     state = engine.state_dict()["model"]
     return [float(one) for value in state.values() for one in value.flatten()] if rank == 0 else []

@@ -50,7 +50,7 @@ def test_hidden_states_are_resumed_with_the_same_bits(page: dict[str, Any]) -> N
     again.load_state_dict(half.state_dict())
     for update in (2, 3):
         text = torch.randint(0, 10, (6, 6), generator=torch.Generator().manual_seed(update))
-        again.update(*zip(text.split(3, dim=1), torch.arange(6).split(3), strict=True))
+        again.update(microbatches=zip(text.split(3, dim=1), torch.arange(6).split(3), strict=True))
     for one, other in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -110,8 +110,8 @@ def test_an_equation_gives_the_plain_loop_for_every_cut(page: dict[str, Any], si
         (curvature,) = torch.autograd.grad(slope.sum(), at, create_graph=True)
         (curvature + output).square().mean().backward()
         optimizer.step()
-        engine.update(*points.split(size))
-        engine.evaluate(*points.split(4))
+        engine.update(microbatches=points.split(size))
+        engine.evaluate(microbatches=points.split(4))
     close(cut, plain)
 
 
@@ -210,7 +210,7 @@ def test_graphs_give_the_plain_loop_for_every_cut_and_are_cut_for_memory(page: d
         )
         ends = [0, *cuts, 6]
         for _ in range(3):
-            engine.update(*(Graphs.from_data_list(graphs[first:end]) for first, end in pairwise(ends)))
+            engine.update(microbatches=(Graphs.from_data_list(graphs[first:end]) for first, end in pairwise(ends)))
         return model
 
     torch.manual_seed(0)

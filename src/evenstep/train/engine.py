@@ -10,7 +10,7 @@ that importing all public names takes little longer than importing torch.
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from evenstep import training_mode
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.data.seeding import drawing_alone
-from evenstep.errors import EvenstepError, LostRankError, clause
+from evenstep.errors import EvenstepError, LostRankError, TaskError, clause
 from evenstep.events import Bus, EvaluateEvent, Incident, Record, UpdateEvent
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from evenstep.train.setup import Setup
 
 _EVALUATION = "evaluate"  # name of an evaluation in events
+_NONE: Any = object()
 
 
 @final
@@ -90,11 +91,13 @@ class Engine:
     >>> x = torch.arange(4.0).unsqueeze(1)
     >>> model = nn.Linear(1, 1)
     >>> engine = Engine(model, Line(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-    >>> for _ in range(200):
-    ...     outcome = engine.update((x[:3], 2 * x[:3]), (x[3:], 2 * x[3:]))  # two micro-batches, one update
+    >>> for _ in range(200):  # each update has two micro-batches
+    ...     outcome = engine.update(microbatches=[(x[:3], 2 * x[:3]), (x[3:], 2 * x[3:])])
     >>> type(outcome).__name__, outcome.update, outcome.weight, round(model.weight.item(), 1)
     ('Committed', 200, 4.0, 2.0)
     """
+
+    _num_updates = 0  # of all engines: after those of others, parameters may have gradients
 
     def __init__(
         self,
@@ -162,28 +165,33 @@ class Engine:
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
         connect(self, setup.tasks.by_name)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._num_before = Engine._num_updates
         self._causes = AbortCauses(parts.core, self.model, parts.execution, parts.context)
 
     # --- for loops of one's own
 
-    def update(self, *microbatches: Any) -> Committed | Aborted:
+    def update(self, batch: Any = _NONE, *, microbatches: Iterable[Any] | None = None) -> Committed | Aborted:
         """Make one update of all ranks' micro-batches; all ranks call it together.
 
         A gradient that overflows the loss scale of "16-mixed" is computed again at lower ones. After an abort nothing
         has changed; the next call is the same update again, with whatever batch it is given.
 
         Args:
-            microbatches: this rank's, each a batch as the task takes it, a `Batch(task=…, data=…)` or a pair (batch,
-                task name); none where this rank has nothing to do. Or one `GlobalBatch`.
+            batch: one micro-batch as the task takes it, a `Batch(task=…, data=…)` or a pair (batch, task name). Or a
+                `GlobalBatch`.
+            microbatches: several micro-batches of this rank, in place of `batch`; none where it has nothing to do.
 
         Raises:
-            EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
-                or a note of the error says so.
+            TaskError: a parameter has a gradient before the first update: `update` makes the backward itself.
+            EvenstepError: the update failed. Nothing has changed then, unless a note of the error says so.
         """
+        given = _given(batch, microbatches)
         with self._alone("update"):
             before, was_whole = self.progress.update, self.core.is_whole
             try:
-                return self._update(microbatches)
+                return self._update(given)
             except BaseException as error:
                 if self.progress.update > before:
                     error.add_note(f"Update {before + 1} has been applied by then; go on with the next batch.")
@@ -194,14 +202,15 @@ class Engine:
     def _alone(self, method: str) -> AbstractContextManager[None]:
         return drawing_alone(method) if self.group.ranks == 1 else nullcontext()
 
-    def _update(self, microbatches: tuple[Any, ...]) -> Committed | Aborted:
+    def _update(self, given: Sequence[Any]) -> Committed | Aborted:
         training_mode.require_gradients("`update` was called")
         self.require_own_format("update")
         update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
         with self.together():  # also where a rank gives what no micro-batch is: the others wait for it
             self.require_whole()
-            batch = self._given(microbatches, self.progress.position)
+            self._check_gradients()
+            batch = global_batch(given, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         undisturbed = context.randomness.undisturbed(context.device)
         with self._update_span(update, batch), self.together(), undisturbed, torch.enable_grad():
@@ -218,22 +227,34 @@ class Engine:
                     return aborted
                 self.lower_scale()
 
-    def evaluate(self, *microbatches: Any) -> dict[str, float]:
+    def _check_gradients(self) -> None:
+        if Engine._num_updates == self._num_before:
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    raise TaskError(
+                        f"`{name}` has a gradient before the first update, which makes the backward itself: leave out "
+                        f"your `backward()`, or set gradients to None.",
+                        field=name,
+                    )
+        Engine._num_updates += 1
+
+    def evaluate(self, batch: Any = _NONE, *, microbatches: Iterable[Any] | None = None) -> dict[str, float]:
         """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.
 
         Evaluated are the parameters as of the last committed update, or what `Ema(evaluated=…)` says.
 
         Args:
-            microbatches: as for `update`.
+            batch: as for `update`, and `microbatches`.
         """
+        given = _given(batch, microbatches)
         self.require_own_format("evaluate")
         with self.together():
-            batch = OneBatch(replace(self._given(microbatches, Position()), ends_epoch=True))
+            one = OneBatch(replace(global_batch(given, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
         values: dict[str, float] = {}
         with self._alone("evaluate"), self.evaluation_span(_EVALUATION, values), self.together():
-            values |= {record.name: record.value for record in self.evaluated(_EVALUATION, batch, context=apart)}
+            values |= {record.name: record.value for record in self.evaluated(_EVALUATION, one, context=apart)}
         return {name.removeprefix(f"{_EVALUATION}/"): value for name, value in values.items()}
 
     def _update_span(self, update: int, batch: GlobalBatch) -> AbstractContextManager[None]:
@@ -257,9 +278,6 @@ class Engine:
             lambda: EvaluateEvent(update=update, name=name),
             lambda error: EvaluateEvent(update=update, name=name, metrics=values),
         )
-
-    def _given(self, microbatches: tuple[Any, ...], position: Position) -> GlobalBatch:
-        return global_batch(microbatches, position, self.reducers.group)
 
     def require_own_format(self, method: str) -> None:
         """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""
@@ -534,3 +552,9 @@ class Engine:
     def _metrics(self, update: int) -> Mapping[str, float]:
         records = self.storage.settle(self.group.gather)
         return {record.name.removeprefix("train/"): record.value for record in records if record.update == update}
+
+
+def _given(batch: Any, microbatches: Iterable[Any] | None) -> Sequence[Any]:
+    if (batch is _NONE) == (microbatches is None):
+        raise TypeError("give one micro-batch, or several as `microbatches=[…]`")
+    return [batch] if microbatches is None else [*microbatches]

@@ -98,7 +98,7 @@ def run(engine: Engine, updates: int, *, start: int = 0) -> list[dict[str, float
     """Each fifth update has a short last micro-batch; gives all metrics."""
     found: list[dict[str, float]] = []
     for update in range(start, start + updates):
-        outcome = engine.update(*batches(update, (4, 4) if update % 5 else (4, 3)))
+        outcome = engine.update(microbatches=batches(update, (4, 4) if update % 5 else (4, 3)))
         assert isinstance(outcome, Committed)
         found.append({**outcome.metrics(), "norm": outcome.grad_norm, "weight": outcome.weight})
     return found
@@ -299,7 +299,7 @@ def test_several_tasks_with_coefficients_are_trained_as_without_compiling() -> N
         for update in range(6):
             names = ("a", "b") if update % 3 else ("a", "a")  # then the head of b must stay alone
             pairs = zip(batches(update, (4, 3)), names, strict=True)
-            outcome = engine.update(*pairs)
+            outcome = engine.update(microbatches=pairs)
             assert isinstance(outcome, Committed)
             told.append(dict(outcome.metrics()))
         found.append((model, told))
@@ -319,7 +319,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was(first: bool) -
     before, average = values(model), copy.deepcopy(engine.state_dict()["ema"])
     state = copy.deepcopy(engine.state_dict()["optimizer"])
     x, y = batches(1)[0]
-    outcome = engine.update((x, y * float("inf")), batches(1)[1])
+    outcome = engine.update(microbatches=[(x, y * float("inf")), batches(1)[1]])
     assert isinstance(outcome, Aborted) and outcome.incident.kind == "non_finite"
     assert torch.equal(values(model), before)
     assert all(torch.equal(one, average[name]) for name, one in engine.state_dict()["ema"].items())
@@ -337,7 +337,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was(first: bool) -
 @pytest.mark.usefixtures("as_found")
 def test_an_overflow_in_float16_is_tried_again_at_half_the_scale() -> None:
     engine = engine_of(net(), precision=Fp16Mixed(initial=2.0**40))
-    assert isinstance(engine.update(*batches(0)), Committed)
+    assert isinstance(engine.update(microbatches=batches(0)), Committed)
     assert engine.loss_scale.value < 2.0**40
 
 
@@ -347,7 +347,7 @@ def test_updates_without_weight_are_aborted_as_ever() -> None:
         def weight(self, batch: Any) -> int:
             return 0
 
-    outcome = engine_of(net(), task=Nothing(), train={"check_loss": False}).update(*batches(0))
+    outcome = engine_of(net(), task=Nothing(), train={"check_loss": False}).update(microbatches=batches(0))
     assert isinstance(outcome, Aborted) and outcome.incident.kind == "no_weight"
 
 
@@ -374,7 +374,7 @@ def test_what_a_value_in_a_batch_chooses_is_trained(captures: bool, monkeypatch:
         engine = engine_of(model := Heads(), compile, task=OfHead(), optimizer=momentum)
         begun = compiled(engine).total if compile == "update" else 0
         for update in range(6):
-            engine.update(*[(*batch, update % 2) for batch in batches(update)])
+            engine.update(microbatches=[(*batch, update % 2) for batch in batches(update)])
         found.append(values(model))
         # once more than heads: the first step of momentum is another
         assert compile == "off" or compiled(engine).total == begun + 3
@@ -434,9 +434,9 @@ def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:
     before = values(model)
     engine = engine_of(model, task=Branches())
     with pytest.raises(Exception, match="data-dependent"):
-        engine.update(*batches(0))
+        engine.update(microbatches=batches(0))
     assert torch.equal(values(model), before) and not engine.optimizer.state
-    assert isinstance(engine_of(model, "model", task=Branches()).update(*batches(0)), Committed)
+    assert isinstance(engine_of(model, "model", task=Branches()).update(microbatches=batches(0)), Committed)
 
 
 def sees(*_: Any) -> None: ...
@@ -504,7 +504,7 @@ def test_hooks_that_come_later_are_refused_before_they_are_passed_over() -> None
     run(engine, 1)
     torch.optim.lr_scheduler.StepLR(engine.optimizer, 1)
     with refused(ArgumentError, "compile"):
-        engine.update(*batches(1))
+        engine.update(microbatches=batches(1))
 
 
 @pytest.mark.usefixtures("as_found")
@@ -555,7 +555,7 @@ def test_a_model_that_another_engine_has_trained_is_compiled_as_well() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
     run(engine_of(model, "off"), 1)
-    assert isinstance(engine_of(model).update(*batches(1)), Committed)
+    assert isinstance(engine_of(model).update(microbatches=batches(1)), Committed)
 
 
 class Counts(Squares):

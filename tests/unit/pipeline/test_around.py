@@ -81,7 +81,7 @@ def restored(on_ranks: Callable[..., list[Any]], task: Task, schedule: str, *, c
         optimizer = torch.optim.SGD([{"params": list(model.parameters())}], lr=0.1)
         strategy = None if mesh is None else Single(mesh.data)
         engine = Engine(model, deepcopy(task), optimizer, strategy=strategy, device="cpu")
-        engine.update({"x": torch.ones(3, 2)}, {"x": torch.full((2, 2), 2.0)})
+        engine.update(microbatches=[{"x": torch.ones(3, 2)}, {"x": torch.full((2, 2), 2.0)}])
         return [one.tolist() for one in model.parameters()]
 
     return [act(None), *(one for one in on_ranks(2, act) if one)]

@@ -118,9 +118,9 @@ class Allocated(TorchDispatchMode):
 def peak_of(model: nn.Module, which: str) -> int:
     """The most bytes that an update allocates at once, beside parameters, gradients and the optimizer's state."""
     run = engine(model, which)
-    run.update(*batches(1))  # gradients and state are there
+    run.update(microbatches=batches(1))  # gradients and state are there
     with Allocated() as allocated:
-        run.update(*batches(1))
+        run.update(microbatches=batches(1))
     gc.collect()
     return allocated.peak
 
@@ -130,7 +130,7 @@ def test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all() -
     one, other = engine(kept), engine(again, "blocks")
     for _ in range(3):
         for run in (one, other):
-            run.update(*batches())
+            run.update(microbatches=batches())
     assert_same_state(kept, again)
     assert again.blocks[0].norm.num_batches_tracked == 6  # and not 12
     assert again.blocks[0].calls == 12  # what a forward keeps in attributes it does twice
@@ -147,7 +147,7 @@ def test_torch_alone_moves_running_statistics_twice() -> None:
 
 def test_an_evaluation_computes_nothing_twice_and_gives_the_same() -> None:
     kept, again = net(), net()
-    assert engine(kept).evaluate(*batches()) == engine(again, "blocks").evaluate(*batches())
+    assert engine(kept).evaluate(microbatches=batches()) == engine(again, "blocks").evaluate(microbatches=batches())
     assert again.blocks[0].calls == 2
 
 
@@ -170,7 +170,7 @@ def test_one_tensor_that_is_given_twice_is_one_when_it_is_computed_again() -> No
 
     kept, again = made(), made()
     for model, which in ((kept, "none"), (again, "*.self_attn")):
-        engine(model, which).update(*batches())
+        engine(model, which).update(microbatches=batches())
     assert_same_state(kept, again)
 
 
@@ -198,7 +198,7 @@ def test_what_is_drawn_from_python_and_numpy_is_drawn_again() -> None:
     for model, which in ((kept, "none"), (again, "blocks")):
         run = engine(model, which)
         for _ in range(5):  # in some of which the engine looks for whether anything draws from them
-            run.update(*batches())
+            run.update(microbatches=batches())
     assert_same_state(kept, again)
 
 
@@ -215,7 +215,7 @@ def test_one_dropout_that_stands_in_several_blocks_has_the_key_of_its_place_agai
     for model, which in ((kept, "none"), (again, "blocks")):
         run = engine(model, which)
         for _ in range(2):
-            run.update(*batches())
+            run.update(microbatches=batches())
     assert_same_state(kept, again)
 
 
@@ -224,22 +224,22 @@ def test_the_forward_of_a_module_within_is_called_again_with_its_hooks_and_its_o
     heard: list[str] = []
     model.blocks[0].register_forward_hook(lambda *_: heard.append("block"))
     model.blocks[0].one.register_forward_hook(lambda *_: heard.append("within"))
-    engine(model, "blocks").update(*batches(1))
+    engine(model, "blocks").update(microbatches=batches(1))
     assert heard == ["within", "block", "within"]
 
 
 def test_another_engine_of_the_same_model_decides_anew() -> None:
     model, kept = net(), net()
     own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
-    engine(model, "blocks").update(*batches())
-    engine(kept).update(*batches())
+    engine(model, "blocks").update(microbatches=batches())
+    engine(kept).update(microbatches=batches())
     assert isinstance(vars(model.blocks[0])["forward"], CheckpointedForward)
-    engine(model, "blocks.0").update(*batches())
+    engine(model, "blocks.0").update(microbatches=batches())
     assert vars(model.blocks[1])["forward"] == own and "forward" not in vars(model.blocks[2])
-    engine(model).update(*batches())
+    engine(model).update(microbatches=batches())
     assert "forward" not in vars(model.blocks[0])
     for _ in range(2):
-        engine(kept).update(*batches())
+        engine(kept).update(microbatches=batches())
     assert_same_state(model, kept)
 
 
@@ -274,7 +274,7 @@ def test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it(within: 
     for model, which in ((kept, "none"), (again, "blocks" if not within else "*.block")):
         run = engine(model, which)
         for _ in range(3):
-            run.update(*batches())
+            run.update(microbatches=batches())
     parameters = zip(kept.parameters(), again.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in parameters)
 
@@ -285,7 +285,7 @@ def test_it_is_the_same_in_number_formats(precision: str) -> None:
     for model, which in ((kept, "none"), (again, "blocks")):
         run = engine(model, which, precision=precision)
         for _ in range(3):
-            run.update(*batches())
+            run.update(microbatches=batches())
     assert_same_state(kept, again)
 
 
@@ -321,7 +321,7 @@ def test_a_recomputation_that_runs_out_of_memory_is_cut() -> None:
             torch.optim.SGD(one.parameters(), lr=1e-4),
             device="cpu",
             train=Training(memory=Memory(checkpoint=which), check_loss=False),
-        ).update(*given)
+        ).update(microbatches=given)
         for one, its_task, which, given in (
             (model, task, "blocks", batches(1)),
             (
@@ -353,9 +353,9 @@ def test_a_buffer_that_begins_to_move_late_is_refused_by_name() -> None:
 
     model = nn.Sequential(nn.Linear(4, WIDTH), Late(), nn.Linear(WIDTH, 1))
     run = engine(model, "1")
-    run.update(*batches(1))
+    run.update(microbatches=batches(1))
     with pytest.raises(evenstep.EvenstepError):
-        run.update(*batches(1))
+        run.update(microbatches=batches(1))
 
 
 class Tells(nn.Module):
@@ -426,7 +426,7 @@ def test_a_compiled_block_is_computed_again_as_compiled() -> None:
             block.compile(backend="aot_eager")
         run = engine(model, which)
         for _ in range(2):
-            run.update(*batches())
+            run.update(microbatches=batches())
     assert_same_state(kept, again)
     assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
@@ -451,7 +451,9 @@ def test_any_blocks_of_any_cut_have_the_bits_of_a_run_that_keeps_all(sizes: list
         for update in range(2):
             generator = torch.Generator().manual_seed(update)
             run.update(
-                *((torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes)
+                microbatches=(
+                    (torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes
+                )
             )
         return model
 

@@ -84,7 +84,7 @@ def parameters(model: nn.Module) -> Tensor:
 def trained(model: nn.Module, compile: str = "model", *, updates: int = 4, **more: Any) -> Tensor:
     engine = engine_of(model, compile, **more)
     for update in range(updates):
-        outcome = engine.update(*batches(update, (4, 4) if update % 3 else (4, 3)))
+        outcome = engine.update(microbatches=batches(update, (4, 4) if update % 3 else (4, 3)))
         assert isinstance(outcome, Committed)
     return parameters(model)
 
@@ -108,11 +108,11 @@ def test_each_shape_and_mode_is_compiled_once_for_all_blocks(as_found: list[Any]
     engine = engine_of(chain())
     counts: list[int] = []
     for update, sizes in enumerate([(4, 4), (4, 3), (4, 4), (3, 4)]):
-        engine.update(*batches(update, sizes))
+        engine.update(microbatches=batches(update, sizes))
         counts.append(len(as_found))
-    engine.evaluate(*batches(9))
-    engine.evaluate(*batches(9))
-    engine.update(*batches(9))
+    engine.evaluate(microbatches=batches(9))
+    engine.evaluate(microbatches=batches(9))
+    engine.update(microbatches=batches(9))
     assert counts == [1, 2, 2, 2] and len(as_found) == 3
 
 
@@ -197,11 +197,11 @@ def test_names_copies_and_states_are_those_of_the_model_as_it_is_written() -> No
     model = chain()
     names = [*model.state_dict()]
     engine = engine_of(model)
-    engine.update(*batches(0))
+    engine.update(microbatches=batches(0))
     assert [*model.state_dict()] == names
     other = copy.deepcopy(model)
     assert not any(map(forwards.is_compiled, other.modules()))
-    engine.update(*batches(1))
+    engine.update(microbatches=batches(1))
     x = torch.ones(2, 3)
     model.eval()
     other.eval()
@@ -215,15 +215,15 @@ def test_a_run_is_resumed_with_the_same_bits_and_only_compiled() -> None:
     whole = chain()
     engine = engine_of(whole, train={"ema": Ema(decay=0.9)})
     for update in range(2):
-        engine.update(*batches(update))
+        engine.update(microbatches=batches(update))
     state = copy.deepcopy(engine.state_dict())
     for update in range(2, 4):
-        engine.update(*batches(update))
+        engine.update(microbatches=batches(update))
     model = chain(stages=3)
     resumed = engine_of(model, train={"ema": Ema(decay=0.9)})
     resumed.load_state_dict(state)
     for update in range(2, 4):
-        resumed.update(*batches(update))
+        resumed.update(microbatches=batches(update))
     assert torch.equal(parameters(model), parameters(whole))
     assert "train.compile" in engine_of(chain(), "off").changed_settings(state)
 
@@ -231,7 +231,7 @@ def test_a_run_is_resumed_with_the_same_bits_and_only_compiled() -> None:
 @pytest.mark.usefixtures("as_found")
 def test_an_engine_that_does_not_compile_runs_the_model_as_it_is_written() -> None:
     model = chain()
-    engine_of(model).update(*batches(0))
+    engine_of(model).update(microbatches=batches(0))
     engine_of(model, "off")
     assert not any(map(forwards.is_compiled, model.modules()))
 
@@ -248,7 +248,7 @@ def test_statistics_of_aborted_updates_are_taken_back() -> None:
 
     model = Normed()
     engine = engine_of(model)
-    engine.update(*batches(0))
+    engine.update(microbatches=batches(0))
     before = {name: one.clone() for name, one in model.state_dict().items()}
     x, y = batches(1)[0]
     outcome = engine.update((x, y * float("inf")))
@@ -261,10 +261,10 @@ def test_statistics_of_aborted_updates_are_taken_back() -> None:
 def test_the_module_inside_a_block_that_is_not_finite_is_named() -> None:
     model = chain()
     engine = engine_of(model)
-    engine.update(*batches(0))
+    engine.update(microbatches=batches(0))
     with torch.no_grad():
         model.get_parameter("2.inner.weight").fill_(float("nan"))
-    outcome = engine.update(*batches(1))
+    outcome = engine.update(microbatches=batches(1))
     assert isinstance(outcome, Aborted)
     error = engine.explain(outcome)[1]
     assert isinstance(error, NonFiniteError) and "`2.inner`" in str(error)
@@ -274,16 +274,16 @@ def test_the_module_inside_a_block_that_is_not_finite_is_named() -> None:
 def test_a_hook_that_comes_later_is_called_inside_of_a_block_as_well() -> None:
     model = chain()
     engine = engine_of(model)
-    engine.update(*batches(0))
+    engine.update(microbatches=batches(0))
     seen: list[int] = []
 
     def notes(*_: Any) -> None:
         seen.append(1)
 
     handle = model.get_submodule("1.inner").register_forward_hook(notes)
-    engine.update(*batches(1))
+    engine.update(microbatches=batches(1))
     handle.remove()
-    engine.update(*batches(2))
+    engine.update(microbatches=batches(2))
     assert len(seen) == 2
 
 
@@ -346,7 +346,7 @@ def test_losses_and_metrics_of_a_compiled_run_are_sums_over_weights_as_without()
         errors = [(model(x).squeeze(-1) - y).detach() ** 2 for x, y in batches(0, (4, 3))]
         train = Training(compile=compile, check_loss=False)  # type: ignore[arg-type]
         engine = Engine(model, Counts(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=train)
-        outcome = engine.update(*batches(0, (4, 3)))
+        outcome = engine.update(microbatches=batches(0, (4, 3)))
         assert isinstance(outcome, Committed)
         metrics = outcome.metrics()
         found.append({name: metrics[name] for name in ("loss", "close")})

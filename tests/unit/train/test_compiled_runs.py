@@ -202,7 +202,7 @@ def end_of(compile: str, precision: str, *, wide: bool = False) -> Tensor:
     x, y = (torch.stack(part).to(next(model.parameters()).dtype) for part in zip(*samples(), strict=True))
     for update in range(UPDATES):
         rows = [slice(8 * update, 8 * update + 5), slice(8 * update + 5, 8 * update + 8)]
-        assert isinstance(engine.update(*[(x[part], y[part]) for part in rows]), Committed)
+        assert isinstance(engine.update(microbatches=[(x[part], y[part]) for part in rows]), Committed)
     return torch.cat([one.detach().flatten() for one in model.parameters()]).double()
 
 

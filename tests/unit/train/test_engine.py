@@ -62,7 +62,7 @@ def test_losses_are_looked_at_also_where_torch_multiplies_less_exactly_by_its_ne
     products = torch.backends.mkldnn.matmul
     before, products.fp32_precision = products.fp32_precision, "bf16"
     try:
-        assert isinstance(engine_of(net()).update(*cut(points(), 4)), Committed)
+        assert isinstance(engine_of(net()).update(microbatches=cut(points(), 4)), Committed)
     finally:
         products.fp32_precision = before
 
@@ -74,7 +74,7 @@ def test_an_update_of_several_micro_batches_is_that_of_one() -> None:
         engine = engine_of(model, train=Training(clip_norm=0.1))
         for number in range(4):
             x, y = points(start=number)
-            outcome = engine.update(*zip(x.split(sizes), y.split(sizes), strict=True))
+            outcome = engine.update(microbatches=zip(x.split(sizes), y.split(sizes), strict=True))
             assert isinstance(outcome, Committed)
         found.append(parameters(model))
     assert torch.allclose(found[0], found[1], rtol=0, atol=1e-12)
@@ -86,7 +86,7 @@ def test_what_an_update_tells_is_of_the_whole_global_batch() -> None:
     x, y = points()
     with torch.no_grad():
         expected = float(((model(x).squeeze(-1) - y) ** 2).sum() / GLOBAL)
-    outcome = engine_of(model).update(*cut((x, y), 3))
+    outcome = engine_of(model).update(microbatches=cut((x, y), 3))
     assert isinstance(outcome, Committed)
     assert outcome.update == 1
     assert outcome.loss == pytest.approx(expected)
@@ -156,7 +156,7 @@ def test_an_engine_refuses_a_parameter_that_was_added_later() -> None:
 
 
 def test_an_update_without_weight_is_aborted() -> None:
-    outcome = engine_of(net()).update()
+    outcome = engine_of(net()).update(microbatches=[])
     assert isinstance(outcome, Aborted)
     assert outcome.incident.kind == "no_weight"
 
@@ -207,17 +207,17 @@ def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
 
     straight, engine = built()
     for batch in batches:
-        engine.update(*cut(batch, 4))
+        engine.update(microbatches=cut(batch, 4))
     first, engine = built()
     for batch in batches[:3]:
-        engine.update(*cut(batch, 4))
+        engine.update(microbatches=cut(batch, 4))
     state = engine.state_dict()
     resumed, engine_again = built()
     with torch.no_grad():
         next(resumed.parameters()).zero_()
     assert engine_again.load_state_dict(state) == []
     for batch in batches[3:]:
-        engine_again.update(*cut(batch, 4))
+        engine_again.update(microbatches=cut(batch, 4))
     assert engine_again.progress.update == 6
     assert torch.equal(parameters(straight), parameters(resumed))
     assert not torch.equal(parameters(straight), parameters(first))
@@ -238,7 +238,7 @@ def test_a_late_mean_over_nothing_contributes_nothing_though_its_gradient_is_not
     for some in (batches, [batches[0], batches[2]]):
         model = net()
         engine = Engine(model, LateMean(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-        assert isinstance(engine.update(*some), Committed)
+        assert isinstance(engine.update(microbatches=some), Committed)
         ends.append(parameters(model))
     torch.testing.assert_close(*ends, rtol=1e-12, atol=0)
 
@@ -301,7 +301,7 @@ def test_an_evaluation_gives_the_metrics_of_a_batch_and_changes_nothing() -> Non
     with torch.no_grad():
         expected = float(((model.eval()(x).squeeze(-1) - y) ** 2).mean())
     model.train()
-    assert engine.evaluate(*cut((x, y), 3)) == {"loss": pytest.approx(expected)}
+    assert engine.evaluate(microbatches=cut((x, y), 3)) == {"loss": pytest.approx(expected)}
     assert model.training
     assert torch.equal(before, parameters(model))
     assert isinstance(outcome, Committed)
@@ -347,7 +347,7 @@ def test_several_tasks_are_named_by_the_micro_batches() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     engine = Engine(model, {"a": Squares(), "b": Squares()}, optimizer, device="cpu")
-    outcome = engine.update(Batch(task="a", data=points()), (points(4), "b"))
+    outcome = engine.update(microbatches=[Batch(task="a", data=points()), (points(4), "b")])
     assert isinstance(outcome, Committed)
     assert outcome.weight == 12
     assert {"a/loss", "b/loss"} <= set(outcome.metrics())
@@ -439,8 +439,10 @@ def test_what_a_task_remembers_is_as_before_where_an_update_is_done_again_or_abo
             x, y = points(start=start)
             microbatches = cut((x, y, torch.arange(GLOBAL)), 4)
             if spoilt:
-                assert isinstance(engine.update(*microbatches, (x[:1], y[:1] * torch.inf, torch.tensor([0]))), Aborted)
-            engine.update(*microbatches)
+                assert isinstance(
+                    engine.update(microbatches=[*microbatches, (x[:1], y[:1] * torch.inf, torch.tensor([0]))]), Aborted
+                )
+            engine.update(microbatches=microbatches)
         return parameters(model), task.state_dict()["table"]
 
     wanted = trained()
@@ -582,7 +584,7 @@ def test_on_two_ranks_each_gives_its_own_micro_batches(on_ranks: Callable[..., l
         engine = engine_of(model, strategy=kind(group))
         told: list[float] = []
         for number in range(4):
-            outcome = engine.update(*mine(cut(points(start=number), 2), group.rank, group.ranks))
+            outcome = engine.update(microbatches=mine(cut(points(start=number), 2), group.rank, group.ranks))
             assert isinstance(outcome, Committed)
             told += [outcome.loss, outcome.weight, outcome.grad_norm]
         return parameters(model), told
@@ -666,3 +668,20 @@ def test_an_update_or_evaluation_from_another_thread_in_the_midst_of_an_update_i
         undisturbed.update(points(start=number))
     assert [one.partition("` was")[0] for one in refused] == ["`update", "`evaluate"] * 2
     assert torch.equal(parameters(model), parameters(alone)) and engine.progress.update == 2
+
+
+def test_a_batch_is_one_micro_batch_of_whatever_type() -> None:
+    x, y = points()
+    assert engine_of(net()).update([x, y]).weight == engine_of(net()).update((x, y)).weight == len(x)
+    with pytest.raises(TypeError):
+        engine_of(net()).update(x, y)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError):
+        engine_of(net()).update()
+
+
+def test_a_gradient_before_the_first_update_is_refused_by_name() -> None:
+    model = net()
+    engine = engine_of(model)
+    model(points()[0]).sum().backward()
+    with refused(TaskError, "0.weight"):
+        engine.update(points())

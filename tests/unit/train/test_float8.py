@@ -56,7 +56,7 @@ def engine_of(model: nn.Module, precision: Any = None, **more: Any) -> Engine:
 def train(engine: Engine, updates: int, *, begin: int = 0, size: int = 4) -> Engine:
     for number in range(begin, begin + updates):
         x, y = points(number)
-        engine.update(*zip(x.split(size), y.split(size), strict=True))
+        engine.update(microbatches=zip(x.split(size), y.split(size), strict=True))
     return engine
 
 
@@ -114,7 +114,7 @@ def test_an_update_does_not_depend_on_the_cut_but_by_the_roundings_of_bfloat16(r
         model.append(nn.Linear(16, 1))
         engine = Engine(model, Squares(), torch.optim.SGD(model.parameters(), lr=1.0), precision=precision)
         before = values(engine)
-        engine.update(*zip(x.split(size), y.split(size), strict=True))
+        engine.update(microbatches=zip(x.split(size), y.split(size), strict=True))
         return before - values(engine)
 
     def apart(precision: Any) -> float:

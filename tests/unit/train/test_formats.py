@@ -52,7 +52,7 @@ def engine_of(model: nn.Module, precision: Any, *, task: Task | None = None, **m
 def train(engine: Engine, updates: int, *, begin: int = 0, size: int = 4) -> None:
     for number in range(begin, begin + updates):
         x, y = points(number)
-        engine.update(*zip(x.split(size), y.split(size), strict=True))
+        engine.update(microbatches=zip(x.split(size), y.split(size), strict=True))
 
 
 def values(engine: Engine) -> Tensor:
@@ -286,7 +286,7 @@ def test_gradients_of_many_micro_batches_are_added_in_float32() -> None:
         with torch.no_grad():
             model.weight.fill_(0.0)
         engine = engine_of(model, name, task=Straight(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
-        outcome = engine.update(*[torch.ones(1, 1)] * 512)
+        outcome = engine.update(microbatches=[torch.ones(1, 1)] * 512)
         assert isinstance(outcome, Committed) and outcome.grad_norm == 1.0
 
 
@@ -543,7 +543,7 @@ def test_sparse_gradients_train_in_one_process(name: str) -> None:
     model = Net()
     engine = engine_of(model, name, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     before = model.words.weight.detach().clone()
-    engine.update((torch.arange(4), torch.randn(4)), (torch.arange(2, 6), torch.randn(4)))
+    engine.update(microbatches=[(torch.arange(4), torch.randn(4)), (torch.arange(2, 6), torch.randn(4))])
     moved = (model.words.weight.detach() != before.to(model.words.weight.dtype)).any(1)
     assert moved.tolist() == [True] * 6 + [False] * 3
 

@@ -293,7 +293,7 @@ def test_counts_of_training_are_derived_too(compile: Any) -> None:
     engine = Engine(
         model, Hits(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=Training(compile=compile)
     )
-    outcome: Any = engine.update((torch.ones(2, 3),), (torch.ones(3, 3),))
+    outcome: Any = engine.update(microbatches=[(torch.ones(2, 3),), (torch.ones(3, 3),)])
     assert outcome.metrics()["hits"] == 25
 
 

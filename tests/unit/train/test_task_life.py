@@ -168,7 +168,7 @@ def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win()
         before = model.weight.item()
         engine = Engine(model, Scaled(), torch.optim.SGD(model.parameters(), lr=1.0), device="cpu")
         ones = torch.ones(1, 1, dtype=torch.float64)
-        engine.update(*((ones, label * ones) for label in labels))
+        engine.update(microbatches=((ones, label * ones) for label in labels))
         return before - model.weight.item()
 
     assert gradient_of(1.0, 10.0, 100.0) == pytest.approx(37.0, rel=1e-12)  # not 100, the last one's

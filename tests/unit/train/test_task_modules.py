@@ -143,7 +143,7 @@ def test_no_cut_changes_what_is_trained(cuts: list[int]) -> None:
                 part = slice(begin, min(begin + size, half.stop))
                 batches.append((x[part], y[part]))
                 begin += size
-        engine.update(*batches)
+        engine.update(microbatches=batches)
     close(of(model, task), plain_loop(2)[0])
 
 

@@ -378,7 +378,7 @@ def test_an_engine_counts_weights_that_come_late_beside_others(several: Any) -> 
         engine = Engine(model=model, task=tasks, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
         ends.append(
             engine.update(
-                *[
+                microbatches=[
                     (several.stacked(several.samples(size, seed)), name)
                     for seed, (name, size) in enumerate(BATCHES.items())
                 ]
@@ -395,9 +395,9 @@ def test_where_all_weights_come_late_and_are_0_nothing_moves_and_it_is_said(seve
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     tasks = {name: several.Regress(name, late=name == "b") for name in BATCHES}
     engine = Engine(model=model, task=tasks, optimizer=optimizer, device="cpu")
-    engine.update(*[(batch, name) for name, batch in batches.items()])
+    engine.update(microbatches=[(batch, name) for name, batch in batches.items()])
     before = several.flat(model)
-    aborted = engine.update(*[(batch, name) for name, batch in nothing.items()])
+    aborted = engine.update(microbatches=[(batch, name) for name, batch in nothing.items()])
     assert aborted.incident.kind == "no_weight"
     assert torch.equal(several.flat(model), before)
 
@@ -413,8 +413,8 @@ def test_a_head_is_left_alone_where_the_weight_of_its_task_is_0_whether_that_com
         tasks = {"a": several.Regress("a"), "b": several.Regress("b", late=late)}
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
         engine = Engine(model, tasks, optimizer, device="cpu", train=Training(combine=method and method()))
-        engine.update((a, "a"), (b, "b"))
-        engine.update((a, "a"), ([b[0], b[1], b[2] * 0], "b"))
+        engine.update(microbatches=[(a, "a"), (b, "b")])
+        engine.update(microbatches=[(a, "a"), ([b[0], b[1], b[2] * 0], "b")])
         ends.append(several.flat(model))
     torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-14)
 
