@@ -174,17 +174,6 @@ def test_two_ranks_have_the_bits_of_one(on_ranks: Any) -> None:
         assert ranks[0][name] == pytest.approx(metrics[name], rel=1e-6)
 
 
-def test_a_scheduler_moves_the_rates_of_several_optimizers_in_one() -> None:
-    def configure_optimizers(self: Any) -> Any:
-        first, last = self.net[0].parameters(), self.net[2].parameters()
-        optimizer = evenstep.optim.MultiOptimizer(torch.optim.SGD(first, lr=0.1), torch.optim.AdamW(last, lr=0.01))
-        return [optimizer], [_exponential(optimizer)]
-
-    trainer = _trainer(_with(configure_optimizers=configure_optimizers))
-    trainer.train()
-    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.1 / 4, 0.01 / 4]
-
-
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 def test_it_resumes_exactly(tmp_path: Any, interval: str) -> None:
     schedule = _rates(lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 9), interval=interval)

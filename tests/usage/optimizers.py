@@ -27,7 +27,6 @@ from optimizers_own import (
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.optim import MultiOptimizer
 
 Outcome = Literal["bits", "rounding", "refused", "-"]
 
@@ -136,8 +135,8 @@ def tensor_rate(kind: type[Optimizer], **options: Any) -> Callable[[nn.Module], 
     return lambda model: kind(model.parameters(), lr=torch.tensor(0.02), **options)
 
 
-def two(first: Callable[..., Optimizer], second: Callable[..., Optimizer], kind: Any = MultiOptimizer) -> Any:
-    return lambda model: kind(first(matrices(model)), second(others(model)))
+def two(first: Callable[..., Optimizer], second: Callable[..., Optimizer]) -> Any:
+    return lambda model: (first(matrices(model)), second(others(model)))
 
 
 def torch_case(kind: type[Optimizer], *, name: str = "", fast: bool = False, **options: Any) -> Case:
@@ -185,27 +184,27 @@ TORCH = [
 UNKNOWN = "nothing is known of"
 MULTI = [
     Case(
-        name="MultiOptimizer(Muon, AdamW)",
+        name="Muon + AdamW",
         build=two(lambda p: O.Muon(p, lr=0.02), lambda p: O.AdamW(p, lr=0.01)),
         by_elements="makes the whole matrix of an update orthogonal",
         fast=True,
     ),
     Case(
-        name="MultiOptimizer(SGD, AdamW)",
+        name="SGD + AdamW",
         build=two(lambda p: O.SGD(p, lr=0.02, momentum=0.9), lambda p: O.AdamW(p, lr=0.01)),
     ),
     Case(
-        name="MultiOptimizer(Adam, AdamW), both fused",
+        name="Adam + AdamW, both fused",
         build=two(lambda p: O.Adam(p, lr=0.02, fused=True), lambda p: O.AdamW(p, lr=0.01, fused=True)),
         fused=True,
     ),
-    Case(name="MultiOptimizer(Adagrad, Lion)", build=two(lambda p: O.Adagrad(p, lr=0.02), lambda p: Lion(p, lr=0.01))),
+    Case(name="Adagrad + Lion", build=two(lambda p: O.Adagrad(p, lr=0.02), lambda p: Lion(p, lr=0.01))),
     Case(
-        name="MultiOptimizer(AdamW, ScheduleFree)",
+        name="AdamW + ScheduleFree",
         build=two(lambda p: O.AdamW(p, lr=0.02), lambda p: ScheduleFree(p, lr=0.01)),
     ),
     Case(
-        name="MultiOptimizer(AdamW, an own one)",
+        name="AdamW + an own one",
         build=two(lambda p: O.AdamW(p, lr=0.02), lambda p: UnsaidLion(p, lr=0.01)),
         by_elements=UNKNOWN,
         by_parameters=UNKNOWN,

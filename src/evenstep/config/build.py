@@ -28,7 +28,7 @@ from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.modes import Modes
-from evenstep.optim.multi import joined
+from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, WriterName
@@ -338,10 +338,12 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
             )
     with refused_at("optimizer"):
         if isinstance(call.function, type):
-            made: object = call(_groups(model), lr=table.lr, **fused(call))
+            made = cast("torch.optim.Optimizer", call(_groups(model), lr=table.lr, **fused(call)))
         else:
             made = joined(call(model, lr=table.lr))
-    return _checked("optimizer", made, torch.optim.Optimizer)
+    for one in parts_of(made):
+        _checked("optimizer", one, torch.optim.Optimizer)
+    return made
 
 
 def _group(run: OpenRun, name: str, call: Call) -> ParameterGroup:

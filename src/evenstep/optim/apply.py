@@ -7,23 +7,13 @@ Loss scale, late weight and clip coefficient are one deferred multiplier, which 
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from evenstep.internals import (
-    foreach_divide,
-    foreach_multiply,
-    foreach_norms,
-    local_tensor,
-    looks_at_gradients,
-    takes_scale,
-)
-from evenstep.optim.fused import may_draw
-from evenstep.optim.multi import inner
+from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor
 from evenstep.optim.stepper import Stepper
-from evenstep.tensors import parameters_in
 
 CLIP_EPSILON = 1e-6
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # kernels take their scale as one; it grows while gradients are 0
@@ -45,7 +35,6 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
     """The gradients of `parameters` that have one, as dense tensors that may be changed in place, perhaps in shards.
 
     Args:
-        parameters: in any order.
         sparse: True if gradients may be sparse; they are coalesced and give their values.
     """
     if sparse:
@@ -79,7 +68,6 @@ class Apply:
     Args:
         stepper: takes the optimizer's steps, on one device.
         clip_norm: c of the formula above; None does not clip.
-        in_kernel: True if the optimizer's kernel divides the gradient by itself.
 
     Attributes:
         reads_at_once: True if the host knows at once whether a step was made.
@@ -87,11 +75,10 @@ class Apply:
 
     reads_at_once = True
 
-    def __init__(self, stepper: Stepper, *, clip_norm: float | None, in_kernel: bool) -> None:
+    def __init__(self, stepper: Stepper, *, clip_norm: float | None) -> None:
         self._stepper = stepper
-        self._optimizer: Any = stepper.optimizer
         self._clip_norm = clip_norm
-        self._in_kernel = in_kernel
+        self._in_kernel = stepper.divides_in_kernel
 
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         """Take the step with g/divisor clipped, unless it is not finite.
@@ -107,23 +94,22 @@ class Apply:
             return Applied(norm=norm, aborted=1.0)
         if self._clip_norm is not None:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
-        if divisor != 1.0 and divisor <= _LARGEST_FLOAT32 and self._divides_in_kernel():
-            self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
-            self._stepper.step(update)
-            del self._optimizer.grad_scale
-            return Applied(norm=norm, aborted=0.0)
+        scale: Tensor | None = None
         if divisor != 1.0:
-            foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
-        self._stepper.step(update)
+            if divisor <= _LARGEST_FLOAT32 and self._divides_in_kernel():
+                scale = torch.full((), divisor, device=squared.device)
+            else:
+                foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
+        self._stepper.step(update, scale=scale)
         return Applied(norm=norm, aborted=0.0)
 
     def _divides_in_kernel(self) -> bool:
-        return self._in_kernel and not any(map(looks_at_gradients, (self._optimizer, *inner(self._optimizer))))
+        return self._in_kernel and not self._stepper.shows_gradients
 
     @property
     def may_draw(self) -> bool:
         """True if the next step may draw random numbers."""
-        return may_draw(self._optimizer)
+        return self._stepper.may_draw
 
     def resume(self) -> None:
         """Take steps again after an abort was handled."""
@@ -155,15 +141,9 @@ class DeviceApply(Apply):
         if self._clip_norm is not None:
             scale = scale * ((norm + CLIP_EPSILON) / self._clip_norm).clamp(min=1.0)
         in_kernel = self._divides_in_kernel()
-        if in_kernel:
-            self._optimizer.grad_scale = scale.float()
-        else:
+        if not in_kernel:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
-        self._optimizer.found_inf = aborted
-        self._stepper.step(update)
-        del self._optimizer.found_inf
-        if in_kernel:
-            del self._optimizer.grad_scale
+        self._stepper.step(update, scale=scale.float() if in_kernel else None, found_inf=aborted)
         return Applied(norm=norm, aborted=aborted)
 
     def resume(self) -> None:
@@ -177,9 +157,6 @@ def build_apply(stepper: Stepper, *, clip_norm: float | None, device: torch.devi
         device: device of the parameters.
         defer: True leaves the verdict on the device; None: on an accelerator, if the optimizer can skip a step.
     """
-    scales = takes_scale(stepper.optimizer)
-    # kernels read the scale as float32: too coarse for float64 parameters
-    in_kernel = scales and all(one.dtype != torch.float64 for one in parameters_in(stepper.optimizer))
     defer = device.type != "cpu" if defer is None else defer
-    kind = DeviceApply if defer and scales else Apply
-    return kind(stepper, clip_norm=clip_norm, in_kernel=in_kernel)
+    kind = DeviceApply if defer and stepper.takes_scale else Apply
+    return kind(stepper, clip_norm=clip_norm)

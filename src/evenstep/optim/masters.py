@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.internals import foreach_copy, times_written
-from evenstep.optim.multi import inner
-from evenstep.optim.stepper import Stepper, swapped_parameters, widen_state
-from evenstep.tensors import parameters_in
+from evenstep.optim.stepper import Stepper
 
 
 @final
@@ -40,12 +38,12 @@ class MasterStepper(Stepper):
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], format: torch.dtype) -> None:
         super().__init__(optimizer)
         names = {id(parameter): name for name, parameter in parameters.items()}
-        self._parameters = [one for one in parameters_in(optimizer) if id(one) in names]
-        widen_state(optimizer)
+        self._parameters = [one for one in self.parameters if id(one) in names]
+        self._widen_state()
         self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in self._parameters]
         self._pairs = list(zip(self._parameters, self._masters, strict=True))
         self._place = {id(one): master for one, master in self._pairs}
-        self._states = [_States(one, self._pairs) for one in inner(optimizer)]
+        self._states = [_States(one, self._pairs) for one in self.optimizers]
         self.masters = {names[id(one)]: master for one, master in self._pairs}
         self.rounded = frozenset(parameters)
         for parameter in parameters.values():
@@ -59,16 +57,16 @@ class MasterStepper(Stepper):
             master.copy_(values[name])
         self._written = self._marks()
 
-    def step(self, update: int) -> None:
+    def _step(self, update: int) -> None:
         if self._marks() != self._written:
             self._follow_writes()
         for parameter, master in self._pairs:
             master.grad = parameter.grad
         try:
-            with swapped_parameters(self.optimizer, self._place), ExitStack() as stack:
+            with self._swapped_parameters(self._place), ExitStack() as stack:
                 for states in self._states:
                     stack.enter_context(states.of_masters())
-                self._take_step()
+                self._step_optimizers()
         finally:
             for master in self._masters:
                 master.grad = None

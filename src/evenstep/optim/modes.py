@@ -1,7 +1,4 @@
-"""Optimizers that train one set of parameters and evaluate another: schedule-free ones, with `train()` and `eval()`.
-
-After an evaluation the parameters have their former bits, since a way back by arithmetic would round.
-"""
+"""Optimizers that train one set of parameters and evaluate another: schedule-free ones, with `train()` and `eval()`."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -11,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from evenstep.optim.multi import inner
+from evenstep.optim.optimizers import parts_of
 
 
 @final
@@ -27,7 +24,7 @@ class Modes:
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> None:
-        self._optimizers: list[Any] = [one for one in inner(optimizer) if has_modes(one)]
+        self._optimizers: list[Any] = moded(optimizer)
         self._parameters = list(parameters) if self._optimizers else []
         self._fetch = fetch
         self.names = [type(one).__name__ for one in self._optimizers]
@@ -41,8 +38,8 @@ class Modes:
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
-        """Inside, the model has the parameters to evaluate."""
-        kept = [parameter.detach().clone() for parameter in self._parameters]
+        """Inside, the model has the parameters to evaluate. Afterwards it has its former bits."""
+        kept = [parameter.detach().clone() for parameter in self._parameters]  # a way back by arithmetic would round
         self.evaluate()
         try:
             yield
@@ -60,6 +57,6 @@ class Modes:
             self._fetch()
 
 
-def has_modes(optimizer: Optimizer) -> bool:
-    """True if the optimizer has `train()` and `eval()`."""
-    return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))
+def moded(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers with `train()` and `eval()`."""
+    return [one for one in parts_of(optimizer) if all(callable(getattr(one, mode, None)) for mode in ("train", "eval"))]

@@ -7,7 +7,7 @@ Stand-ins are made for a few parameters at a time, to save memory. Only torch's 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from torch.optim import Optimizer
 from evenstep.errors import OutOfMemoryError
 from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below, key_below
-from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
-from evenstep.optim.stepper import Stepper, is_narrow, swapped_parameters, widen_state
-from evenstep.tensors import parameters_in
+from evenstep.optim.stepper import Stepper, is_narrow
 
 PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
 
@@ -53,24 +51,24 @@ class RoundedStepper(Stepper):
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         super().__init__(optimizer)
-        own = [one for one in parameters_in(optimizer) if is_narrow(one)]
-        widen_state(optimizer)
+        own = [one for one in self.parameters if is_narrow(one)]
+        self._widen_state()
         self._names = {id(one): names[id(one)] for one in own}
         self._branch = branch(seed, "rounding")
         self._first_element = first_element
-        self._others = {id(one) for one in parameters_in(optimizer) if not is_narrow(one)}
-        in_pieces = all(type(one) in TORCH for one in inner(optimizer))
+        self._others = {id(one) for one in self.parameters if not is_narrow(one)}
+        in_pieces = all(type(one) in TORCH for one in self.optimizers)
         self._pieces = _cut(own, piece_bytes) if in_pieces else [own]
 
-    def step(self, update: int) -> None:
+    def _step(self, update: int) -> None:
         branch_of_update = branch_below(self._branch, update)
         for number, piece in enumerate(self._pieces):
             pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None]
             place = {id(one): other for one, other in pairs}
-            _move_states(self.optimizer, pairs)
+            self._move_states(pairs)
             try:
-                with swapped_parameters(self.optimizer, place, beside=() if number else self._others):
-                    self._take_step()
+                with self._swapped_parameters(place, beside=() if number else self._others):
+                    self._step_optimizers()
             except OutOfMemoryError as error:
                 if not number:
                     raise
@@ -79,9 +77,15 @@ class RoundedStepper(Stepper):
                     f"checkpoint."
                 ) from error
             finally:
-                _move_states(self.optimizer, [(stand_in, parameter) for parameter, stand_in in pairs])
+                self._move_states([(stand_in, parameter) for parameter, stand_in in pairs])
             for parameter, stand_in in pairs:
                 self._round(parameter, stand_in, branch_of_update)
+
+    def _move_states(self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
+        for one in self.optimizers:
+            for source, target in pairs:
+                if source in one.state:
+                    one.state[target] = one.state.pop(source)
 
     @torch.no_grad()
     def _round(self, parameter: nn.Parameter, stand_in: nn.Parameter, branch_of_update: int) -> None:
@@ -99,14 +103,6 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     assert parameter.grad is not None
     made.grad = parameter.grad.float()
     return made
-
-
-def _move_states(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    for one in inner(optimizer):
-        states: dict[Any, Any] = one.state
-        for source, target in pairs:
-            if source in states:
-                states[target] = states.pop(source)
 
 
 def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.Parameter]]:

@@ -7,13 +7,12 @@ are each tested to the bit; other classes declare it.
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import cast
 
 from torch import optim
 from torch.optim import Optimizer
 
 from evenstep.internals import has_state_hooks
-from evenstep.optim.multi import inner
+from evenstep.optim.optimizers import parts_of
 
 
 class Granularity(IntEnum):
@@ -77,7 +76,7 @@ def has_own_state_dict(optimizer: Optimizer) -> bool:
 
 def shard_refusal(part: Granularity, optimizer: Optimizer) -> str:
     """Reason why ranks can't share the parts that an optimizer steps; "" if they can."""
-    for one in inner(optimizer):
+    for one in parts_of(optimizer):
         name = type(one).__name__
         steps = granularity(one)
         if steps is None:
@@ -85,7 +84,7 @@ def shard_refusal(part: Granularity, optimizer: Optimizer) -> str:
             return f"{name} is unknown: if it steps each {word} by itself, say `{word}wise = True` in its class"
         if steps > part:
             return f"{name} is not exact on such parts"
-        groups = cast("list[dict[str, object]]", one.param_groups)
-        if part is Granularity.ELEMENT and type(one) in NO_FUSED_SHARDS and any(group.get("fused") for group in groups):
+        is_fused = any(group.get("fused") for group in one.param_groups)
+        if part is Granularity.ELEMENT and type(one) in NO_FUSED_SHARDS and is_fused:
             return f"torch has no fused {name} for shards; build it with `foreach=True`"
     return ""

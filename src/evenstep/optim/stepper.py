@@ -1,71 +1,111 @@
-"""The stepper of a run owns its optimizer: nobody else calls `step`.
+"""The stepper of a run owns its optimizers: nobody else calls `step`.
 
 If memory runs out before a step has written anything, unused memory is freed and the step is taken once more.
 """
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
-from evenstep.internals import takes_scale, times_written
+from evenstep.internals import looks_at_gradients, takes_scale, times_written
 from evenstep.oom import give_back, is_out_of_memory
-from evenstep.optim.fused import take_step
-from evenstep.optim.multi import inner
-from evenstep.tensors import parameters_in
+from evenstep.optim.fused import may_draw, take_step
+from evenstep.optim.optimizers import parts_of
 
 
 class Stepper:
-    """Takes the steps of an optimizer on the parameters as they are.
+    """Takes the steps of the optimizers on the parameters as they are.
 
     Args:
         optimizer: optimizer of the parameters that this rank steps.
 
     Attributes:
+        optimizers: the optimizer, or those of a tuple.
+        takes_scale: True if all kernels take `grad_scale` and `found_inf`.
         masters: float32 masters of the parameters that this rank steps, by name.
         rounded: names of the parameters that have a master on some rank.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+        self.optimizers: tuple[Any, ...] = parts_of(optimizer)
+        self.takes_scale = all(map(takes_scale, self.optimizers))
         self.masters: Mapping[str, Tensor] = {}
         self.rounded: frozenset[str] = frozenset()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [one for group in self._groups for one in group["params"]]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    @property
+    def divides_in_kernel(self) -> bool:
+        """True if the kernels divide gradients exactly: they read the scale as float32, too coarse for float64."""
+        return self.takes_scale and all(one.dtype != torch.float64 for one in self.parameters)
+
+    @property
+    def shows_gradients(self) -> bool:
+        """True if the user's code reads the gradients before the kernels."""
+        return any(map(looks_at_gradients, self.optimizers))
+
+    @property
+    def may_draw(self) -> bool:
+        """True if the next step may draw random numbers."""
+        return any(map(may_draw, self.optimizers))
 
     def load_masters(self, values: Mapping[str, Tensor]) -> None:
         """Load the masters by parameter name; the model has their rounded values already."""
 
-    def step(self, update: int) -> None:
+    def step(self, update: int, *, scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """Take the step of update `update`.
+
+        Args:
+            scale: divisor of the gradients, for the kernels.
+            found_inf: 1.0 if the kernels must skip the step.
 
         Raises:
             OutOfMemoryError: there is no memory for the step, or it stopped half-way; the message says which.
         """
-        self._take_step()
+        given = {"grad_scale": scale, "found_inf": found_inf}
+        for_kernels = {name: value for name, value in given.items() if value is not None}
+        for one in self.optimizers:
+            vars(one).update(for_kernels)
+        try:
+            self._step(update)
+        finally:
+            for one in self.optimizers:
+                for name in for_kernels:
+                    del vars(one)[name]
 
-    def _take_step(self) -> None:
-        optimizer: Any = self.optimizer
-        for one in inner(self.optimizer):
+    def _step(self, update: int) -> None:
+        self._step_optimizers()
+
+    def _step_optimizers(self) -> None:
+        for one in self.optimizers:
             if isinstance(one, SGD):
                 _create_missing_momentum(one)
-        if optimizer.state and takes_scale(optimizer):  # a kernel that allocates nothing
-            take_step(optimizer)
+        if self.takes_scale and all(one.state for one in self.optimizers):  # kernels that allocate nothing
+            self._take_steps()
             return
-        before = {id(tensor): times_written(tensor) for tensor in _tensors_of(optimizer)}
+        before = {id(tensor): times_written(tensor) for tensor in self._tensors()}
         fault = ""
         for _ in range(2):
             try:
-                take_step(optimizer)
+                self._take_steps()
                 return
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 fault = str(error).splitlines()[0] if str(error) else type(error).__name__
             give_back()
-            if any(times_written(tensor) != before.get(id(tensor), 0) for tensor in _tensors_of(optimizer)):
+            if any(times_written(tensor) != before.get(id(tensor), 0) for tensor in self._tensors()):
                 raise OutOfMemoryError(
                     f"memory ran out in the midst of the optimizer's step ({fault}): some parameters are changed, "
                     f"others not. Resume from the last checkpoint with smaller micro-batches or a fused optimizer."
@@ -75,9 +115,41 @@ class Stepper:
             f"a fused optimizer, or one with less state."
         )
 
+    def _take_steps(self) -> None:
+        for one in self.optimizers:
+            take_step(one)
 
-def _tensors_of(optimizer: Any) -> list[Tensor]:
-    return [*parameters_in(optimizer), *_tensors_in(optimizer.state)]
+    def _tensors(self) -> list[Tensor]:
+        return [*self.parameters, *(tensor for one in self.optimizers for tensor in _tensors_in(one.state))]
+
+    @contextmanager
+    def _swapped_parameters(
+        self, place: Mapping[int, nn.Parameter], *, beside: Collection[int] | None = None
+    ) -> Generator[None]:
+        """Inside, the groups hold other parameters in place of their own.
+
+        Args:
+            place: the other parameters by the `id` of the own one.
+            beside: `id`s of own parameters that stay in the groups; None for all.
+        """
+        groups = self._groups
+        held = [group["params"] for group in groups]
+        for group, own in zip(groups, held, strict=True):
+            kept = own if beside is None else [one for one in own if id(one) in place or id(one) in beside]
+            group["params"] = [place.get(id(one), one) for one in kept]
+        try:
+            yield
+        finally:
+            for group, own in zip(groups, held, strict=True):
+                group["params"] = own
+
+    def _widen_state(self) -> None:
+        """Cast 16-bit state that an optimizer's constructor has made to float32."""
+        for one in self.optimizers:
+            for state in one.state.values():
+                for name, value in state.items() if isinstance(state, dict) else ():
+                    if isinstance(value, Tensor) and is_narrow(value):
+                        state[name] = value.float()
 
 
 def _tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -112,39 +184,8 @@ def _create_missing_momentum(optimizer: SGD) -> None:
             optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)
 
 
-@contextmanager
-def swapped_parameters(
-    optimizer: Optimizer, place: Mapping[int, nn.Parameter], *, beside: Collection[int] | None = None
-) -> Generator[None]:
-    """Inside, the optimizer's groups hold other parameters in place of their own.
-
-    Args:
-        place: the other parameters by the `id` of the own one.
-        beside: `id`s of own parameters that stay in the groups; None for all.
-    """
-    groups: list[dict[str, Any]] = [group for one in inner(optimizer) for group in one.param_groups]
-    held = [group["params"] for group in groups]
-    for group, parameters in zip(groups, held, strict=True):
-        kept = parameters if beside is None else [one for one in parameters if id(one) in place or id(one) in beside]
-        group["params"] = [place.get(id(one), one) for one in kept]
-    try:
-        yield
-    finally:
-        for group, parameters in zip(groups, held, strict=True):
-            group["params"] = parameters
-
-
-def widen_state(optimizer: Optimizer) -> None:
-    """Cast 16-bit state that an optimizer's constructor has made to float32."""
-    for one in inner(optimizer):
-        for state in cast("Iterable[Any]", one.state.values()):
-            for name, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
-                    state[name] = value.float()
-
-
 def is_narrow(parameter: Tensor) -> bool:
-    """True for a parameter of 16 bits.
+    """True for a tensor of 16 bits.
 
     >>> is_narrow(torch.zeros(1)), is_narrow(torch.zeros(1, dtype=torch.bfloat16))
     (False, True)

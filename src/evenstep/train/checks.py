@@ -19,7 +19,7 @@ from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
-from evenstep.optim.multi import inner
+from evenstep.optim.optimizers import parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, has_own_state_dict, shard_refusal
 from evenstep.options import SAVED_BY, Checkpointing, Failures, Training, check_rewinds
@@ -249,7 +249,7 @@ def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
 # bits
 def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strategy) -> None:
     """Raise ArgumentError for an optimizer that this run could not step or share exactly."""
-    for one in inner(optimizer):
+    for one in parts_of(optimizer):
         step: Any = inspect.unwrap(type(one).step)
         closure = inspect.signature(step).parameters.get("closure")
         needs = closure is not None and closure.default is inspect.Parameter.empty and type(one) not in TORCH
@@ -285,7 +285,7 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
     cut = "with `fsdp` each rank steps a part of every parameter" if shards else "each rank steps some parameters"
     advice = "take `zero1` or `ddp`" if shards else "train without stages" if stages else "take `ddp`"
     why = shard_refusal(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
-    if not why and (told := [type(one).__name__ for one in inner(optimizer) if has_own_state_dict(one)]):
+    if not why and (told := [type(one).__name__ for one in parts_of(optimizer) if has_own_state_dict(one)]):
         why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
     if why:
         raise ArgumentError(f"{cut}, but {why}: {advice}.", field="optimizer")

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from evenstep.internals import local_tensor
 from evenstep.optim.low_bit import inner_tensors
-from evenstep.optim.multi import inner
 from evenstep.parallel import mapped
 from evenstep.tensors import gradient_format, named_parameters
 from evenstep.train.state.train_state import TrainState
@@ -19,9 +18,8 @@ def footprint(state: TrainState) -> dict[str, int]:
     parameters, formats = named_parameters(state.model), state.averaged_as
     trained = [one for one in parameters.values() if one.requires_grad]
     moments: list[Tensor] = []
-    for optimizer in inner(state.optimizer):
-        for of_parameter in optimizer.state.values():  # counts of steps are 0-dim
-            mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
+    for of_parameter in state.optimizer.state.values():  # counts of steps are 0-dim
+        mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
     return {
         "model": _bytes(one for name, one in parameters.items() if name not in formats),
         "masters": _bytes([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
 from evenstep.optim.groups import OTHERS, DecayOn, Grouping, ParameterGroup, ParameterInfo
-from evenstep.optim.multi import MultiOptimizer, inner
+from evenstep.optim.optimizers import joined, parts_of
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import named_parameters, plain
 
@@ -89,7 +89,7 @@ def grouped_optimizer(
     for name in grouping.frozen(parameters):  # last: an error above leaves the model as it was
         if name in by_name:
             by_name[name].requires_grad_(False)
-    return optimizers[0] if len(optimizers) == 1 else MultiOptimizer(*optimizers)
+    return optimizers[0] if len(optimizers) == 1 else joined(optimizers)
 
 
 def described_groups(optimizer: Optimizer) -> list[str]:
@@ -99,7 +99,7 @@ def described_groups(optimizer: Optimizer) -> list[str]:
     ['head: SGD, lr 0.5, weight decay 0, 1 parameter of 6 numbers']
     """
     lines: list[str] = []
-    for one in inner(optimizer):
+    for one in parts_of(optimizer):
         for number, group in enumerate(one.param_groups):
             several = cast("list[nn.Parameter]", group["params"])
             decay = f", weight decay {float(group['weight_decay']):g}" if "weight_decay" in group else ""

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.optim.masters import MasterStepper
-from evenstep.optim.modes import has_modes
-from evenstep.optim.multi import inner
+from evenstep.optim.modes import moded
 from evenstep.optim.rounded import RoundedStepper
 from evenstep.optim.stepper import Stepper, is_narrow
 from evenstep.parallel import ParameterLayout, Strategy
@@ -26,10 +25,9 @@ def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strat
     """Raise ArgumentError for an optimizer or a strategy that can't be exact with parameters of 16 bits."""
     if precision.format is not None:
         strategy.gathering(precision.format)  # may be refused
-        moded = [type(one).__name__ for one in inner(optimizer) if has_modes(one)]
-        if moded:
+        for one in moded(optimizer):
             raise ArgumentError(
-                f"{moded[0]} evaluates other parameters than it trains, which precision '{precision.name}' does not "
+                f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' does not "
                 f"hold: use a mixed precision, or another optimizer.",
                 field="precision",
             )

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from evenstep.data import Data
 from evenstep.events import Storage
 from evenstep.oom import build_emptying
-from evenstep.optim.multi import joined
+from evenstep.optim.optimizers import joined
 from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Group, Strategy

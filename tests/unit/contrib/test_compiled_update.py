@@ -21,7 +21,6 @@ from evenstep.contrib.compiled_update.checks import check_hooks
 from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.events import Hook, Statistics
-from evenstep.optim import MultiOptimizer
 from evenstep.parallel import Ddp
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed
@@ -474,7 +473,7 @@ class Late(Squares):
         (net, {"strategy": Ddp()}),
         (net, {"precision": "bf16-true"}),
         (net, {"optimizer": lambda model: torch.optim.RMSprop(model.parameters())}),
-        (net, {"optimizer": lambda model: MultiOptimizer(adamw(model))}),
+        (net, {"optimizer": lambda model: (adamw(model),)}),
         (net, {"optimizer": hooked_step}),
         (net, {"optimizer": lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))}),
     ],

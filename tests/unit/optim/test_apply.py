@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep.optim.apply import build_apply, gradients, norms
-from evenstep.optim.multi import MultiOptimizer
+from evenstep.optim.optimizers import joined
 from evenstep.optim.stepper import Stepper
 
 
@@ -141,7 +141,7 @@ def test_code_that_looks_at_gradients_before_the_kernel_gets_what_is_to_be_stepp
         if by != "step":
             optimizer.register_step_pre_hook(look)
         if by == "hook of one of several":
-            optimizer = MultiOptimizer(optimizer)
+            optimizer = joined((optimizer,))
         grads = gradients(parameters)
         build_apply(Stepper(optimizer), clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1024.0)
         return [parameter.detach() for parameter in parameters]

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from evenstep.internals import foreach_add
 from evenstep.optim.fused import take_step
-from evenstep.optim.multi import MultiOptimizer
 
 SHAPES = ((5, 3), (7,), (), (2, 2, 2), (33,))
 KINDS: dict[str, functools.partial[torch.optim.Optimizer]] = {
@@ -200,24 +199,6 @@ def test_a_sparse_gradient_is_refused_as_torch_refuses_it_and_nothing_has_change
     with pytest.raises(RuntimeError, match="does not support sparse gradients"):
         take_step(side.optimizer)
     assert all(torch.equal(one, other) for one, other in zip(before, side.tensors(), strict=True))
-
-
-def test_several_optimizers_each_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, both = counted(monkeypatch), list[list[Tensor]]()
-    for step in (take_step, lambda optimizer: optimizer.step()):
-        parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
-        optimizer: Any = MultiOptimizer(
-            torch.optim.AdamW(parameters[:1], lr=0.1, fused=True),
-            torch.optim.SGD(parameters[1:], lr=0.1, momentum=0.9, fused=True),
-        )
-        for number in range(3):
-            for one in parameters:
-                one.grad = torch.full_like(one, 0.1 + number)
-            optimizer.grad_scale = torch.tensor(2.0)
-            step(optimizer)
-        both.append([one.detach() for one in parameters])
-    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
-    assert len(calls) == 4
 
 
 def test_gradients_are_recorded_afterwards_as_before() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.checkpoint.state import pack, unpack
-from evenstep.optim import MultiOptimizer
+from evenstep.optim.optimizers import joined, parts_of
 from evenstep.train.state.optimizer_state import load_optimizer, optimizer_state, options_of
 
 KINDS = sorted(
@@ -36,7 +36,8 @@ def stepped(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, fi
             wide = torch.complex64 if parameter.is_complex() else torch.float32
             gradient = torch.randn(3, 4, generator=draw, dtype=wide).to(parameter.dtype)
             parameter.grad = gradient.to_sparse(1) if type(optimizer).__name__ == "SparseAdam" else gradient
-        optimizer.step()
+        for part in parts_of(optimizer):
+            part.step()
     return [parameter.detach().clone() for parameter in parameters]
 
 
@@ -172,10 +173,10 @@ def test_another_kernel_than_the_one_that_saved_gets_its_count_as_it_needs_it() 
 
 
 def test_the_state_of_several_optimizers_comes_back_to_each() -> None:
-    def several() -> tuple[list[nn.Parameter], MultiOptimizer]:
+    def several() -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
         draw = torch.Generator().manual_seed(0)
         parameters = [nn.Parameter(torch.randn(3, 4, generator=draw, dtype=torch.float64)) for _ in range(2)]
-        return parameters, MultiOptimizer(torch.optim.Muon([parameters[0]]), torch.optim.NAdam([parameters[1]]))
+        return parameters, joined((torch.optim.Muon([parameters[0]]), torch.optim.NAdam([parameters[1]])))
 
     parameters, optimizer = several()
     built = options_of(optimizer)
@@ -184,7 +185,7 @@ def test_the_state_of_several_optimizers_comes_back_to_each() -> None:
     _, other = several()
     load_optimizer(state, other, NAMES, options_of(other))
     assert_same_bits(saved(other, built), state)
-    assert [list(one.state_dict()["state"][0]) for one in other.optimizers] == [
+    assert [list(one.state_dict()["state"][0]) for one in parts_of(other)] == [
         ["momentum_buffer"],
         ["step", "mu_product", "exp_avg", "exp_avg_sq"],
     ]

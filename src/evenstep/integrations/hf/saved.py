@@ -21,8 +21,7 @@ from evenstep.files import replacing
 from evenstep.integrations.hf.models import library
 from evenstep.internals import unwrapped
 from evenstep.internals.fsdp import class_before_sharding
-from evenstep.optim.modes import has_modes
-from evenstep.optim.multi import inner
+from evenstep.optim.modes import moded
 from evenstep.tensors import state_of
 from evenstep.train import load_weights
 
@@ -129,7 +128,7 @@ class SavePretrained(Hook):
             raise HookError(
                 f"hook `{self.name}` writes the best checkpoint; set `checkpoint.best`.", field="checkpoint.best"
             )
-        if not self._average and any(has_modes(one) for one in inner(trainer.optimizer)):
+        if not self._average and moded(trainer.optimizer):
             raise ArgumentError(
                 f"hook `{self.name}` does not write the weights that this optimizer evaluates; use `evenstep export`.",
                 field="optimizer",

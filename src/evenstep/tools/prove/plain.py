@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.data import Microbatch, ReadOptions
 from evenstep.optim.modes import Modes
+from evenstep.optim.optimizers import parts_of
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
 from evenstep.tools.prove.run import Ended, Subject, wide_data, widen
 from evenstep.tools.prove.trace import gradients_of
@@ -76,7 +77,8 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
 
 
 def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
-    subject.optimizer.zero_grad()
+    for one in parts_of(subject.optimizer):
+        one.zero_grad()
     weights = [weight_of(subject.tasks[one.task], one.data, one.index, one.known_samples) for one in microbatches]
     totals: dict[str, float] = {}
     for one, weight in zip(microbatches, weights, strict=True):
@@ -109,4 +111,5 @@ def _step(subject: Subject, update: int, rates: Sequence[float]) -> None:
     for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
         factor = None if schedule is None else schedule.of_group(str(group.get("name", number)))
         group["lr"] = rate if factor is None else rate * factor(update, subject.updates)
-    optimizer.step()
+    for one in parts_of(optimizer):
+        one.step()

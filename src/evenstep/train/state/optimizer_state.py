@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
-from evenstep.optim.multi import MultiOptimizer
+from evenstep.optim.optimizers import Optimizers, parts_of
 from evenstep.tensors import laid_out, parameters_in
 from evenstep.train.state import Tree
 from evenstep.train.state.afresh import how_to_reset
 
-_CAST = (Optimizer.load_state_dict, MultiOptimizer.load_state_dict)
+_CAST = (Optimizer.load_state_dict, Optimizers.load_state_dict)
 
 
 def options_of(optimizer: Optimizer) -> list[Tree]:
@@ -78,14 +78,12 @@ def _is_by_parameter(saved: Tree, names: list[list[str]]) -> bool:
 def class_name(optimizer: Optimizer) -> str:
     """What a checkpoint calls the optimizer.
 
+    >>> from evenstep.optim.optimizers import joined
     >>> one, two = (torch.zeros(2, 2, requires_grad=True) for _ in range(2))
-    >>> class_name(MultiOptimizer(torch.optim.Muon([one]), torch.optim.AdamW([two])))
-    'MultiOptimizer(Muon, AdamW)'
+    >>> class_name(joined((torch.optim.Muon([one]), torch.optim.AdamW([two]))))
+    'Muon + AdamW'
     """
-    name = type(optimizer).__name__
-    if not isinstance(optimizer, MultiOptimizer):
-        return name
-    return f"{name}({', '.join(type(one).__name__ for one in optimizer.optimizers)})"
+    return " + ".join(type(one).__name__ for one in parts_of(optimizer))
 
 
 def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -> None:

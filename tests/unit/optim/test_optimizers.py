@@ -1,9 +1,7 @@
-"""Several optimizers as one."""
+"""A tuple of optimizers over one model."""
 
-import copy
-import pickle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +9,9 @@ from torch import Tensor, nn
 
 from evenstep import MapData, Mixture, Task, Trainer, Training, Uncertainty
 from evenstep.errors import ArgumentError
-from evenstep.internals import takes_scale
-from evenstep.optim import MultiOptimizer
+from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.schedules import InverseSqrt
+from evenstep.optim.stepper import Stepper
 from refused import refused
 
 
@@ -79,46 +77,25 @@ def test_two_optimizers_over_one_model_step_as_two_optimizers_by_hand(clip_norm:
         torch.testing.assert_close(mine.detach(), theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_scaling_is_done_in_the_kernels_where_all_of_them_can() -> None:
+def test_kernels_scale_and_skip_the_step_if_all_of_them_can() -> None:
     model = net()
-    assert takes_scale(MultiOptimizer(*both(model, fused=True)))
-    assert not takes_scale(MultiOptimizer(both(model, fused=True)[0], both(model)[1]))
-    optimizer = MultiOptimizer(*both(model, fused=True))
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+    fused, plain = both(model, fused=True), both(model)
+    assert not Stepper(joined((fused[0], plain[1]))).takes_scale
+    stepper = Stepper(joined(fused))
+    assert stepper.takes_scale
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer.grad_scale, optimizer.found_inf = torch.full((), 2.0), torch.ones(())
-    optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert not any(hasattr(one, "found_inf") for one in optimizer.optimizers)
-
-
-def test_one_among_several_stands_for_those_that_it_is_made_of() -> None:
-    model = net()
-    first, second = both(model)
-    assert MultiOptimizer(MultiOptimizer(first), second).optimizers == (first, second)
-
-
-def test_schedulers_see_the_groups_of_all_and_copies_are_whole() -> None:
-    model = net()
-    optimizer = MultiOptimizer(*both(model))
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.5)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.005]
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    for again in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(MultiOptimizer(*both(net()))))):
-        assert len(again.param_groups) == 2
-    assert len(copy.deepcopy(optimizer).state) == len(optimizer.state) == 4
+    stepper.step(1, scale=torch.full((), 2.0), found_inf=torch.ones(()))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not any(hasattr(one, "found_inf") for one in fused)
 
 
-def test_its_state_dict_is_torchs_and_comes_back() -> None:
+def test_state_dict_numbers_parameters_through_all_optimizers() -> None:
     trainer = trained()
-    kept = copy.deepcopy(trainer.optimizer.state_dict())
+    kept = trainer.optimizer.state_dict()
     assert list(kept["state"]) == [0, 1, 2, 3]
-    other = MultiOptimizer(*both(net()))
+    other = joined(both(net()))
     other.load_state_dict(kept)
     for key, values in other.state_dict()["state"].items():
         assert all(torch.equal(value, kept["state"][key][name]) for name, value in values.items())
@@ -127,7 +104,7 @@ def test_its_state_dict_is_torchs_and_comes_back() -> None:
 
 
 class Counts(torch.optim.SGD):
-    """Keeps in its state what belongs to no parameter."""
+    """State that belongs to no parameter."""
 
     def step(self, closure: Any = None) -> Any:
         self.state["all"]["steps"] = self.state["all"].get("steps", 0) + 1
@@ -135,12 +112,12 @@ class Counts(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_what_belongs_to_no_parameter_is_each_optimizers_own_and_is_resumed(tmp_path: Path) -> None:
+def test_state_of_no_parameter_is_resumed_for_each_optimizer(tmp_path: Path) -> None:
     def trainer_of(updates: int, folder: Path | None = None) -> Trainer:
         model = net()
         parts = [[one for one in model.parameters() if (one.ndim == 2) == first] for first in (True, False)]
-        optimizer = MultiOptimizer(*(Counts(part, momentum=0.5) for part in parts))
-        optimizer.state["1.all"] = {"steps": 3}  # the second is ahead
+        optimizer = tuple(Counts(part, momentum=0.5) for part in parts)
+        optimizer[1].state["all"] = {"steps": 3}  # the second is ahead
         data = MapData(points(), global_batch_size=8)
         return Trainer(
             model=model, task=Square(), optimizer=optimizer, data=data, updates=updates, folder=folder, device="cpu"
@@ -148,16 +125,16 @@ def test_what_belongs_to_no_parameter_is_each_optimizers_own_and_is_resumed(tmp_
 
     through = trainer_of(4)
     through.train()
-    assert [one.state["all"]["steps"] for one in cast("Any", through.optimizer).optimizers] == [4, 7]
     trainer_of(2, tmp_path).train()
     resumed = trainer_of(4, tmp_path)
     resumed.resume()
     resumed.train()
-    assert resumed.optimizer.state["1.all"] == {"steps": 7} and "2.all" not in resumed.optimizer.state
+    for trainer in (through, resumed):
+        assert [one.state["all"]["steps"] for one in parts_of(trainer.optimizer)] == [4, 7]
     assert all(map(torch.equal, resumed.model.parameters(), through.model.parameters()))
 
 
-class Telling(torch.optim.SGD):
+class OwnStateDict(torch.optim.SGD):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "more": 1}
 
@@ -165,22 +142,13 @@ class Telling(torch.optim.SGD):
 @pytest.mark.parametrize(
     "given",
     [
-        lambda model: [torch.optim.SGD(model.parameters()), torch.optim.Adam(model[0].parameters())],
-        lambda model: [torch.optim.SGD(model.parameters()), torch.optim.SGD(model[0].parameters())],
-        lambda model: [Telling(model.parameters())],
+        lambda model: (torch.optim.SGD(model.parameters()), torch.optim.Adam(model[0].parameters())),
+        lambda model: (OwnStateDict(model.parameters()),),
     ],
 )
-def test_what_can_not_be_one_is_refused(given: Any) -> None:
+def test_shared_parameters_and_own_state_dicts_are_refused(given: Any) -> None:
     with refused(ArgumentError, "optimizer"):
-        MultiOptimizer(*given(net()))
-
-
-def test_a_group_that_is_added_is_the_last_optimizers() -> None:
-    model, more = net(), nn.Parameter(torch.zeros(2))
-    optimizer = MultiOptimizer(*both(model))
-    optimizer.add_param_group({"params": [more]})
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2, 1]
-    assert optimizer.param_groups[2]["lr"] == optimizer.defaults["lr"] == 0.01
+        joined(given(net()))
 
 
 class Wrapped(nn.Module):
@@ -192,9 +160,9 @@ class Wrapped(nn.Module):
         return self.net(x)
 
 
-def test_coefficients_that_are_learned_are_the_last_optimizers_without_weight_decay() -> None:
+def test_learned_coefficients_are_a_group_of_the_last_optimizer() -> None:
     model, data = Wrapped(), MapData(points(), global_batch_size=8)
-    optimizer = MultiOptimizer(*both(model))
+    optimizer = both(model)
     Trainer(
         model=model,
         task={"one": Square(), "two": Square()},
@@ -204,5 +172,6 @@ def test_coefficients_that_are_learned_are_the_last_optimizers_without_weight_de
         device="cpu",
         train=Training(coefficients=Uncertainty()),
     ).train()
-    learned = optimizer.param_groups[2]
-    assert learned["weight_decay"] == 0 and all(len(optimizer.state[one]) for one in learned["params"])
+    learned = optimizer[1].param_groups[1]
+    assert learned["weight_decay"] == 0
+    assert all(len(optimizer[1].state[one]) for one in learned["params"])
