@@ -27,7 +27,6 @@ from optimizers_own import (
 from torch import nn
 from torch.optim import Optimizer
 
-
 Outcome = Literal["bits", "rounding", "refused", "-"]
 
 

@@ -27,8 +27,8 @@ def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strat
         strategy.gathering(precision.format)  # may be refused
         for one in moded(optimizer):
             raise ArgumentError(
-                f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' does not "
-                f"hold: use a mixed precision, or another optimizer.",
+                f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' "
+                f"does not hold: use a mixed precision, or another optimizer.",
                 field="precision",
             )
         return

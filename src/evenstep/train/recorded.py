@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from evenstep.data import Data
 from evenstep.events.files import replace_text
 from evenstep.internals import unwrapped
-from evenstep.optim.multi import inner
+from evenstep.optim.optimizers import parts_of
 from evenstep.train.setup import Setup
 from evenstep.train.state.settings import plain, settings_of
 
@@ -26,7 +26,7 @@ def recorded_settings(setup: Setup, data: Data, config: Mapping[str, Any] | None
     """
     parameters = list(setup.model.parameters())
     tasks = {name: type(task).__name__ for name, task in setup.tasks.by_name.items()}
-    optimizers = [_optimizer(one) for one in inner(setup.optimizer)]
+    optimizers = [_optimizer(one) for one in parts_of(setup.optimizer)]
     of_updates = settings_of(
         setup.train, setup.tasks.coefficients, setup.tasks.combine, setup.precision, setup.lr_schedule
     )
