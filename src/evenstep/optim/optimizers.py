@@ -59,8 +59,9 @@ class Optimizers:
         for place, begin, one in self._numbered():
             saved = one.state_dict()
             state |= {_joint_key(key, place, begin): value for key, value in saved["state"].items()}
-            for group in saved["param_groups"]:
-                groups.append({**group, "params": [begin + number for number in group["params"]]})
+            groups += [
+                {**group, "params": [begin + number for number in group["params"]]} for group in saved["param_groups"]
+            ]
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
