@@ -128,6 +128,7 @@ from evenstep.train import (
     chunked_cross_entropy as chunked_cross_entropy,
     find_lr as find_lr,
     grouped_optimizer as grouped_optimizer,
+    is_dummy_pass as is_dummy_pass,
     load_weights as load_weights,
 )
 from evenstep.version import __version__ as __version__

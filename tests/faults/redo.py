@@ -82,8 +82,8 @@ def twice_in_a_row() -> None:
 def _alone_with(group: Group) -> Recovery:
     """The recovery of a run that has nothing but its ranks."""
     context = cast("TrainContext", SimpleNamespace(tasks={}, cuts=SplitLimit()))
-    execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, alike=list))
-    return Recovery(execution=execution, context=context, report=lambda incident: None)
+    execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, of_my_pipeline=list))
+    return Recovery(execution=execution, context=context)
 
 
 def in_another_work() -> None:
@@ -119,7 +119,7 @@ def at_the_work_before() -> None:
         return recovery.once("update 1", before), recovery.once("update 2", after)
 
     for rank, end in enumerate(on_ranks(3, act)):
-        assert end == ((([0], [1, 2])[rank > 0], False), (None, True)), end
+        assert end == (([0], [1, 2])[rank > 0], None), end
 
 
 def both_at_once() -> None:

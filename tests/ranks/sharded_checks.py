@@ -27,6 +27,7 @@ from evenstep import (
     Trainer,
     Training,
     Uncertainty,
+    is_dummy_pass,
 )
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
@@ -128,6 +129,39 @@ def a_rank_without_work_changes_nothing(group: Group) -> object:
     return near(
         {k: v for k, v in values(theirs).items() if "norm.r" not in k and "num" not in k}, values(ours)
     ) < 1e-6, bool(mean.isfinite().all())
+
+
+class Experts(nn.Module):
+    """Counts rows in a buffer, and real rows in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("rows", torch.zeros(()))
+        self.dummies, self.real = 0, 0
+
+    def forward(self, points: Tensor) -> Tensor:
+        self.rows += len(points)
+        self.dummies += is_dummy_pass()
+        self.real += not is_dummy_pass()
+        return self.linear(points)
+
+
+class Calls(Plain):
+    calls = 0
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        self.calls += 1
+        return super().loss(output, batch)
+
+
+def a_dummy_pass_can_be_told_and_leaves_no_trace(group: Group) -> object:
+    """One micro-batch an update: rank 1 has none."""
+    model, task = Experts(), Calls()
+    data = MapData(DATA[:6], global_batch_size=2, micro_batch_size=2)
+    trainer(Fsdp(group), task, model=model, data=data).train()
+    found = sorted(group.gather((model.real, model.dummies, task.calls)))
+    return found, float(model.rows) > 0
 
 
 class Counted(Plain):
@@ -384,9 +418,9 @@ class Full(OfHead):
         self.strike("inputs")
         return super().inputs(batch)
 
-    def loss(self, output: Any, batch: Any) -> Loss:
-        self.strike("loss")
-        return super().loss(Backward.apply(output, partial(self.strike, "backward")), batch)
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        self.strike("postprocess")
+        return Backward.apply(output, partial(self.strike, "backward"))
 
     def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave batches whole
         return super().split(batch)
@@ -394,12 +428,14 @@ class Full(OfHead):
 
 def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Group) -> object:
     """Each task, phase and strategy at least once."""
-    return _runs_out(group, [(partial(Fsdp, reduction="fast"), 0, "backward"), (Fsdp, 1, "inputs"), (Fsdp, 2, "loss")])
+    return _runs_out(
+        group, [(partial(Fsdp, reduction="fast"), 0, "backward"), (Fsdp, 1, "inputs"), (Fsdp, 2, "postprocess")]
+    )
 
 
 def memory_that_runs_out_in_any_task_and_phase_changes_no_gradient(group: Group) -> object:
     return _runs_out(
-        group, list(product((partial(Fsdp, reduction="fast"), Fsdp), range(3), ("inputs", "loss", "backward")))
+        group, list(product((partial(Fsdp, reduction="fast"), Fsdp), range(3), ("inputs", "postprocess", "backward")))
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 WANTED: dict[str, Any] = {
     "a_head_without_work_keeps_parameters_and_state": [True, False],
     "a_rank_without_work_changes_nothing": [True, True],
+    "a_dummy_pass_can_be_told_and_leaves_no_trace": [[[0, 3, 0], [3, 0, 3]], True],
     "a_rank_without_work_beside_one_with_several_passes": True,
     "non_finite_numbers_of_an_unseen_pass_reach_nobody": [1, True],
     "an_update_that_raised_on_all_ranks_leaves_nothing_behind": [True, True],

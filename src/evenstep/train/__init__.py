@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate, TaskWeights
     from evenstep.train.trainer import Trainer
     from evenstep.train.tryouts.lr_finder import FoundLr
+    from evenstep.train.update.dummy import is_dummy_pass
     from evenstep.train.update.outcome import Aborted, Committed
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "described_groups",
     "find_lr",
     "grouped_optimizer",
+    "is_dummy_pass",
     "load_weights",
 ]
 
@@ -61,6 +63,7 @@ __getattr__, __dir__ = lazy_names(
         ".engine": "Engine",
         ".failures": "Answer FailurePolicy LossSpikes Retry Rewind Skip Stop",
         ".state.loading": "LoadedWeights load_weights",
+        ".update.dummy": "is_dummy_pass",
         ".update.outcome": "Aborted Committed",
         ".progress": "Progress",
         ".result": "Prediction Result",

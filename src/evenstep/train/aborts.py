@@ -6,9 +6,10 @@ are not finite behind finite outputs are left to `torch.autograd.detect_anomaly`
 """
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -165,7 +166,7 @@ def _specificity(cause: str) -> tuple[int, str]:
 
 
 def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
-    """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
+    """Run `rerun` and name the first module whose output is not finite, or else the parameters with such gradients.
 
     Args:
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
@@ -175,25 +176,17 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
     'the output of module `0` (Linear) is not finite'
     """
-    found: list[str] = []
-
-    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def look(module: nn.Module, args: Any, output: Any) -> None:
-            if not found and not all(map(_is_nowhere_nan_or_inf, _tensors_in(output))):
-                place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-                found.append(f"the output of {place} is not finite")
-
-        return look
-
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    watch = _Watch()
+    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules()]
+    handles += [module.register_forward_pre_hook(watch.look_at_inputs) for module in model.modules()]
     try:
         with as_written():
             rerun()
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
+    if watch.cause or watch.infinite:
+        return f"the output of {watch.cause or watch.infinite} is not finite"
     gradients = {name: one.grad for name, one in named_parameters(model).items() if one.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(_values(gradient).isfinite().all())]
     if bad:
@@ -205,6 +198,38 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     if squared > torch.finfo(torch.float32).max:
         return f"all numbers are finite, but the gradient's norm is {math.sqrt(squared):.3g}: training has diverged"
     return "all numbers are finite: the model or its task computes differently each time"
+
+
+class _Watch:
+    """Forward hook that looks for the first module whose output is not finite.
+
+    A module that gives -inf, as masks before a softmax do, is the cause only if no later module removes it.
+
+    Attributes:
+        cause: the module, in words; "" while none is known.
+        infinite: the first module whose output has -inf, and nothing else, that no later module has removed.
+    """
+
+    def __init__(self) -> None:
+        self.cause = ""
+        self.infinite = ""
+
+    def look_at_inputs(self, module: nn.Module, args: Any) -> None:
+        """A module that gets finite numbers shows that the infinite ones before it were removed."""
+        if self.infinite and _are_finite(_tensors_in(args)):
+            self.infinite = ""
+
+    def __call__(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self.cause:
+            return
+        values = [local_tensor(one) for one in _tensors_in(output)]
+        place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        if _are_finite(values):
+            self.infinite = ""
+        elif any(bool((one.isnan() | (one == torch.inf)).any()) for one in values) or not name:
+            self.cause = self.infinite or place
+        else:
+            self.infinite = self.infinite or place
 
 
 def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
@@ -239,10 +264,8 @@ def _norm(gradient: Tensor) -> float:
     return float(norms([values], torch.float64 if values.device.type != "mps" else torch.float32))
 
 
-def _is_nowhere_nan_or_inf(tensor: Tensor) -> bool:
-    values = local_tensor(tensor)
-    # masks are made of -inf; the harm that it does shows up in a later module
-    return not bool((values.isnan() | (values == torch.inf)).any())
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(local_tensor(one).isfinite().all()) for one in tensors)
 
 
 def _tensors_in(item: Any) -> list[Tensor]:

@@ -488,7 +488,6 @@ class Engine:
                 model=self.model,
                 context=replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums))),
                 execution=self.parts.execution,
-                report=self._report,
                 requests=requests or Requests(),
                 batches=batches,
             )

@@ -89,7 +89,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     _move(model, device, channels_last=train.channels_last)
     names = parameter_names(model, optimizer)  # before the strategy has divided them between ranks
     rounded = _rounded(precision, model, names)
-    context = _context(setup, strategy, frozen_norms, bus)
+    context = _context(setup, strategy, frozen_norms, bus, report)
     bus.drawing = _drawing(context)
     context.coefficients.check(updates)
     if train.ema is not None:
@@ -118,8 +118,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         apply=apply,
         average=saved.average,
         learning_rates=learning_rates,
-        on_out_of_memory=setup.policies.out_of_memory,
-        report=report,
+        out_of_memory=setup.policies.out_of_memory,
         trained=saved.trained,
         combine=tasks.combine,
     )
@@ -156,7 +155,13 @@ def _move(model: nn.Module, device: torch.device, *, channels_last: bool) -> Non
         cast("Any", model).to(memory_format=torch.channels_last)
 
 
-def _context(setup: Setup, strategy: Strategy, frozen_norms: tuple[nn.Module, ...], bus: Bus) -> TrainContext:
+def _context(
+    setup: Setup,
+    strategy: Strategy,
+    frozen_norms: tuple[nn.Module, ...],
+    bus: Bus,
+    report: Callable[[Incident], None],
+) -> TrainContext:
     precision, tasks = setup.precision, setup.tasks
     return TrainContext(
         tasks=tasks.by_name,
@@ -173,6 +178,7 @@ def _context(setup: Setup, strategy: Strategy, frozen_norms: tuple[nn.Module, ..
         coefficients=tasks.coefficients,
         frozen_norms=frozen_norms,
         cuts=SplitLimit(sums=setup.train.check_loss),
+        report=report,
     )
 
 
@@ -205,7 +211,7 @@ def _saved(
         loss_scale=loss_scale,
         stepper=stepper,
         averaged_as=averaged_as(precision, model, rounded),
-        trained=TrainedParameters(model, optimizer, names, share=reducers.share, check=precision.check_trained),
+        trained=TrainedParameters(model, optimizer, names, reducers, precision),
         sharding=sharding,
     )
 

@@ -36,7 +36,7 @@ class Answer(Enum):
 
 
 class FailurePolicy(ABC):
-    """Answers incidents of one kind.
+    """Answers incidents of one kind; it belongs to one trainer, as it counts failures.
 
     Attributes:
         note: a remark about its last answer, or "".
@@ -48,7 +48,7 @@ class FailurePolicy(ABC):
 
     @abstractmethod
     def __call__(self, incident: Incident) -> Answer:
-        """What to do about `incident`."""
+        """The answer to `incident`."""
 
     def _count(self, incident: Incident) -> int:
         """Number of failures in a row of the incident's update."""
@@ -73,9 +73,6 @@ class Stop(FailurePolicy):
 class Skip(FailurePolicy):
     """Skips, and stops when the same update has failed with more than `limit` global batches: the run has diverged.
 
-    Args:
-        limit: how many global batches in a row may be skipped.
-
     >>> skip = Skip(limit=1)
     >>> incident = Incident(kind="non_finite", update=3, message="", details={})
     >>> skip(incident), skip(incident)
@@ -83,7 +80,7 @@ class Skip(FailurePolicy):
     """
 
     def __init__(self, *, limit: int = 10) -> None:
-        require_whole("limit", limit, at_least=1, advice="use `Stop()` to skip nothing")
+        require_whole("limit", limit, at_least=1)
         self._limit = limit
 
     def __call__(self, incident: Incident) -> Answer:
@@ -95,33 +92,30 @@ class Retry(FailurePolicy):
     """Retries, and stops when the same update has failed more than `limit` times.
 
     Args:
-        limit: how many times in a row; None for once, and for no limit where each try is another one: a finer cut of a
-            micro-batch that does not fit, a lower loss scale.
+        limit: times in a row; None for once, and for no limit where each try differs: a finer cut of a micro-batch that
+            does not fit, a lower loss scale.
 
     >>> retry = Retry()
     >>> incident = Incident(kind="non_finite", update=3, message="")
-    >>> retry(incident), retry(incident)
-    (<Answer.RETRY: 'retry'>, <Answer.STOP: 'stop'>)
-    >>> retry.note
-    'It was tried again once, which is the limit.'
+    >>> retry(incident), retry(incident), retry.note
+    (<Answer.RETRY: 'retry'>, <Answer.STOP: 'stop'>, 'It was tried again 1 times, which is the limit.')
     """
 
     def __init__(self, *, limit: int | None = None) -> None:
         if limit is not None:
-            require_whole("limit", limit, at_least=1, advice="use `Stop()` to retry nothing")
+            require_whole("limit", limit, at_least=1)
         self._limit = limit
 
     def __call__(self, incident: Incident) -> Answer:
-        failed = self._count(incident)
+        failures = self._count(incident)
         if self._limit is None and incident.kind in _END_BY_THEMSELVES:
             self.note = ""
             return Answer.RETRY
         limit = self._limit or 1
-        times = "once" if limit == 1 else f"{limit} times"
-        if failed > limit:
-            self.note = f"It was tried again {times}, which is the limit."
+        if failures > limit:
+            self.note = f"It was tried again {limit} times, which is the limit."
             return Answer.STOP
-        self.note = f"It is tried again, {times} at most."
+        self.note = f"It is tried again, {limit} times at most."
         return Answer.RETRY
 
 
@@ -130,7 +124,7 @@ class Rewind(FailurePolicy):
     """Goes back to the last checkpoint before the incident, in place; `limit` times in all, and stops then.
 
     Args:
-        past_data: whether the data up to the offending global batch are left out; without, they are taken again.
+        past_data: True to leave out the data up to the offending global batch; else they are taken again.
 
     >>> rewind = Rewind(limit=1)
     >>> incident = Incident(kind="loss_spike", update=3, message="")
@@ -139,7 +133,7 @@ class Rewind(FailurePolicy):
     """
 
     def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
-        require_whole("limit", limit, at_least=1, advice="use `Stop()` to never go back")
+        require_whole("limit", limit, at_least=1)
         self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND
         self._left = limit
 
@@ -168,12 +162,9 @@ class LossSpikes:
     with the median absolute deviation MAD of the window; or if it is not finite, in any update.
 
     Args:
-        policy: what is done about one; None only reports it.
-        window_updates: how many updates before are compared with.
-        threshold: how many robust standard deviations above their median is a spike.
-
-    Raises:
-        ArgumentError: a window of less than 8 updates, or a threshold that is not above 0.
+        policy: the answer to a spike; None only reports it.
+        window_updates: number of earlier updates that a loss is compared with, at least 8.
+        threshold: robust standard deviations above their median.
 
     Reference: Hampel, "The influence curve and its role in robust estimation", JASA 1974.
 
@@ -192,16 +183,17 @@ class LossSpikes:
         window_updates: int = SPIKE_WINDOW_UPDATES,
         threshold: float = SPIKE_THRESHOLD,
     ) -> None:
-        require_whole("window_updates", window_updates, at_least=8, advice="128 is usual")
-        require_number("threshold", threshold, "(0, inf]", "above 0", "10 is careful")
+        require_whole("window_updates", window_updates, at_least=8)
+        require_number("threshold", threshold, "(0, inf]", "above 0")
         self.policy = policy
         self.window_updates = window_updates
         self._threshold = threshold
-        self._in_spike = self._reported_not_finite = False
+        self._in_spike = False
+        self._has_reported_not_finite = False
 
     def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
         """The first of `records` that begins a spike, given the `window_updates` losses before them."""
-        window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
+        window = deque([_sortable(loss) for loss in before], maxlen=self.window_updates)
         ordered = sorted(window)
         for record in records:
             bound = self._bound(ordered, record.value)
@@ -209,50 +201,62 @@ class LossSpikes:
             self._in_spike = not math.isfinite(record.value) or (bound is not None and record.value > bound)
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
-            sortable = math.inf if math.isnan(record.value) else record.value
-            window.append(sortable)
-            insort(ordered, sortable)
+            window.append(_sortable(record.value))
+            insort(ordered, window[-1])
             if self._in_spike and not was_in_spike:
                 incident = self._incident(record, bound)
                 if incident is not None:
                     return incident
         return None
 
-    def _incident(self, record: Record, bound: float | None) -> Incident | None:
-        loss, message = record.value, f"the loss of update {record.update} is {record.value:.4g}, "
-        if math.isfinite(loss):
-            message += (
-                f"above {bound:.4g}: {self._threshold:g} robust standard deviations over the median of the updates "
-                f"before."
-            )
-        elif self.policy is None and self._reported_not_finite:  # it comes again and again
-            return None
-        else:
-            self._reported_not_finite = True
-            message += (
-                "although its gradient was finite and was applied. Most often a mean over nothing was taken (0 / 0), "
-                "as where all labels of a micro-batch are ignored: return the sum, or `Loss.of_mean(mean, count)`."
-            )
-        details = {"loss": loss if math.isfinite(loss) else repr(loss)}
-        return Incident(kind="loss_spike", update=record.update, message=message, details=details)
-
     def forget(self) -> None:
         """The run has gone back to before the spike."""
         self._in_spike = False
 
+    def _incident(self, record: Record, bound: float | None) -> Incident | None:
+        loss = record.value
+        is_finite = math.isfinite(loss)
+        if not is_finite and self.policy is None and self._has_reported_not_finite:  # it comes again and again
+            return None
+        if is_finite:
+            why = (
+                f"above {bound:.4g}: {self._threshold:g} robust standard deviations over the median of updates before."
+            )
+        else:
+            self._has_reported_not_finite = True
+            why = (
+                "although its gradient was finite and was applied. Most often a mean over nothing was taken (0 / 0), "
+                "as where all labels of a micro-batch are ignored: return the sum, or `Loss.of_mean(mean, count)`."
+            )
+        return Incident(
+            kind="loss_spike",
+            update=record.update,
+            message=f"the loss of update {record.update} is {loss:.4g}, {why}",
+            details={"loss": loss if is_finite else repr(loss)},
+        )
+
     def _bound(self, ordered: list[float], value: float) -> float | None:
+        """Largest loss that is no spike, or a lower bound of it that `value` does not exceed; None: too few losses."""
         if len(ordered) < max(8, self.window_updates // 4):
             return None
-        median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        median = _median(ordered)
         least = _LEAST_SPREAD * abs(median)
+        # at most half of all are nearer to the median than both quartiles: enough for most losses, without sorting
         quarter = len(ordered) // 4
-        # no more than half of all are nearer to the median than both of these
         nearer = min(median - ordered[quarter], ordered[quarter + len(ordered) // 2] - median)
-        if value <= median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least):
-            return None
-        deviations = sorted([abs(one - median) for one in ordered])
-        deviation = (deviations[(len(ordered) - 1) // 2] + deviations[len(ordered) // 2]) / 2
+        bound = median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least)
+        if value <= bound:
+            return bound
+        deviation = _median(sorted([abs(one - median) for one in ordered]))
         return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)
+
+
+def _sortable(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
+
+
+def _median(ordered: list[float]) -> float:
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 class Decision(NamedTuple):

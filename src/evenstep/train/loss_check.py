@@ -23,11 +23,11 @@ from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import SubBatch, part_of, parts_of, whole_of
 from evenstep.train.evaluating import evaluating
+from evenstep.train.forwards import run_forwards
 from evenstep.train.tasks.now import checking_losses
-from evenstep.train.tasks.task import Loss, ObservedTask, Task, weight_of
+from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.rollback import Rollback
 from evenstep.train.update.weigh import Weights
@@ -77,7 +77,7 @@ class LossCheck:
     _recovery: Recovery = field(init=False)
 
     def __post_init__(self) -> None:
-        self._recovery = Recovery(execution=self.execution, context=self.context, report=lambda incident: None)
+        self._recovery = Recovery(execution=self.execution, context=self.context)
 
     def __call__(self, batch: GlobalBatch) -> None:
         """Check the pending tasks of a global batch; all ranks call it together.
@@ -98,7 +98,7 @@ class LossCheck:
         one, pieces = self._cut(task, microbatches)
         if not any(self.execution.group.gather(one is not None)):
             return ""
-        recorder = _LossRecorder(task)
+        recorder = _Losses()
         with ExitStack() as around:
             around.enter_context(self.rollback.unchanged())
             around.enter_context(evaluating(self.model, self.context.device, self.context.tasks.values()))
@@ -131,7 +131,7 @@ class LossCheck:
             pass
         return None, []
 
-    def _run(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_LossRecorder") -> bool:
+    def _run(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_Losses") -> bool:
         passes = partial(self._passes, name, one, pieces, recorder)
         if self.execution.evaluates_together:
 
@@ -140,7 +140,7 @@ class LossCheck:
                 self.execution.group.gather(None)  # a rank that is done meets those that run out of memory later
                 return is_done
 
-            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", all_passes)[0])
+            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", all_passes))
         try:
             return passes()
         except LostRankError:
@@ -150,25 +150,20 @@ class LossCheck:
                 give_back()
             return False
 
-    def _passes(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_LossRecorder") -> bool:
-        execution, task = self.execution, self.context.tasks[name]
-        silent = replace(self.context.silently(), tasks={name: ObservedTask(task, recorder)})
-        unrecorded = replace(silent, tasks={name: ObservedTask(task, _LossRecorder(task))})
+    def _passes(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_Losses") -> bool:
         work: tuple[Microbatch, ...] = ()
         if one is not None:
             numbered = enumerate(pieces)
             work = tuple(replace(part_of(one, piece), index=n, data=copied(piece.data)) for n, piece in numbered)
         weights = Weights.of_forwards(name, work, num_microbatches=len(work))
         try:
-            dummy = partial(MicrobatchStep.dummy, unrecorded)
-            execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
-            with MicrobatchStep(silent, weights, path=("check",)) as step:
-                execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
+            silent = self.context.silently()
+            run_forwards(silent, self.execution, weights, recorder, path=("check",), kind=f"check {name}")
         except Exception as error:
             error.add_note(f"It was raised while the loss was compared with that of halves; {_OFF} leaves that out.")
             raise
         finally:
-            for stage in execution.evaluator.stages.values():
+            for stage in self.execution.evaluator.stages.values():
                 stage.forget()
         return True
 
@@ -231,17 +226,23 @@ def differs(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) 
 
 
 @final
-class _LossRecorder:
-    """Computes the losses of a task and keeps them."""
+@dataclass(slots=True)
+class _Losses:
+    """Observer that keeps the losses of a task.
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self.losses: list[Any] = []
-        self.narrow = False
+    Attributes:
+        narrow: True if an output is of 16 bits.
+    """
 
-    def __call__(self, output: Any, batch: Any) -> None:
+    losses: list[Any] = field(default_factory=list)
+    narrow: bool = False
+
+    def see(self, task: Task, output: Any, batch: Any) -> Any:
         self.narrow = self.narrow or any(one.dtype in SIXTEEN_BITS for one in tensors_in(output))
-        self.losses.append(self._task.loss(output, batch))
+        return task.loss(output, batch)
+
+    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> None:
+        self.losses.append(seen)
 
 
 def _weight(task: Task, piece: SubBatch) -> float:

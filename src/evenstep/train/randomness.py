@@ -21,6 +21,7 @@ _seed_cpu = torch.default_generator.manual_seed
 _get_cpu = torch.default_generator.get_state
 _set_cpu = torch.default_generator.set_state
 _seed_of_cpu = torch.default_generator.initial_seed
+_numpy: Any = np.random  # whose stubs lack two functions
 
 
 def seed_all(device: torch.device, number: int) -> None:
@@ -89,9 +90,9 @@ class Randomness:
         if device.type == "cuda":
             torchs = torch.random.fork_rng([device])
         # numpy's state takes 65 µs to read, and as long to write; another generator in its place takes 1 µs
-        numpys = np.random.get_bit_generator()
+        numpys = _numpy.get_bit_generator()
         mine = self._numpys.pop() if self._numpys else np.random.MT19937()
-        np.random.set_bit_generator(mine)
+        _numpy.set_bit_generator(mine)
         python = random.getstate()
         cpu = _get_cpu()
         try:
@@ -100,7 +101,7 @@ class Randomness:
         finally:
             _set_cpu(cpu)
             random.setstate(python)
-            np.random.set_bit_generator(numpys)
+            _numpy.set_bit_generator(numpys)
             self._numpys.append(mine)
 
     @contextmanager

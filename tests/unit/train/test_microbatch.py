@@ -16,6 +16,7 @@ from evenstep.precision import FullPrecision
 from evenstep.train.cut import SplitLimit
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.recording import Recording
 from evenstep.train.update.weigh import Weights
 
 CPU = torch.device("cpu")
@@ -54,7 +55,8 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         work=work,
         num_tasks=1,
     )
-    return MicrobatchStep(context, weights, path=(1,), update=1, factor=1.0, prefix="train/")
+    recording = Recording(context, weights, 1, "train/")
+    return MicrobatchStep(context, weights, recording, path=(1,), update=1)
 
 
 def test_micro_batches_keep_their_numbers_where_none_is_cut() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.errors import CheckpointError
 from evenstep.parallel import Ddp, Mesh
 from evenstep.pipeline import Layers, PipelineModel
+from evenstep.precision import FullPrecision
 from evenstep.train.trained import TrainedParameters
 
 OnRanks = Callable[..., list[Any]]
@@ -91,11 +93,11 @@ def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None
         assert torch.equal(value, resumed.state_dict()["model"][name]), name
 
 
-def followed(model: nn.Module, **more: Any) -> TrainedParameters:
+def followed(model: nn.Module, share: Callable[[Any], None] = lambda those: None) -> TrainedParameters:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names = [[name for name, _ in model.named_parameters()]]
-    given: dict[str, Any] = {"share": lambda those: None, "check": lambda those: None}
-    return TrainedParameters(model, optimizer, names, **{**given, **more})
+    reducers: Any = SimpleNamespace(share=share)
+    return TrainedParameters(model, optimizer, names, reducers, FullPrecision())
 
 
 def test_strategies_hear_of_what_is_trained_only_when_that_changes() -> None:

@@ -225,14 +225,18 @@ class CompiledUpdate:
         silent = self._context.silently()
         assert weights is not None
         work = [replace(one, data=pytree.tree_map_only(Tensor, Tensor.clone, one.data)) for one in weights.work]
+        weights = replace(weights, work=tuple(work))
+        recording = Recording(silent, weights, self._number, "train/")
+        scale = silent.loss_scale.value
+        step = MicrobatchStep(silent, weights, recording, path=(self._number,), update=self._number, factor=scale)
         buffers = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
         with (
             self._core.rollback.unchanged(),
             undisturbed(),
             torch.enable_grad(),
-            MicrobatchStep.of_update(silent, replace(weights, work=tuple(work)), self._number) as step,
+            step,
         ):
-            self._execution.try_one(step)
+            self._execution.run_locally(step)
             self._core.rollback.check_writes()
             moving = self._moving(buffers)
         check_shows_nothing([one.name for one in silent.storage.take_shown()])

@@ -1,6 +1,6 @@
 """Names and inputs of metrics: of a task's metric objects, derived metrics, pairs and counts.
 
-How the states of metric objects are kept and reduced over ranks is in `events.metrics.meters`.
+States of metric objects are kept and reduced over ranks in `events.metrics.meters`.
 """
 
 import inspect
@@ -34,11 +34,16 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
 
     Raises:
         MissingExtraError: torchmetrics is not installed.
-        ArgumentError: something that is no metric, or has a name that is taken.
+        ArgumentError: an object that is no metric, or a name that is taken.
     """
-    for task in tasks.values():
+    meters: dict[str, Any] = {}
+    for task_name, task in tasks.items():
+        metrics = metrics_of(task)
+        for name, metric in metrics.items():
+            _check_metric(task, name, metric)
+            meters[f"{task_name}/{name}" if task_name else name] = metric.clone().to(device)
         for name, function in task.derived.items():
-            if not callable(function) or _is_taken(name) or name in task.metrics:
+            if not callable(function) or _is_taken(name) or name in metrics:
                 raise ArgumentError(
                     f"the derived metric `{name}` of {type(task).__name__} must be a function of the other metrics, "
                     f"and have a name that no other metric has.",
@@ -46,52 +51,22 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
                 )
     own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
     derived = DerivedMetrics({name: task.derived for name, task in tasks.items()}, evaluating=own)
-    meters, throughput = build_meters(tasks, device), _throughput(tasks)
-    return Storage(meters=meters, derived=derived, throughput=throughput, clip_norm=clip_norm)
+    return Storage(meters=Meters(meters), derived=derived, throughput=_throughput(tasks), clip_norm=clip_norm)
 
 
-def _throughput(tasks: Mapping[str, Task]) -> Throughput:
-    for task in tasks.values():
-        if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
-            raise ArgumentError(
-                f"`unit` of {type(task).__name__} must be what its weight counts, one word of letters, digits, `_` and "
-                f"`-` such as 'tokens', but is {task.unit!r}.",
-                field="unit",
-            )
-    units = {task.unit for task in tasks.values()}
-    own = any(task.unit or task.late_weight or type(task).weight is not Task.weight for task in tasks.values())
-    losses = [f"train/{name}/loss" if name else "train/loss" for name in tasks] if own else []
-    return Throughput(losses, (units.pop() if len(units) == 1 else "") or "weight")
+def metrics_of(task: Task) -> dict[str, Any]:
+    """The metric objects of a task by name; those of a `MetricCollection` have its name before theirs."""
+    if _is_collection(task.metrics):
+        return dict(task.metrics.items())
+    found: dict[str, Any] = {}
+    for name, metric in task.metrics.items():
+        inner = {f"{name}_{one}": each for one, each in metric.items()} if _is_collection(metric) else {name: metric}
+        found |= inner
+    return found
 
 
-def _is_taken(name: str) -> bool:
-    return name in _TAKEN or name.startswith(_SPACES) or not name.isprintable()
-
-
-def build_meters(tasks: Mapping[str, Task], device: torch.device) -> Meters:
-    """The meters of a run's tasks, on the device; "class/f1" is metric `f1` of task `class`.
-
-    Raises:
-        MissingExtraError: torchmetrics is not installed.
-        ArgumentError: something that is no metric, or has a name that is taken.
-    """
-    metrics: dict[str, Any] = {}
-    for task_name, task in tasks.items():
-        for name, metric in task.metrics.items():
-            _check(task, name, metric)
-            metrics[f"{task_name}/{name}" if task_name else name] = metric.clone().to(device)
-    return Meters(metrics)
-
-
-def _check(task: Task, name: str, metric: Any) -> None:
-    torchmetrics = load_optional("torchmetrics", "torchmetrics")
-    where = f"the metric `{name}` of {type(task).__name__}"
-    if isinstance(metric, torchmetrics.MetricCollection):
-        raise ArgumentError(f"{where} is a collection; give its metrics by name, `metrics = {{**collection}}`.")
-    if not isinstance(metric, torchmetrics.Metric):
-        raise ArgumentError(f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.")
-    if _is_taken(name):
-        raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
+def _is_collection(metric: Any) -> bool:
+    return hasattr(type(metric), "compute_groups")
 
 
 def check_names(task: Task, loss: Loss) -> None:
@@ -120,40 +95,65 @@ def no_pair(task: Task, name: str, given: object) -> TaskError:
 
 
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The arguments of `update` of each metric of the task, by name, for a micro-batch.
+    """The arguments of `update` of each metric object of the task, by name, for a micro-batch.
 
     Raises:
-        TaskError: the task did not say, or left out what a metric needs.
+        TaskError: there are none, or they lack an argument that a metric needs.
     """
-    observed = loss.observed
-    if observed is None and loss.sum is None:
-        return
-    if observed is None:
+    if loss.observed is None:
+        if loss.sum is None:
+            return
         raise TaskError(
             f"{type(task).__name__} has metrics ({', '.join(task.metrics)}), but its `loss` did not say what they see "
             f"of micro-batch {microbatch}; return `Loss(…, observed={{…}})` with the arguments of their `update`, or "
             f"`observed={{}}` where there is nothing to see.",
             field="observed",
         )
-    if not observed:
-        return
-    own = {name: value for name, value in observed.items() if name in task.metrics and isinstance(value, Mapping)}
-    shared = {name: value for name, value in observed.items() if name not in own}
-    for name, metric in task.metrics.items():
-        given: Mapping[str, Any] = own.get(name, shared)
-        if not given:  # what there is is for others
+    metrics = metrics_of(task) if loss.observed else {}
+    own = {name: given for name, given in loss.observed.items() if name in metrics and isinstance(given, Mapping)}
+    shared = {name: given for name, given in loss.observed.items() if name not in own}
+    for name, metric in metrics.items():
+        given = own.get(name, shared)
+        if not given:  # all that is observed is for other metrics
             continue
         taken: dict[str, Any] = metric._filter_kwargs(**given)
-        _check_complete(task, name, metric, taken, given)
+        for one in inspect.signature(metric.update).parameters.values():
+            is_needed = one.kind not in _FREE and one.default is inspect.Parameter.empty
+            if is_needed and one.name not in taken:
+                raise TaskError(
+                    f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{one.name}`, which "
+                    f"is not in `observed`; {advice(one.name, given)} A metric's own arguments can be given under its "
+                    f"name.",
+                    field="observed",
+                )
         yield name, cast("dict[str, Any]", pytree.tree_map_only(Tensor, Tensor.detach, taken))
 
 
-def _check_complete(task: Task, name: str, metric: Any, taken: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(metric.update).parameters.values()
-    needed = [one.name for one in parameters if one.kind not in _FREE and one.default is inspect.Parameter.empty]
-    for missing in needed:
-        if missing not in taken:
-            raise TaskError(
-                f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{missing}`, which is "
-                f"not in `observed`; {advice(missing, given)} A metric's own arguments can be given under its name."
+def _throughput(tasks: Mapping[str, Task]) -> Throughput:
+    for task in tasks.values():
+        if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
+            raise ArgumentError(
+                f"`unit` of {type(task).__name__} must be what its weight counts, one word such as 'tokens', but is "
+                f"{task.unit!r}.",
+                field="unit",
             )
+    units = {task.unit for task in tasks.values()}
+    own = any(task.unit or task.late_weight or type(task).weight is not Task.weight for task in tasks.values())
+    losses = [f"train/{name}/loss" if name else "train/loss" for name in tasks] if own else []
+    return Throughput(losses, (units.pop() if len(units) == 1 else "") or "weight")
+
+
+def _is_taken(name: str) -> bool:
+    return name in _TAKEN or name.startswith(_SPACES) or not name.isprintable()
+
+
+def _check_metric(task: Task, name: str, metric: Any) -> None:
+    where = f"the metric `{name}` of {type(task).__name__}"
+    if not isinstance(metric, load_optional("torchmetrics", "torchmetrics").Metric):
+        raise ArgumentError(
+            f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.", field="metrics"
+        )
+    if _is_taken(name):
+        raise ArgumentError(
+            f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.", field="metrics"
+        )

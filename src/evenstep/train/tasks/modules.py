@@ -15,7 +15,7 @@ from evenstep.train.tasks.task import IN_MODEL, Task
 
 
 class TaskModules(nn.Identity):
-    """Holds what tasks hold; harmless in an `nn.Sequential`, which runs all of its parts."""
+    """Holds modules of tasks; harmless in an `nn.Sequential`, which runs all of its parts."""
 
 
 @contextmanager
@@ -44,13 +44,11 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
     whole = unwrapped(model)
     _detach(whole)
     own = {id(one) for one in (*whole.parameters(), *whole.buffers())}
-    parts: dict[str, nn.Module] = {}
-    for name, task in tasks.items():
-        part = _part_of(task, own, held)
-        if any(True for _ in (*part.parameters(), *part.buffers())):
-            parts[name] = part
+    parts = {name: _part_of(task, own, held) for name, task in tasks.items()}
+    parts = {name: part for name, part in parts.items() if [*part.parameters(), *part.buffers()]}
     if isinstance(whole, PipelineModel):
-        _refuse_in_stages(parts)
+        for part in parts.values():
+            _refuse_parameters(part)
         for task in tasks.values():
             vars(task).pop(IN_MODEL, None)
         return
@@ -65,6 +63,17 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
     for parameter in everything.parameters():
         cast("Any", parameter).stays_whole = True  # also on shards: no forward gathers it
     whole.add_module(TASK_PARAMETERS, everything)
+
+
+def own_buffers(tasks: Mapping[str, Task]) -> dict[str, Tensor]:
+    """Buffers in modules of tasks, by their names in messages."""
+    modules = {
+        f"{type(task).__name__}.{name}".rstrip("."): module
+        for task in tasks.values()
+        for name, module in {"": task, **vars(task)}.items()
+        if isinstance(module, nn.Module)
+    }
+    return {f"{name}.{inner}": one for name, module in modules.items() for inner, one in module.named_buffers()}
 
 
 def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskModules:
@@ -105,14 +114,13 @@ def _is_taken(value: nn.Module | nn.Parameter, name: str, own: Collection[int], 
     return any(is_held)
 
 
-def _refuse_in_stages(parts: Mapping[str, nn.Module]) -> None:
-    for part in parts.values():
-        for name, _ in part.named_parameters():
-            raise ArgumentError(
-                f"a task has a parameter of its own (`{name}`), but only the last of several stages computes losses: "
-                f"make it a part of that stage's layers, freeze it, or train without stages.",
-                field=name,
-            )
+def _refuse_parameters(part: nn.Module) -> None:
+    for name, _ in part.named_parameters():
+        raise ArgumentError(
+            f"a task has a parameter of its own (`{name}`), but only the last of several stages computes losses: "
+            f"make it a part of that stage's layers, freeze it, or train without stages.",
+            field=name,
+        )
 
 
 def _detach(model: nn.Module) -> None:

@@ -105,9 +105,9 @@ class Task(ABC):
     Attributes:
         late_weight: True when the weight is known only after the forward (masked positions chosen inside the
             model); `loss` must then give it, and `weight` is not called.
-        metrics: objects of torchmetrics by name, for metrics that are no pair (sum, weight), such as F1 or AUROC. They
-            are updated with the `observed` of `loss`, and computed over all ranks and all updates since metrics were
-            last written. The objects are copied; the given ones are not changed.
+        metrics: objects of torchmetrics by name, or a `MetricCollection`, for metrics that are no pair (sum, weight),
+            such as F1 or AUROC. They are updated with the `observed` of `loss`, and computed over all ranks and all
+            updates since metrics were last written. The objects are copied; the given ones are not changed.
         derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
             math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, and of the sums of
             `Loss.counts`, in training and evaluations.
@@ -283,10 +283,14 @@ def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
         raise TaskError(
             f"the default `weight` of {type(task).__name__} counts samples, but a batch does not tell how many it "
             f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers, "
-            f"such as `return len(batch[1])`.",
+            f"such as `return len(batch[{_place_of_labels(batch)}])`.",
             field="weight",
         )
     return samples
+
+
+def _place_of_labels(batch: Any) -> str:
+    return repr(str(next(reversed(batch)))) if isinstance(batch, dict) and batch else "1"
 
 
 def weight_of(task: Task, data: object, what: str | int, num_samples: int | None = None) -> float:
@@ -320,31 +324,3 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
 
 def _called(what: str | int) -> str:
     return what if isinstance(what, str) else f"micro-batch {what}"
-
-
-@final
-class ObservedTask(Task):
-    """A task in the place of another, whose outputs go to a function; it prepares batches as the other does.
-
-    Args:
-        observe: called with the model's output and the batch.
-    """
-
-    def __init__(self, task: Task, observe: Callable[[Any, Any], object]) -> None:
-        self._task, self._observe = task, observe
-
-    def transform(self, batch: Any) -> Any:
-        return self._task.transform(batch)
-
-    def inputs(self, batch: Any) -> Any:
-        return self._task.inputs(batch)
-
-    def postprocess(self, output: Any, batch: Any) -> Any:
-        return self._task.postprocess(output, batch)
-
-    def split(self, batch: Any) -> list[Any]:
-        return self._task.split(batch)
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        self._observe(output, batch)
-        return torch.zeros(())

@@ -27,7 +27,7 @@ class Tasks(NamedTuple):
         by_name: "" is the name of the only task of a run that has none.
         combine: the method for separate gradients, or None.
         norm_statistics: "frozen" keeps layers with running statistics in evaluation mode.
-        needs_names: whether something is asked for that only named tasks have.
+        needs_names: True if an argument needs named tasks.
     """
 
     by_name: dict[str, Task]
@@ -65,7 +65,8 @@ class Tasks(NamedTuple):
         names = tuple(self.by_name)
         built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
         for name, module in zip(LEARNED, built, strict=True):
-            _attach(model, optimizer, name, module)
+            if module is not None:
+                _attach(model, optimizer, name, module)
         if self.norm_statistics != "frozen":
             return ()
         return tuple(one for one in model.modules() if is_norm(one) and getattr(one, "running_mean", None) is not None)
@@ -79,11 +80,9 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
     """
     if isinstance(task, Task):
         return {"": task}
-    given: Any = task
-    if not isinstance(given, Mapping) or not given:
-        what = "empty" if isinstance(given, Mapping) else f"a {type(given).__name__}"
+    if not isinstance(cast("object", task), Mapping) or not task:
         raise ArgumentError(
-            f"`task` must be a Task, or tasks by name, but is {what}; give an instance of a subclass of "
+            f"`task` must be a Task, or tasks by name, but is {said(task)}; give an instance of a subclass of "
             f"`evenstep.Task`.",
             field="task",
         )
@@ -91,49 +90,25 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
     return dict(task)
 
 
-def state_of(task: Task, name: str) -> dict[str, Any]:
-    """What a task keeps in checkpoints.
-
-    Raises:
-        TaskError: that is no dict.
-    """
-    state: Any = task.state_dict()
-    if not isinstance(state, dict):
-        raise TaskError(
-            f"`state_dict` of {_named(name)} must give a dict, but gave {said(state)}; return `{{'name': value}}`, or "
-            f"`{{}}` where there is nothing to keep.",
-            field="state_dict",
-        )
-    return cast("dict[str, Any]", state)
-
-
 def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
     """The states of the tasks that may have one, by name."""
-    states = {name: state_of(task, name) for name, task in tasks.items()}
+    states = {name: _state_of(task, name) for name, task in tasks.items()}
     may_have = {name for name, task in tasks.items() if type(task).state_dict is not Task.state_dict}
     return {name: state for name, state in states.items() if state or name in may_have}
 
 
-def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
-    if module is None:
-        return
-    dtype = next(model.parameters()).dtype
-    module.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    for part in module.modules():
-        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
-    unwrapped(model).add_module(name, module)
-    parameters = list(module.parameters())
-    if parameters:
-        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
-        optimizer.add_param_group({"params": parameters, **decay})
-
-
 def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
     """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
-    missing = [name for name, task in tasks.items() if name not in saved and state_of(task, name)]
-    surplus = [name for name, state in saved.items() if state and name not in tasks]
-    faults = [f"has no state of {_named(name)}, which has some" for name in missing]
-    faults += [f"has a state of {_named(name)}, which this run has not" for name in surplus]
+    faults = [
+        f"has no state of {_title(name)}, which has some"
+        for name, task in tasks.items()
+        if name not in saved and _state_of(task, name)
+    ]
+    faults += [
+        f"has a state of {_title(name)}, which this run has not"
+        for name, state in saved.items()
+        if state and name not in tasks
+    ]
     if faults:
         raise CheckpointError(
             f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
@@ -141,5 +116,28 @@ def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> No
         )
 
 
-def _named(name: str) -> str:
+def _state_of(task: Task, name: str) -> dict[str, Any]:
+    state: Any = task.state_dict()
+    if not isinstance(state, dict):
+        raise TaskError(
+            f"`state_dict` of {_title(name)} must give a dict, but gave {said(state)}; return `{{'name': value}}`, or "
+            f"`{{}}` where there is nothing to keep.",
+            field="state_dict",
+        )
+    return cast("dict[str, Any]", state)
+
+
+def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module) -> None:
+    dtype = next(model.parameters()).dtype
+    module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    for part in module.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of its forward
+    unwrapped(model).add_module(name, module)
+    parameters = list(module.parameters())
+    if parameters:
+        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
+        optimizer.add_param_group({"params": parameters, **decay})
+
+
+def _title(name: str) -> str:
     return f"task `{name}`" if name else "the task"

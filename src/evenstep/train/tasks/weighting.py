@@ -16,8 +16,8 @@ class Coefficients(ABC):
     """The λ_t of the tasks: a number that the gradient of a loss is multiplied by, or a learned function of the loss.
 
     Attributes:
-        are_learned: whether `weighted` adds parameters of its own to the loss; if not, `value` gives plain numbers,
-            which ranks that hold only a part of the model can use as well.
+        are_learned: True if `weighted` adds parameters of its own to the loss; else `value` gives plain numbers, which
+            ranks that hold only a part of the model can use as well.
     """
 
     are_learned: bool = True
@@ -31,24 +31,23 @@ class Coefficients(ABC):
         return None
 
     def check(self, updates: int | None) -> None:
-        """Raise ArgumentError unless a run of so many updates can follow these."""
+        """Raise ArgumentError unless the coefficients fit a run of so many updates."""
 
     def value(self, task: str, update: int) -> float:
         """The number that the gradient of the task's loss is multiplied by in `update`."""
         return 1.0
 
     def weighted(self, task: str, loss: Tensor, share: float | Tensor) -> Tensor:
-        """A micro-batch's summed loss with its learned coefficient.
+        """The summed loss of a micro-batch with its learned coefficient.
 
         Args:
-            loss: summed over the micro-batch.
             share: the micro-batch's weight.
         """
         return loss
 
 
 def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
-    """Raise ArgumentError where a coefficient is of no task of the run."""
+    """Raise ArgumentError for a coefficient of no task of the run."""
     for name in given:
         if name not in tasks:
             raise ArgumentError(
@@ -60,13 +59,10 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
 
 @final
 class Fixed(Coefficients):
-    """One number for each task; 1 where none is given.
+    """One number for each task, finite and above 0; 1 where none is given.
 
     Args:
         values: λ by task.
-
-    Raises:
-        ArgumentError: a number that is not finite and above 0.
 
     >>> Fixed({"box": 0.5}).value("box", 1), Fixed().value("class", 1)
     (0.5, 1.0)
@@ -112,10 +108,10 @@ class Combine(ABC):
     """A method that combines the tasks' gradients g_t into Σ_t α_t · g_t, from their inner products alone.
 
     The g_t are whole: summed over all micro-batches and ranks, divided by their weights and the loss scale, times their
-    λ_t. Methods are in `contrib.multitask`, which also computes the gradients of each task by themselves.
+    λ_t. Methods are in `contrib.multitask`, which also computes the separate gradients.
 
     Attributes:
-        needs_products: whether it looks at inner products and losses.
+        needs_products: True if the method reads inner products and losses.
     """
 
     needs_products: bool = True

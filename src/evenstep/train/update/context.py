@@ -7,13 +7,17 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.events import Bus, Storage
+from evenstep.events import Bus, Incident, Storage
 from evenstep.precision import LossScale, Precision
 from evenstep.train.cut import SplitLimit
 from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.weighting import Coefficients, Fixed
+
+
+def _ignore(incident: Incident) -> None:
+    pass
 
 
 @final
@@ -23,13 +27,14 @@ class TrainContext:
 
     Args:
         tasks: by name; "" is that of a run with one task without a name.
-        transfer: moves a batch there; None, here and below, where there is nothing to do.
+        transfer: moves a batch to the device; None, here and below, where there is nothing to do.
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
         cast_inputs: puts the model's inputs into its number format.
         cast_outputs: puts its outputs into that of postprocessing and losses.
         frozen_norms: normalisation layers that stay in evaluation mode.
-        seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
+        seeds: the last factors of backwards, as tensors: mostly the next ones' too.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
+        report: takes incidents, such as lack of memory.
     """
 
     tasks: Mapping[str, Task]
@@ -49,10 +54,11 @@ class TrainContext:
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
     cuts: SplitLimit = field(default_factory=SplitLimit)
+    report: Callable[[Incident], None] = _ignore
 
     def silently(self) -> "TrainContext":
-        """The same, without hooks and records, for micro-batches that are not cut."""
-        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)), cuts=SplitLimit())
+        """The same without hooks, records and incidents, for micro-batches that are not cut."""
+        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)), cuts=SplitLimit(), report=_ignore)
 
 
 @final

@@ -1,7 +1,6 @@
 """Stages, plans and norms of updates and evaluations, chosen when a trainer is built."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar, final
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.data import Microbatch
 from evenstep.parallel import Dealing, Group, Reducer, Reducers, Strategy
 from evenstep.pipeline import (
     SCHEDULES,
@@ -24,11 +24,17 @@ from evenstep.pipeline import (
     forwards,
 )
 from evenstep.tensors import named_parameters, parameters_in
+from evenstep.train.buffers import Buffers
+from evenstep.train.update.context import TrainContext
 from evenstep.train.update.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole
-from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.microbatch import MicrobatchStep, dummy_step
 
 T = TypeVar("T")
-Numbers = tuple[int, ...]  # of what goes through a plan
+Numbers = tuple[int, ...]  # of micro-batches in a plan, or of their pieces
+
+
+def _unwatched(step: MicrobatchStep) -> None:
+    pass
 
 
 @final
@@ -43,10 +49,11 @@ class Execution:
         reducers: how gradients are shared between data-parallel ranks, one for each stage.
         trainer: runs plans with backwards.
         evaluator: runs plans of forwards.
-        alone: runs plans whose gradients are shared with nobody.
+        local_runner: runs plans whose gradients are shared with nobody.
         plan: the plan of an update's micro-batches; without reductions where others follow before the step.
-        forwards: the plan of an evaluation's.
-        holds_output: whether this rank has the model's outputs for its micro-batches.
+        forwards: the plan of an evaluation's micro-batches.
+        buffers: of the model on this rank.
+        holds_output: True if this rank has the model's outputs for its micro-batches.
     """
 
     world: Group
@@ -55,63 +62,70 @@ class Execution:
     reducers: Reducers
     trainer: Runner
     evaluator: Runner
-    alone: Runner
+    local_runner: Runner
     plan: Callable[[Numbers, bool], Plan]
     forwards: Callable[[Numbers], Plan]
     norms: GradientNorms
+    buffers: Buffers
     holds_output: bool = True
     in_stages: bool = False
 
     @property
     def part_held(self) -> tuple[int, int]:
+        """Which part of the model this rank holds, and of how many."""
         place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
+    @property
+    def evaluates_together(self) -> bool:
+        """True if ranks wait for each other in the forwards of evaluations."""
+        return self.in_stages or bool(self.reducers.per_pass)
+
     def begin(self, dealing: Dealing | None = None) -> None:
+        """Begin to accumulate gradients; of the micro-batches of `dealing`, if any follow."""
         for reducer in self.reducers.beginning:
             reducer.begin(dealing)
 
     def pad_passes(
         self,
-        work: Sequence[T],
-        dummy: Callable[[T], AbstractContextManager[MicrobatchStep]],
+        context: TrainContext,
+        work: Sequence[Microbatch],
         *,
-        backward: bool,
         kind: str,
+        backward: bool = False,
         last: bool = True,
+        watch: Callable[[MicrobatchStep], None] = _unwatched,
     ) -> None:
-        """Before a plan: run passes that count nowhere, where all ranks must run the same number.
+        """Before a plan: run dummy passes where all ranks must run the same number.
 
         Args:
-            dummy: gives a micro-batch that counts nowhere.
-            backward: whether they come back.
+            work: this rank's micro-batches, as they go through the model.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
-            last: whether no others follow before the step.
+            last: False if others follow before the optimizer's step.
+            watch: called with each dummy pass before it runs.
         """
 
-        def run(microbatch: T) -> None:
-            with dummy(microbatch) as step:
-                self.try_one(step, backward=backward)
+        def run(microbatch: Microbatch) -> None:
+            with self.buffers.unchanged(), dummy_step(context, microbatch) as step:
+                watch(step)
+                self.run_locally(step, backward=backward)
 
         for reducer in self.reducers.per_pass:
             reducer.pad_passes(work, run, backward=backward, kind=kind, last=last)
 
-    def try_one(self, step: MicrobatchStep, *, backward: bool = True) -> None:
-        """Run the micro-batches of `step` on this rank alone."""
+    def run_locally(self, step: MicrobatchStep, *, backward: bool = True) -> None:
+        """Run the micro-batches of `step` on this rank, whose gradients are shared with nobody."""
         numbers = step.lay_out(step.work)
-        self.alone.run(self.plan(numbers, True) if backward else self.forwards(numbers), step)
+        self.local_runner.run(self.plan(numbers, True) if backward else self.forwards(numbers), step)
 
-    @property
-    def evaluates_together(self) -> bool:
-        return self.in_stages or bool(self.reducers.per_pass)
-
-    def alike(self, values: Sequence[T]) -> Sequence[T]:
+    def of_my_pipeline(self, values: Sequence[T]) -> Sequence[T]:
+        """The values of the ranks of this rank's pipeline, of one of each rank of the group."""
         replicas = self.group.ranks // self.pipeline.ranks
         return values[self.group.rank % replicas :: replicas]
 
     def reset(self) -> None:
-        """After a try that has failed, on all ranks: forget everything of it."""
-        for runner in (self.trainer, self.evaluator, self.alone):
+        """Forget everything of an attempt that has failed, on all ranks."""
+        for runner in (self.trainer, self.evaluator, self.local_runner):
             for stage in runner.stages.values():
                 stage.forget()
             runner.peers.reset()
@@ -119,7 +133,7 @@ class Execution:
 
 
 def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
-    """The execution of this kind of model."""
+    """The execution of a whole model, or of one in stages."""
     if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)
     return _of_whole(model, strategy, optimizer)
@@ -130,19 +144,18 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
     reducers = Reducers(strategy)
     wrapped, reducer = reducers.wrap(model)
     reducers.shard_optimizer(optimizer)
-    evaluator = Runner([Stage(model, reducer)])
-
     return Execution(
         world=strategy.data_group,
         group=strategy.group,
         pipeline=Group(),
         reducers=reducers,
         trainer=Runner([Stage(wrapped, reducer)]),
-        evaluator=evaluator,
-        alone=Runner([Stage(wrapped, Reducer(wrapped, Group()))]),
+        evaluator=Runner([Stage(model, reducer)]),
+        local_runner=Runner([Stage(wrapped, Reducer(wrapped, Group()))]),
         plan=_sequential,
         forwards=_forwards,
         norms=norms,
+        buffers=Buffers(model),
     )
 
 
@@ -164,7 +177,8 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
     names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
     runner = build_runner(model, reducers, device)
     reducers.shard_optimizer(optimizer)
-    overlaps, gathers = not model.schedule.splits_backward, reducers.gather_per_plan
+    overlaps = not model.schedule.splits_backward
+    gathers = reducers.gather_per_plan
 
     @lru_cache(maxsize=256)
     def plan(numbers: Numbers, reduced: bool) -> Plan:
@@ -183,10 +197,11 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
         reducers=reducers,
         trainer=runner,
         evaluator=runner,
-        alone=runner,
+        local_runner=runner,
         plan=plan,
         forwards=plan_of_forwards,
         norms=NormsOfStages(model, strategy.layout, names, device),
+        buffers=Buffers(model),
         holds_output=model.last in model.own,
         in_stages=True,
     )

@@ -1,27 +1,41 @@
-"""One set of micro-batches on its way through the model."""
+"""One set of micro-batches on its way through the stages of a model."""
 
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
+import torch
 from torch import Tensor, nn
 
 from evenstep.data import Microbatch
+from evenstep.data.tree import tensors_in
 from evenstep.internals import run_backward, unwrapped
 from evenstep.keys import branch
 from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
-from evenstep.train.tasks.task import evaluates_itself, loss_of
+from evenstep.train.tasks.task import Loss, Task, loss_of
 from evenstep.train.update.context import TrainContext
+from evenstep.train.update.dummy import dummy_pass
 from evenstep.train.update.microbatch_events import MicrobatchEvents
-from evenstep.train.update.recording import Recording
 from evenstep.train.update.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
+
+
+class Observer(Protocol):
+    """Takes outputs of the model, on the last stage."""
+
+    def see(self, task: Task, output: Any, batch: Any) -> Any:
+        """Compute something from an output, in the number formats of the forward; mostly the task's loss."""
+        ...
+
+    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> Tensor | None:
+        """Record what `see` gave for a piece of a micro-batch; gives the loss to go back from, or None."""
+        ...
 
 
 @final
@@ -30,138 +44,121 @@ class MicrobatchStep:
 
     Args:
         path: the key of the randomness, to which the micro-batch's number is added.
-        update: number of the update that metrics are recorded under.
-        factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
-        prefix: of the metrics' names.
-        model: given to tasks that evaluate by themselves; None where that is not asked.
+        update: number of the update, for events and coefficients.
+        factor: of the gradient of each loss, besides its coefficient and its divisor.
+        model: given to tasks that evaluate by themselves; None where the model is applied.
 
     Attributes:
-        is_dummy: whether they count nowhere, and run only because those of other ranks do.
+        is_dummy: True for passes that count nowhere.
         work: this rank's micro-batches.
-        gathered: what is known of the micro-batches that have run.
-        late_weights: the weights that came with losses, by the micro-batches' numbers.
-        acted: counts the time of what was just done.
-        doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
-            micro-batch's number, and the piece.
+        acted: counts the time of the action that was just done.
+        doing: the current action, or the one that raised: phase ("transfer", "forward", "backward"), number of the
+            micro-batch, and piece.
     """
 
     def __init__(
         self,
         context: TrainContext,
         weights: Weights,
+        observer: Observer,
         *,
         path: tuple[int | str, ...],
         update: int = 0,
         factor: float = 1.0,
-        prefix: str = "",
         model: nn.Module | None = None,
+        is_dummy: bool = False,
     ) -> None:
-        self.is_dummy, self._model = False, model
-        self._context, self._weights = context, weights
-        self._update, self._factor = update, factor
-        self._branch = branch(context.seed, *path)
+        self.is_dummy = is_dummy
         self.work = weights.work
-        self._recording = recording = Recording(context, weights, update, prefix)
-        self.gathered, self.late_weights = recording.gathered, recording.late_weights
         self.acted = context.phases.acted
+        self.doing: tuple[str, int, SubBatch] | None = None
+        self._context = context
+        self._weights = weights
+        self._observer = observer
+        self._update = update
+        self._factor = factor
+        self._model = model
+        self._branch = branch(context.seed, *path)
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] | None = None  # where there are several pieces
-        self.doing: tuple[str, int, SubBatch] | None = None
         self._events = MicrobatchEvents(context, update)
 
-    @classmethod
-    def of_update(cls, context: TrainContext, weights: Weights, update: int) -> Self:
-        """The micro-batches of an update, with its loss scale."""
-        scale = context.loss_scale.value
-        return cls(context, weights, path=(update,), update=update, factor=scale, prefix="train/")
-
-    @classmethod
-    def dummy(cls, context: TrainContext, microbatch: Microbatch) -> Self:
-        """One micro-batch that counts nowhere, or its first piece: other ranks need its calls beside theirs."""
-        first = context.cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]
-        one = replace(part_of(microbatch, first), index=0)
-        weights = Weights.of_one(one, weight=0.0)
-        step = cls(context.silently(), weights, path=("unseen",), factor=0.0)
-        step.is_dummy = True
-        return step
-
     def lay_out(self, work: tuple[Microbatch, ...]) -> tuple[int, ...]:
-        tasks, cuts = self._context.tasks, self._context.cuts
-        if cuts.limit is None:
-            self._parts = {one.index: (one, whole_of(one)) for one in work}
+        """Numbers of micro-batches in a plan, or of their pieces where one of them is cut."""
+        tasks = self._context.tasks
+        cuts = self._context.cuts
+        pieces = [(one, piece) for one in work for piece in cuts.pieces(tasks[one.task], whole_of(one))]
+        if len(pieces) == len(work):
+            self._parts = {one.index: (one, piece) for one, piece in pieces}
         else:
-            pieces = [(one, cuts.pieces(tasks[one.task], whole_of(one))) for one in work]
-            if all(len(of_one) == 1 for _, of_one in pieces):
-                self._parts = {one.index: (one, of_one[0]) for one, of_one in pieces}
-            else:
-                self._parts = dict(enumerate((one, piece) for one, of_one in pieces for piece in of_one))
+            self._parts = dict(enumerate(pieces))
+        if cuts.limit is not None:
             last = {one.index: number for number, (one, _) in self._parts.items()}
             self._completes = {number: index for index, number in last.items()}
-        for one, piece in self._parts.values():
-            self.doing = "transfer", one.index, piece  # memory may run out before anything is computed here
-            break
+        if pieces:
+            first, piece = pieces[0]
+            self.doing = "transfer", first.index, piece  # memory may run out before anything is computed here
         return tuple(self._parts)
 
-    def settle_late(self, total: Tensor) -> None:
-        self._recording.settle_late(total)
-
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
-        """Apply a stage, and where it gives the task's loss, compute and record that."""
-        context, (one, piece) = self._context, self._parts[microbatch]
+        """Apply a stage; where it gives the output of the model, give that to the observer."""
+        context = self._context
+        one, piece = self._parts[microbatch]
         task = context.tasks[one.task]
-        itself = self._model if self._model is not None and evaluates_itself(task) else None
         self.doing = "transfer", one.index, piece
         self._events.begin(one, piece.data, microbatch)
         batch = self._prepared(stage, one, piece)
         self.doing = "forward", one.index, piece
-        if itself is None:
-            given, loss = self._applied(stage, received, one, batch)
-        else:
-            given, loss = {}, self._evaluated(itself, stage, one, batch)
-        if not stage.gives_loss:
-            return given, None
-        total = self._recording.take(task, one, piece, loss, method="loss" if itself is None else "evaluate")
-        if itself is None:
-            self._events.saw(microbatch, given, total)
+        if self._model is not None:
+            return {}, self._observer.take(task, one, piece, self._evaluated(self._model, stage, one, batch))
+        with context.precision.forward(context.device):
+            with self._events.forward(stage, one, batch) as heard:
+                outputs = self._applied(stage, received, task, batch)
+                if not stage.gives_loss:
+                    return outputs, None
+                output = self._output(task, outputs, batch)
+                if heard is not None:
+                    heard["output"] = output
+            seen = self._observer.see(task, output, batch)
+        total = self._observer.take(task, one, piece, seen)
+        self._events.saw(microbatch, output, total)
         return {}, total
 
+    def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, batch: Any) -> Any:
+        context = self._context
+        heard = self._events.forward(stage, one, batch)
+        with context.precision.forward(context.device), lent(model, context) as whole, heard:
+            return context.tasks[one.task].evaluate(whole, batch)
+
     def _prepared(self, stage: Stage, one: Microbatch, piece: SubBatch) -> Any:
-        context, takes_batch = self._context, stage.takes_batch
-        batch = piece.data if takes_batch else None
-        if takes_batch and context.transfer is not None:
+        context = self._context
+        batch = piece.data if stage.takes_batch else None
+        if stage.takes_batch and context.transfer is not None:
             batch = context.transfer(batch)
             context.phases.lap("transfer")
         context.randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
-        if takes_batch:
+        if stage.takes_batch:
             batch = context.tasks[one.task].transform(batch)
             if context.reorder is not None:
                 batch = context.reorder(batch)
         return batch
 
-    def _applied(self, stage: Stage, received: Outputs, one: Microbatch, batch: Any) -> tuple[Any, Any]:
-        context, task, randomness = self._context, self._context.tasks[one.task], self._context.randomness
-        with context.precision.forward(context.device):
-            with self._events.forward(stage, one, batch) as seen:
-                inputs = task.inputs(batch) if stage.takes_inputs else None
-                if context.cast_inputs is not None and stage.takes_inputs:
-                    inputs = context.cast_inputs(inputs)
-                outputs = stage.apply(received, inputs, randomness.seed_layer)
-                if not stage.gives_loss:
-                    return outputs, None
-                if randomness.by_layer:
-                    randomness.seed_layer(LOSS)
-                (output,) = outputs.values()
-                if context.cast_outputs is not None:
-                    output = context.cast_outputs(output)
-                output = task.postprocess(output, batch)
-                if seen is not None:
-                    seen.append(output)
-            return output, loss_of(task, output, batch)
+    def _applied(self, stage: Stage, received: Outputs, task: Task, batch: Any) -> Outputs:
+        inputs = None
+        if stage.takes_inputs:
+            inputs = task.inputs(batch)
+            if self._context.cast_inputs is not None:
+                inputs = self._context.cast_inputs(inputs)
+        return stage.apply(received, inputs, self._context.randomness.seed_layer)
 
-    def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, batch: Any) -> Any:
-        context, events = self._context, self._events.forward(stage, one, batch)
-        with context.precision.forward(context.device), lent(model, context) as whole, events:
-            return context.tasks[one.task].evaluate(whole, batch)
+    def _output(self, task: Task, outputs: Outputs, batch: Any) -> Any:
+        context = self._context
+        if context.randomness.by_layer:
+            context.randomness.seed_layer(LOSS)
+        (output,) = outputs.values()
+        if context.cast_outputs is not None:
+            output = context.cast_outputs(output)
+        return task.postprocess(output, batch)
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
@@ -189,7 +186,8 @@ class MicrobatchStep:
         factor = self._factor * coefficient / self._weights.divisors[one.task]
         kept = self._context.seeds.get(loss.dtype)
         if kept is None or kept[0] != factor:
-            kept = self._context.seeds[loss.dtype] = factor, loss.new_full((), factor)
+            kept = factor, loss.new_full((), factor)
+            self._context.seeds[loss.dtype] = kept
         return kept[1]
 
     def __enter__(self) -> Self:
@@ -203,12 +201,39 @@ class MicrobatchStep:
 
 
 @contextmanager
-def lent(model: nn.Module, context: TrainContext) -> Generator[nn.Module]:
-    """Inside, a task may call the model, to generate with it instead of only applying it.
+def dummy_step(context: TrainContext, microbatch: Microbatch) -> Generator[MicrobatchStep]:
+    """One micro-batch that counts nowhere, or its first piece: other ranks need its collectives beside theirs."""
+    first = context.cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]
+    one = replace(part_of(microbatch, first), index=0)
+    weights = Weights.of_one(one, weight=0.0)
+    step = MicrobatchStep(context.silently(), weights, _NoLoss(), path=("unseen",), factor=0.0, is_dummy=True)
+    with dummy_pass(), step:
+        yield step
 
-    It is called as an evaluation calls it: in the number formats of the run, on the device, without gradients, as it is
-    written where it is compiled; autocast is the caller's. It takes part in no sum over ranks, so each rank may call it
-    as often as its batches need.
+
+class _NoLoss:
+    """Observer of dummy passes: goes back from all outputs, with gradients of 0, and calls no loss.
+
+    Only a model whose outputs hide their tensors in objects of its own is given to the loss.
+    """
+
+    def see(self, task: Task, output: Any, batch: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return None
+        trained = [one.sum(dtype=torch.float32) for one in tensors_in(output) if one.requires_grad]
+        return sum(trained[1:], trained[0]) if trained else loss_of(task, output, batch)
+
+    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> Tensor | None:
+        return seen.sum if isinstance(seen, Loss) else seen
+
+
+@contextmanager
+def lent(model: nn.Module, context: TrainContext) -> Generator[nn.Module]:
+    """The model as a task may call it, to generate with it instead of only applying it.
+
+    It is called as in an evaluation: in the run's number formats, on the device, without gradients, and as written
+    where it is compiled; autocast is the caller's. It takes part in no sum over ranks, so each rank may call it as
+    often as its batches need.
     """
     whole = unwrapped(model)
     cast_inputs, cast_outputs = context.cast_inputs, context.cast_outputs

@@ -35,8 +35,8 @@ class PendingUpdate:
     before: Progress
     loss_scale: dict[str, float | int | None]
     rates: Sequence[float]
-    aborted: float | Tensor
-    total: float | Tensor
+    aborted: float | Tensor = 1.0
+    total: float | Tensor = 0.0
     norm: float | Tensor | None = None
     skipped_samples: int = 0
     gathered: MicrobatchResults = field(default_factory=MicrobatchResults)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from evenstep.errors import TaskError
 from evenstep.internals import times_written
 from evenstep.parallel import Dealing
 from evenstep.tensors import named_parameters
-from evenstep.train.buffers import Buffers
+from evenstep.train.tasks.modules import own_buffers
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext
@@ -24,7 +24,7 @@ _CHECKED = 2  # first updates of a run in which writes to parameters and batches
 
 @final
 class Rollback:
-    """Undoes what the passes of an update changed, unless the update is applied.
+    """Undoes the changes of an update's passes, unless the update is applied.
 
     Attributes:
         buffers: of the model.
@@ -33,25 +33,32 @@ class Rollback:
     def __init__(
         self, model: nn.Module, context: TrainContext, execution: Execution, trained: TrainedParameters
     ) -> None:
-        self.buffers = Buffers(model)
+        self.buffers = execution.buffers
         self._parameters = named_parameters(model)
-        self._context, self._execution, self._trained = context, execution, trained
+        self._context = context
+        self._execution = execution
+        self._trained = trained
         self._states = TaskStates(context.tasks.values())
+        self._unsaved = own_buffers(context.tasks) if execution.in_stages else {}
+        self._unsaved_versions: list[int] = []
         self._update = 0
         self._batch: GlobalBatch | None = None
-        self._in_batch: list[int] = []
-        self._in_model: list[int] = []
+        self._batch_versions: list[int] = []
+        self._parameter_versions: list[int] = []
         self._num_begun = 0
         self._is_unjudged = False  # passes have begun, and neither commit nor roll-back has followed
 
     def begin(self, update: int, batch: GlobalBatch) -> None:
         """Begin an update, perhaps again: changes that the user made to buffers since the last one stay."""
         if batch is not self._batch:
-            self._batch, self._in_batch = batch, _versions_in(batch)
+            self._batch = batch
+            self._batch_versions = _versions_in(batch)
             self._num_begun += 1
         self._update = update
         if self._num_begun <= _CHECKED:
-            self._in_model = [*map(_version_of, self._parameters.values())]
+            self._check_unsaved()
+            self._parameter_versions = [*map(_version_of, self._parameters.values())]
+            self._unsaved_versions = [*map(times_written, self._unsaved.values())]
         self.follow()
 
     def follow(self) -> None:
@@ -59,7 +66,7 @@ class Rollback:
         self.buffers.restore(0.0)
 
     def begin_passes(self) -> Callable[[], None]:
-        """Begin passes; gives the function that undoes an attempt that has failed."""
+        """Begin passes; gives the function that undoes a failed attempt."""
         self._check_batch()
         self._is_unjudged = True
         self._states.begin(self._update)
@@ -70,7 +77,8 @@ class Rollback:
         if self._num_begun > _CHECKED:
             return
         self._check_batch()
-        for (name, parameter), before in zip(self._parameters.items(), self._in_model, strict=True):
+        self._check_unsaved()
+        for (name, parameter), before in zip(self._parameters.items(), self._parameter_versions, strict=True):
             if _version_of(parameter) != before:
                 raise TaskError(
                     f"the forward of update {self._update} has written to the parameter `{name}`, which no roll-back "
@@ -94,9 +102,10 @@ class Rollback:
         """All verdicts are known: restore the state of tasks before update `aborted`, the first that was aborted."""
         if aborted is not None:
             self._states.restore(aborted)
-        self._states = TaskStates(self._context.tasks.values())
+        self._states.forget(None)
 
     def take_back(self) -> None:
+        """Roll back passes that were neither committed nor rolled back."""
         if self._is_unjudged:
             self.judge(1.0)
 
@@ -108,6 +117,7 @@ class Rollback:
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
+        """Restore buffers and the state of tasks at the end of the `with`."""
         states = TaskStates(self._context.tasks.values())
         states.begin(0)
         try:
@@ -123,8 +133,17 @@ class Rollback:
         self._states.restore(self._update)
         self._check_batch()
 
+    def _check_unsaved(self) -> None:
+        for (name, buffer), before in zip(self._unsaved.items(), self._unsaved_versions, strict=False):
+            if times_written(buffer) != before:
+                raise TaskError(
+                    f"the buffer `{name}` of a task has changed, but is not saved beside a model in stages: make its "
+                    f"module a part of the last stage's layers, or keep it in `state_dict` of the task.",
+                    field=name,
+                )
+
     def _check_batch(self) -> None:
-        if self._batch is not None and _versions_in(self._batch) != self._in_batch:
+        if self._batch is not None and _versions_in(self._batch) != self._batch_versions:
             raise TaskError(
                 f"the task has written into its batch in update {self._update}, so the update can't be done again. "
                 f"Write into a copy (`x = x / 255` for `x.div_(255)`).",
@@ -132,12 +151,7 @@ class Rollback:
             )
 
 
-class _State(NamedTuple):
-    update: int
-    task: Task
-    state: dict[str, Any]
-
-
+@final
 class TaskStates:
     """Declared state of tasks (`state_dict`) before each update whose verdict is not known.
 
@@ -152,25 +166,32 @@ class TaskStates:
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self._tasks = [
-            one for one in tasks if type(one).state_dict is not Task.state_dict or isinstance(one, nn.Module)
-        ]
-        self._kept: list[_State] = []
+        self._tasks = [one for one in tasks if _may_have_state(one)]
+        self._before: dict[int, list[dict[str, Any]]] = {}  # states of the tasks, by the number of the update
 
     def begin(self, update: int) -> None:
         """Keep the state before an update, or before another attempt at it."""
-        if not any(one.update == update for one in self._kept):
-            self._kept += [_State(update, task, copied(task.state_dict())) for task in self._tasks]
+        if self._tasks and update not in self._before:
+            self._before[update] = [copied(task.state_dict()) for task in self._tasks]
 
     def restore(self, update: int) -> None:
-        """Load the state before an update, and forget that of later ones."""
-        for one in self._kept:
-            if one.update == update and (one.state or one.task.state_dict()):
-                one.task.load_state_dict(copied(one.state))
+        """Load the state before an update."""
+        if update not in self._before:
+            return
+        for task, state in zip(self._tasks, self._before[update], strict=True):
+            if state or task.state_dict():
+                task.load_state_dict(copied(state))
 
-    def forget(self, update: int) -> None:
-        """Forget the state before an update that has been committed or rolled back."""
-        self._kept = [one for one in self._kept if one.update != update]
+    def forget(self, update: int | None) -> None:
+        """Forget the state before an update that has been committed or rolled back; None: before all."""
+        if update is None:
+            self._before.clear()
+        else:
+            self._before.pop(update, None)
+
+
+def _may_have_state(task: Task) -> bool:
+    return type(task).state_dict is not Task.state_dict or isinstance(task, nn.Module)
 
 
 def _versions_in(batch: GlobalBatch) -> list[int]:
