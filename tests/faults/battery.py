@@ -221,7 +221,9 @@ def never_a_step() -> None:
 def evaluation() -> dict[str, Any]:
     from injector import Points
 
-    return {"evaluations": {"valid": evenstep.MapData(Points(10), global_batch_size=5, shuffle=False)}}
+    return {
+        "evaluations": {"valid": evenstep.MapData(Points(10), global_batch_size=5, micro_batch_size=5, shuffle=False)}
+    }
 
 
 @case("out of memory: evaluation")

@@ -106,7 +106,7 @@ def train(group: Group, number: int) -> None:
         task=Square(strike.now),
         optimizer=grouped(model) if WHAT.get("groups") else torch.optim.AdamW(model.parameters(), lr=0.01),
         data=evenstep.MapData(rows, global_batch_size=24, micro_batch_size=2),
-        evaluations={"valid": evenstep.MapData(rows, global_batch_size=4, shuffle=False)},
+        evaluations={"valid": evenstep.MapData(rows, global_batch_size=4, micro_batch_size=4, shuffle=False)},
         updates=WHAT["updates"],
         device="cpu",
         strategy=STRATEGIES[WHAT.get("strategy", "ordered")](group),

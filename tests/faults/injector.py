@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.data.batching import share
+from evenstep.data import ReadOptions
 from evenstep.events import MicrobatchEvent, UpdateEvent
 from evenstep.pipeline.layers import Layer
 
@@ -216,7 +216,7 @@ class Where(evenstep.Hook):
 
     def before_update(self, event: UpdateEvent) -> None:
         self.place.update = event.update
-        mine = share(event.num_microbatches, rank=self.rank, ranks=self.ranks)
+        mine = ReadOptions(seed=0, rank=self.rank, ranks=self.ranks).share(event.num_microbatches)
         self.place.last_microbatch = max(mine, default=-1)
         self.place.strike("before_update")
 

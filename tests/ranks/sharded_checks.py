@@ -229,7 +229,7 @@ def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
     def train(strategy: Strategy) -> Trainer:
         model = Heads()
         model.norm = nn.BatchNorm1d(3, track_running_stats=False)  # each rank sees its own part of the statistics
-        valid = MapData(DATA[:5], global_batch_size=2, shuffle=False)
+        valid = MapData(DATA[:5], global_batch_size=2, micro_batch_size=2, shuffle=False)
         return trainer(strategy, model=model, train=Training(ema=Ema(decay=0.5)), evaluations={"valid": valid})
 
     ours, theirs = train(Fsdp(group)), train(Single())

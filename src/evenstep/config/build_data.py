@@ -71,7 +71,8 @@ def build_evaluation(name: str, table: DataTable, dataset: Any, collate: Call | 
         if is_stream(dataset):
             if size is None:
                 raise ConfigError(f"`{key}.evaluations.{name}.micro_batch_size` is missing; streams need it.")
-            return StreamData(dataset, shared=table.shared, **options)
+            whole = size if table.shared else None
+            return StreamData(dataset, shared=table.shared, micro_batch_size=whole, **options)
         if size is None:
             options |= {
                 "global_batch_tokens": table.micro_batch_tokens or largest(table.global_batch_tokens),
@@ -80,7 +81,8 @@ def build_evaluation(name: str, table: DataTable, dataset: Any, collate: Call | 
                 "packed": table.packed,
             }
         reading = replace(table.reading, skip_failing=False)
-        return MapData(dataset, num_workers=table.num_workers, reading=reading, shuffle=False, **options)
+        options |= {"num_workers": table.num_workers, "reading": reading}
+        return MapData(dataset, micro_batch_size=size, shuffle=False, **options)
 
 
 def build_sets(

@@ -58,6 +58,16 @@ def cut_by_count(num_samples: int, size: int) -> list[int]:
     return [*range(0, num_samples, size), num_samples]
 
 
+def cut_evenly(num_samples: int, parts: int) -> list[int]:
+    """Cut into `parts` batches that differ by one sample at most; without empty ones.
+
+    >>> cut_evenly(5, 2), cut_evenly(1, 2)
+    ([0, 2, 5], [0, 1])
+    """
+    parts = max(1, min(num_samples, parts))
+    return [num_samples * part // parts for part in range(parts + 1)]
+
+
 def cut_by_tokens(
     lengths: Sequence[int] | NDArray[np.int64],
     *,
@@ -150,17 +160,16 @@ def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, w
 
     Args:
         samples: `[n]`, in shuffled order.
-        lengths: `[dataset]`, tokens of each sample of the dataset.
+        lengths: `[n]`, of the samples, in tokens.
         window: samples per stretch; more pads less, but mixes the order less.
 
-    >>> group_by_length(np.array([0, 1, 2, 3]), np.array([9, 4, 7, 1]), window=2).tolist()
-    [1, 0, 3, 2]
+    >>> group_by_length(np.array([5, 6, 7, 8]), np.array([9, 4, 7, 1]), window=2).tolist()
+    [6, 5, 8, 7]
     """
-    grouped = samples.copy()
-    for begin in range(0, len(samples), window):
-        stretch = grouped[begin : begin + window]
-        stretch[:] = stretch[np.argsort(lengths[stretch], kind="stable")]
-    return grouped
+    stretches = [
+        begin + np.argsort(lengths[begin : begin + window], kind="stable") for begin in range(0, len(samples), window)
+    ]
+    return samples[np.concatenate(stretches)]
 
 
 def shuffle_batches(

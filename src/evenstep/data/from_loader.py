@@ -2,7 +2,14 @@
 
 from typing import Any, cast
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from evenstep.data.batch import Data
 from evenstep.data.loader import Reading
@@ -48,10 +55,20 @@ def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
         cast("Any", loader.dataset),
         global_batch_size=loader.batch_size,
         shuffle=isinstance(loader.sampler, RandomSampler),
+        sampling=_weighted(loader),
         collate=loader.collate_fn,
         num_workers=loader.num_workers,
         reading=Reading(timeout_s=float(loader.timeout)) if loader.timeout else Reading(),  # a loader's 0 is for ever
     )
+
+
+def _weighted(loader: "DataLoader[Any]") -> WeightedRandomSampler | None:
+    sampler: object = loader.sampler
+    if type(sampler) is WeightedRandomSampler:
+        return sampler
+    if type(sampler) is RandomSampler and sampler.replacement:
+        return WeightedRandomSampler([1.0] * len(cast("Any", loader.dataset)), sampler.num_samples)
+    return None
 
 
 def _own_choice(loader: "DataLoader[Any]") -> str:
@@ -62,11 +79,12 @@ def _own_choice(loader: "DataLoader[Any]") -> str:
         return f"an `__iter__` of {iterates.__name__}"
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return f"a {type(loader.batch_sampler or loader.sampler).__name__} of its own"
-    sampler: object = loader.sampler
+    sampler: Any = loader.sampler
     num_samples = len(cast("Any", loader.dataset))
-    is_random = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == num_samples
-    if not is_random and not (type(sampler) is SequentialSampler and len(sampler) == num_samples):
+    weighted = _weighted(loader)
+    visits_all = type(sampler) in (RandomSampler, SequentialSampler) and len(sampler) == num_samples
+    if weighted is None and not visits_all:
         return f"a {type(sampler).__name__}"
-    if loader.drop_last and num_samples % loader.batch_size:
+    if loader.drop_last and len(sampler) % loader.batch_size:
         return "`drop_last`, though no sample need be dropped"
     return "a `worker_init_fn`" if loader.worker_init_fn is not None else ""

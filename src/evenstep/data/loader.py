@@ -66,13 +66,23 @@ class Reading:
 
 
 class Request(NamedTuple):
-    """One micro-batch to read: its place, its samples (perhaps none), and the epoch's key for randomness."""
+    """One micro-batch to read: its place, its samples (perhaps none), and the epoch's key for randomness.
+
+    Args:
+        modulo: the dataset's size, where samples are numbers of draws; 0 where they are indices of the dataset.
+    """
 
     epoch: int
     batch: int
     microbatch: int
     samples: list[int]
     epoch_key: int
+    modulo: int = 0
+
+    @property
+    def indices(self) -> list[int]:
+        """The samples' indices in the dataset."""
+        return [sample % self.modulo for sample in self.samples] if self.modulo else self.samples
 
     def __str__(self) -> str:
         return f"micro-batch {self.microbatch} of batch {self.batch} of epoch {self.epoch}"
@@ -125,19 +135,20 @@ class Fetcher(Dataset[Reply]):
     def __getitem__(self, request: Request) -> Reply:
         faults: list[DataFault] = []
         reply = self._read(request)
-        tries = 1
-        while reply.failure is not None and tries <= self._reading.retries:
-            tries += 1
+        for tried in range(self._reading.retries):
             failure = reply.failure
+            if failure is None:
+                break
             reply = self._read(request)
             if reply.failure is None:
                 samples = [failure.doing] if isinstance(failure.doing, int) else []
-                faults.append(_survived(failure, f"it was read at try {tries}", samples))
+                faults.append(_survived(failure, f"it was read at try {tried + 2}", samples))
         while reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
             doing = reply.failure.doing
-            left_out = [doing] if isinstance(doing, int) else request.samples
+            left_out = [doing] if isinstance(doing, int) else request.indices
             faults.append(_survived(reply.failure, "left out", left_out, num_skipped=len(left_out)))
-            request = request._replace(samples=[sample for sample in request.samples if sample not in left_out])
+            numbered = zip(request.samples, request.indices, strict=True)
+            request = request._replace(samples=[sample for sample, index in numbered if index not in left_out])
             reply = self._read(request)
         return reply._replace(faults=tuple(faults)) if faults else reply
 
@@ -145,39 +156,50 @@ class Fetcher(Dataset[Reply]):
         if not request.samples:
             return Reply(None, None)
         doing: int | str = "set_epoch"
+        indices = request.indices
         try:
             if not self._setters.are_at(request.epoch):
                 seed = mix(key(request.epoch_key, "set_epoch"))
                 self._setters(request.epoch, None if self.seeded == "never" else lambda: seed_generators(seed))
             doing = "samples"
             if self._rows is not None:
-                return Reply(self._rows(request.samples), None, len(request.samples))
+                return Reply(self._rows(indices), None, len(indices))
             if self.seeded == "microbatch":
                 seed_generators(mix(key(request.epoch_key, "microbatch", request.batch, request.microbatch)))
             if self._many is not None:
-                samples = self._many(request.samples)
+                samples = self._many(indices)
             else:
                 samples: list[object] = []
-                for doing in request.samples:
+                for sample, doing in zip(request.samples, indices, strict=True):
                     if self.seeded == "sample":
-                        seed_generators(mix(request.epoch_key ^ doing))
+                        seed_generators(mix(request.epoch_key ^ sample))
                     samples.append(self._dataset[doing])
             doing = "collate"
             batch = self._collate(samples)
-            return Reply(batch, None, num_arrived(batch, samples) if self._may_drop else len(request.samples))
+            return Reply(batch, None, num_arrived(batch, samples) if self._may_drop else len(indices))
         except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
-            return Reply(None, _failure(request, doing, error))
+            return Reply(None, self._failure(request, doing, error))
 
-
-def _failure(request: Request, doing: int | str, error: Exception) -> Failure:
-    some = ", ".join(map(str, request.samples[:8])) + (", …" if len(request.samples) > 8 else "")
-    what, advice = {
-        "set_epoch": (f"set_epoch({request.epoch}) of the dataset", "correct it"),
-        "samples": (f"reading the samples {some} of the dataset at once", "correct its `__getitems__`"),
-        "collate": (f"collating the samples {some}", "make them alike, or pass a `collate` function that batches them"),
-    }.get(str(doing), (f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it"))
-    details = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(f"{what} raised {clause(error)} ({request}); {advice}.", details, doing)
+    def _failure(self, request: Request, doing: int | str, error: Exception) -> Failure:
+        indices = request.indices
+        some = ", ".join(map(str, indices[:8])) + (", …" if len(indices) > 8 else "")
+        what, advice = {
+            "set_epoch": (f"set_epoch({request.epoch}) of the dataset", "correct it"),
+            "samples": (f"reading the samples {some} of the dataset at once", "correct its `__getitems__`"),
+            "collate": (
+                f"collating the samples {some}",
+                "make them alike, or pass a `collate` function that batches them",
+            ),
+        }.get(
+            str(doing), (f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it")
+        )
+        if doing != "set_epoch" and max(indices) >= len(self._dataset):
+            advice = (
+                f"the dataset has {len(self._dataset)} samples now, but had more when its length was asked for: keep "
+                f"its length, and draw an epoch's samples by `MapData(sampling=…)` or give them as a stream"
+            )
+        details = "".join(traceback.format_exception(error)).rstrip()
+        return Failure(f"{what} raised {clause(error)} ({request}); {advice}.", details, doing)
 
 
 def _survived(failure: Failure, outcome: str, samples: Sequence[int], *, num_skipped: int = 0) -> DataFault:
@@ -200,9 +222,8 @@ class InlineLoader:
 
     def take(self, count: int) -> list[Reply]:
         """Replies to the next `count` requests."""
-        requests = islice(self._requests, count)
         with nullcontext() if self._fetcher.seeded == "never" else undisturbed():
-            replies = [self._fetcher[request] for request in requests]
+            replies = [self._fetcher[request] for request in islice(self._requests, count)]
         return [reply.pin_memory() for reply in replies] if self._pins else replies
 
     def close(self) -> None: ...

@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, tee
 from math import ceil
-from typing import NamedTuple, cast, final
-from zlib import crc32
+from typing import NamedTuple, final
 
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, ReadOptions
 from evenstep.data.batching import Lengths, Oversized
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, InlineLoader, Reading, Reply, Request, WorkerLoader
-from evenstep.data.sampling import Sampling, Sizes, Unit
+from evenstep.data.sampling import Sampling, Sizes, Unit, Weights
 from evenstep.data.tree import can_pin
 from evenstep.errors import DataError
 
@@ -31,8 +30,9 @@ class _Planned(NamedTuple):
 class MapData(Data):
     """Global batches of a map-style dataset.
 
-    A global batch is cut into numbered micro-batches, and rank r of R takes a contiguous block of them; samples and
-    cut do not depend on R. Every sample is in exactly one batch of each epoch; the last batch may be short.
+    A global batch is cut into numbered micro-batches, and each rank runs consecutive ones. Samples do not depend on the
+    number of ranks; the cut does not either if a size of micro-batches is given. Every sample is in exactly one batch
+    of each epoch, unless samples are drawn by weights; the last batch may be short.
 
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
     augmentation does not depend on workers, ranks or the cut. Two exceptions: a dataset with `__getitems__` is
@@ -41,15 +41,16 @@ class MapData(Data):
     they were; nothing is seeded for plain containers (list, `TensorDataset`) with the default collate function.
 
     Args:
-        dataset: has `len(dataset)` and `dataset[i]`. If it has `set_epoch(epoch)`, that is called whenever the epoch
-            changes, in the process that reads samples. Its `fingerprint` (str, or a method that returns one), if it has
-            one, is checked on resume.
+        dataset: has `len(dataset)`, the same in all epochs, and `dataset[i]`. If it has `set_epoch(epoch)`, that is
+            called whenever the epoch changes, in the process that reads samples. Its `fingerprint` (str, or a method
+            that returns one), if it has one, is checked on resume.
         global_batch_size: samples of one update, over all ranks; or pairs (n, samples): that many from update n on.
             Give this or `global_batch_tokens`.
         global_batch_tokens: the token budget of one update, longest sample × count; or pairs (n, tokens), with n the
             number of an epoch.
-        micro_batch_size: the most samples of a micro-batch, not more than of a global batch; None for no limit.
-        micro_batch_tokens: the token budget of a micro-batch, longest sample × count; None for no limit.
+        micro_batch_size: most samples of a micro-batch.
+        micro_batch_tokens: token budget of a micro-batch, longest sample × count. Without a size or a budget of
+            micro-batches each global batch is divided evenly among the ranks.
         lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
         batch_size_multiple: batches cut by tokens are rounded down to a multiple of this size, if they are not smaller.
         packed: True if `collate` packs samples into rows: the tokens of a batch are then the sum over its samples
@@ -60,13 +61,16 @@ class MapData(Data):
             tokens (default 8192); unshuffled epochs stay in the dataset's order.
         shuffle: whether epochs are shuffled.
         curriculum_epochs: how many of the first epochs are not shuffled although `shuffle` is True.
+        sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement, in proportion
+            to them, each with augmentation of its own. Or a `WeightedRandomSampler` of torch, for its number of draws,
+            also without replacement.
         batch_size_unit: whether the n of pairs are the numbers of updates or of epochs, from 1. Updates are counted as
             global batches of these data, including those that a run has skipped.
         collate: makes a batch from a list of samples.
         num_workers: processes that read samples ahead; 0 reads in this process, when a batch is needed.
         reading: how far ahead they read, and what to do about samples that fail.
-        num_epochs: the number of epochs after which `batches` ends; None for never.
-        limit_batches: the most global batches of an epoch, to try things out; None for no limit.
+        num_epochs: number of epochs after which `batches` ends; None for never.
+        limit_batches: most global batches of an epoch, to try things out; None for no limit.
 
     Raises:
         ArgumentError: an argument is wrong, or the dataset is empty.
@@ -92,6 +96,7 @@ class MapData(Data):
         length_window: int | None = None,
         shuffle: bool = True,
         curriculum_epochs: int = 0,
+        sampling: Weights = None,
         batch_size_unit: Unit = "updates",
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
@@ -112,24 +117,19 @@ class MapData(Data):
             length_window=length_window,
             shuffle=shuffle,
             curriculum_epochs=curriculum_epochs,
+            sampling=sampling,
             batch_size_unit=batch_size_unit,
         )
-        self._dataset = dataset
-        self._num_epochs = num_epochs
         self.limit_batches = limit_batches
-        self._in_columns = collate is DEFAULT_COLLATE
-        self._fingerprint: dict[str, JSON] | None = None
-        self._epoch = lru_cache(_EPOCHS_KEPT)(self._sampling.epoch)
+        self._dataset = dataset
         self._collate = collate
         self._num_workers = num_workers
         self._reading = reading
+        self._num_epochs = num_epochs
+        self._fingerprint: dict[str, JSON] | None = None
+        self._epoch = lru_cache(_EPOCHS_KEPT)(self._sampling.epoch)
         self._idle: WorkerLoader | None = None  # its processes serve the next reader
         self._used: set[WorkerLoader] = set()
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples of an epoch: those of the dataset without the skipped ones."""
-        return self._sampling.num_samples - self._sampling.num_skipped
 
     @property
     def num_skipped(self) -> int:
@@ -151,35 +151,10 @@ class MapData(Data):
         up to the rounding of sums and the micro-batches' own randomness.
         """
         if self._fingerprint is None:  # made once: every checkpoint holds it
-            self._fingerprint = self._new_fingerprint()
+            dataset = fingerprint_of(self._dataset)
+            self._fingerprint = {"kind": "map", "dataset": dataset, **self._sampling.fingerprint()}
         limit: dict[str, JSON] = {} if self.limit_batches is None else {"limit_batches": self.limit_batches}
         return {**self._fingerprint, **limit}
-
-    def _new_fingerprint(self) -> dict[str, JSON]:
-        sampling = self._sampling
-        size = cast("JSON", sampling.global_batch_size)
-        tokens = cast("JSON", sampling.global_batch_tokens)
-        if sampling.sizes is not None:
-            pairs: JSON = sampling.sizes.as_json
-            size, tokens = (pairs, None) if tokens is None else (None, pairs)
-        packed: dict[str, JSON] = {"packed": True} if sampling.packed and sampling.global_batch_tokens else {}
-        ordered: dict[str, JSON] = {"order": "enciphered"} if sampling.shuffle else {}
-        return {
-            **packed,
-            "kind": "map",
-            "num_samples": sampling.num_samples,
-            "global_batch_size": size,
-            "global_batch_tokens": tokens,
-            "num_skipped": sampling.num_skipped,
-            "batch_size_multiple": sampling.batch_size_multiple,
-            "length_window": sampling.length_window if sampling.global_batch_tokens else None,
-            "shuffle": sampling.shuffle,
-            "curriculum_epochs": sampling.curriculum_epochs,
-            "lengths": None if sampling.measured is None else crc32(sampling.measured.data),
-            "dataset": fingerprint_of(self._dataset),
-            **ordered,
-            "cut": {"micro_batch_size": sampling.micro_batch_size, "micro_batch_tokens": sampling.micro_batch_tokens},
-        }
 
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
         """Give this rank's part of the global batches from `read.start` on, to the end of `num_epochs`.
@@ -187,21 +162,22 @@ class MapData(Data):
         Raises:
             DataError: `read.start` is past the end of its epoch; later, a sample, `collate` or a worker fails.
         """
-        start, seed = read.start, read.seed
-        if start.batch and start.batch >= self.num_batches(start.epoch, seed=seed):
+        start = read.start
+        if start.batch and start.batch >= self.num_batches(start.epoch, seed=read.seed):
             raise DataError(
                 f"the data cannot start at batch {start.batch} of epoch {start.epoch}, which has "
-                f"{self.num_batches(start.epoch, seed=seed)}; the dataset or the batch size has changed since the "
+                f"{self.num_batches(start.epoch, seed=read.seed)}; the dataset or the batch size has changed since the "
                 f"checkpoint: set it back, or start a new run."
             )
         return self._generate(read)
 
     def close(self) -> None:
         """End the worker processes; `batches` starts new ones."""
-        idle, self._idle = self._idle, None
-        for loader in (*self._used, *([idle] if idle else [])):
-            loader.close()
+        loaders = [*self._used] if self._idle is None else [*self._used, self._idle]
+        self._idle = None
         self._used.clear()
+        for loader in loaders:
+            loader.close()
 
     @contextmanager
     def _loader(self, microbatches_per_batch: int, *, pins: bool) -> Generator[InlineLoader | WorkerLoader]:
@@ -238,13 +214,13 @@ class MapData(Data):
         if first is None:
             return
         plan, ahead = tee(chain([first], plan))  # which keeps what it has given for a while: nothing with data in it
+        in_columns = self._collate is DEFAULT_COLLATE
         with self._loader(len(first.requests), pins=read.pin_memory and can_pin()) as loader:
             loader.start(request for planned in ahead for request in planned.requests)
             for planned in plan:
                 replies = loader.take(len(planned.requests))
                 pairs = zip(planned.requests, replies, strict=True)
-                microbatches = [_microbatch(*pair, in_columns=self._in_columns) for pair in pairs]
-                faults = [fault for reply in replies for fault in reply.faults]
+                microbatches = [_microbatch(*pair, in_columns=in_columns) for pair in pairs]
                 yield GlobalBatch(
                     position=planned.position,
                     following=planned.following,
@@ -252,18 +228,19 @@ class MapData(Data):
                     num_microbatches=planned.num_microbatches,
                     num_samples=planned.num_samples,
                     ends_epoch=planned.following.batch == 0,
-                    faults=tuple(faults),
+                    faults=tuple([fault for reply in replies for fault in reply.faults]),
                 )
 
     def _plan(self, read: ReadOptions) -> Iterator[_Planned]:
         position = read.start
+        modulo = 0 if self._sampling.draws is None else self._sampling.num_samples
         while self._num_epochs is None or position.epoch < self._num_epochs:
             epoch = self._epoch(position.epoch, seed=read.seed, limit=self.limit_batches)
             samples = epoch.batch(position.batch)
-            microbatches = self._sampling.microbatches(samples)
+            microbatches = self._sampling.microbatches(samples, read.ranks)
             following = position.after(ends_epoch=position.batch + 1 == epoch.num_batches)
             requests = [
-                Request(position.epoch, position.batch, number, microbatches[number], epoch.key)
+                Request(position.epoch, position.batch, number, microbatches[number], epoch.key, modulo)
                 for number in read.share(len(microbatches))
             ]
             # A rank without a micro-batch asks for an empty one: else its loader would look for its next request
@@ -276,8 +253,10 @@ class MapData(Data):
 def _microbatch(request: Request, reply: Reply, *, in_columns: bool) -> Microbatch:
     if reply.failure is not None:
         raise reply.failure.error()
+    samples = request.indices
     left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
-    samples = [sample for sample in request.samples if sample not in left_out] if left_out else request.samples
+    if left_out:
+        samples = [sample for sample in samples if sample not in left_out]
     return Microbatch(
         index=request.microbatch,
         data=reply.data,

@@ -7,6 +7,7 @@ each task is, so that a resume costs the same at any update.
 import math
 import re
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import KW_ONLY, field, replace
@@ -28,11 +29,7 @@ End = Literal["min", "max", "cycle"]
 
 
 class Mixing(ABC):
-    """Chooses the tasks of each update.
-
-    A pure function of the run's seed and the number of the global batch: all ranks agree on it, and a resumed run goes
-    on with it.
-    """
+    """Chooses the tasks of each update: a pure function of the run's seed and the number of the global batch."""
 
     @abstractmethod
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
@@ -43,12 +40,12 @@ class Mixing(ABC):
             sizes: batches per epoch of each task that has some left, in the mixture's order.
         """
 
-    def check(self, tasks: Sequence[str]) -> None:
-        """Raise ArgumentError unless the options for single tasks are about `tasks`."""
-
     @abstractmethod
     def fingerprint(self) -> dict[str, JSON]:
-        """What must be equal for a resumed run to be exact."""
+        """Everything that must be equal for a resumed run to be exact."""
+
+    def check(self, tasks: Sequence[str]) -> None:
+        """Raise ArgumentError unless the options for single tasks are about `tasks`."""
 
 
 @option
@@ -58,7 +55,7 @@ class _Repeated(Mixing):
     """Batches of a task in each update, or updates in each round, by task; 1 by default."""
 
     def check(self, tasks: Sequence[str]) -> None:
-        _check_known("repeats", self.repeats, tasks)
+        _check_tasks("repeats", {**dict.fromkeys(tasks), **self.repeats}, tasks)
 
     def _turns(self, tasks: Mapping[str, int]) -> list[str]:
         return [name for name in tasks for _ in range(self.repeats.get(name, 1))]
@@ -130,14 +127,11 @@ class Sampled(Mixing):
         # relative to the largest, so that a small temperature overflows nothing
         logs = [math.log(self.weights.get(name, sizes[name])) / self.temperature for name in names]
         edges = list(accumulate(math.exp(log - max(logs)) for log in logs))
-        drawn = [_place(edges, key(seed, "mixture", number, draw)) for draw in range(self.draws)]
-        return [names[place] for place in sorted(drawn)]
+        points = [key(seed, "mixture", number, draw) / 2**63 * edges[-1] for draw in range(self.draws)]
+        return [names[min(bisect_right(edges, point), len(names) - 1)] for point in sorted(points)]
 
     def check(self, tasks: Sequence[str]) -> None:
-        _check_known("weights", self.weights, tasks)
-        if self.weights and len(self.weights) != len(tasks):
-            missing = next(name for name in tasks if name not in self.weights)
-            raise ArgumentError(f"`weights` of task `{missing}` must be given, since others have one.", field="weights")
+        _check_tasks("weights", self.weights or dict.fromkeys(tasks), tasks)
 
     def fingerprint(self) -> dict[str, JSON]:
         options: dict[str, JSON] = {"temperature": float(self.temperature), "weights": dict(self.weights)}
@@ -148,17 +142,12 @@ MIXINGS: Mapping[str, type[Mixing]] = {"all": AllTasks, "round_robin": RoundRobi
 """Classes by the words of `mixing` in run files."""
 
 
-def _place(edges: list[float], drawn: int) -> int:
-    point = drawn / 2**63 * edges[-1]
-    return next((place for place, edge in enumerate(edges) if point < edge), len(edges) - 1)
-
-
-def _check_known(argument: str, given: Mapping[str, object], tasks: Sequence[str]) -> None:
-    for name in given:
-        if name not in tasks:
-            raise ArgumentError(
-                f"`{argument}` names task `{name}`, but the mixture has {', '.join(tasks)}; rename it.", field=argument
-            )
+def _check_tasks(argument: str, given: Mapping[str, object], tasks: Sequence[str]) -> None:
+    if set(given) != set(tasks):
+        raise ArgumentError(
+            f"`{argument}` is given for {', '.join(given)}, but the mixture has {', '.join(tasks)}; rename or add one.",
+            field=argument,
+        )
 
 
 @final
@@ -166,25 +155,20 @@ class _Walk:
     """Places of the tasks' data, from one global batch of the mixture to the next."""
 
     def __init__(self, mixture: "Mixture", seed: int) -> None:
-        self._mixture = mixture
         self.seed = seed
-        self.places = dict.fromkeys(mixture.data, Position())
-        self.number = 0
         self.position = Position()
+        self.places = dict.fromkeys(mixture.data, Position())
+        self._mixture = mixture
+        self._number = 0  # of the global batch in the whole run
         self._ended: set[str] = set()  # tasks whose data have come to an end in this epoch of the mixture
-        self._sizes: dict[str, tuple[int, int]] = {}  # epoch of a task's data, and its batches
-
-    def go_to(self, position: Position) -> None:
-        """Step to `position`, if it is one of the mixture's, or past it."""
-        while self.position < position:
-            self.step()
+        self._sizes: dict[tuple[str, int], int] = {}  # batches of a task's data in an epoch
 
     def step(self) -> Sequence[str]:
-        """The tasks of the next global batch."""
+        """Go to the next global batch; returns the tasks of this one."""
         data, end = self._mixture.data, self._mixture.end
         sizes = {name: self._size(name) for name in data if end != "max" or name not in self._ended}
-        tasks = [name for name in self._mixture.mixing(self.number, sizes, seed=self.seed) if self._take(name)]
-        self.number += 1
+        tasks = [name for name in self._mixture.mixing(self._number, sizes, seed=self.seed) if self._take(name)]
+        self._number += 1
         ends_epoch = bool(self._ended) if end == "min" else len(self._ended) == len(data)
         ends_epoch = ends_epoch or self.position.batch + 1 == self._mixture.limit_batches
         self.position = self.position.after(ends_epoch=ends_epoch)
@@ -196,25 +180,24 @@ class _Walk:
         return {
             "seed": self.seed,
             "position": list(self.position),
-            "number": self.number,
+            "number": self._number,
             "places": {name: list(place) for name, place in self.places.items()},
             "ended": sorted(self._ended),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position = Position(*state["position"])
-        self.number = state["number"]
+        self._number = state["number"]
         self.places = {name: Position(*state["places"][name]) for name in self.places}
         self._ended = set(state["ended"])
-        return self
 
     def _size(self, name: str) -> int:
         epoch = self.places[name].epoch
-        known, size = self._sizes.get(name, (-1, 0))
-        if known != epoch:
-            size = cast("int", self._mixture.data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
-            self._sizes[name] = epoch, size
-        return size
+        if (name, epoch) not in self._sizes:
+            size = self._mixture.data[name].num_batches(epoch, seed=_task_seed(self.seed, name))
+            self._sizes[name, epoch] = cast("int", size)
+            self._sizes.pop((name, epoch - 1), None)
+        return self._sizes[name, epoch]
 
     def _take(self, name: str) -> bool:
         if self._mixture.end == "max" and name in self._ended:
@@ -227,9 +210,8 @@ class _Walk:
         return True
 
 
-def task_seed(seed: int, task: str) -> int:
-    """The seed of a task's data, so that tasks on one dataset visit it in different orders."""
-    return key(seed, "task", task)
+def _task_seed(seed: int, task: str) -> int:
+    return key(seed, "task", task)  # tasks on one dataset visit it in different orders
 
 
 @final
@@ -237,9 +219,9 @@ class Mixture(Data):
     """Several tasks' global batches, taken together.
 
     Each task's data goes on where it was, epoch after epoch of its own. Where one comes to its end, `end` says when the
-    mixture's epoch ends: "min" at once, with whoever ends first; "cycle" when every task has been through its data
-    once, and those that were through earlier have begun again; "max" likewise, but those that were through earlier
-    wait, so every sample is in exactly one batch of each epoch of the mixture.
+    mixture's epoch ends: "min" at once; "cycle" when every task has been through its data once, while shorter ones
+    begin again; "max" likewise, but shorter ones wait, so every sample is in exactly one batch of each epoch of the
+    mixture.
 
     On several ranks each task's micro-batches are divided as its data divides them, beginning with another rank for
     each task, so that tasks of a single micro-batch do not all fall to one rank.
@@ -248,7 +230,7 @@ class Mixture(Data):
         data: of each task, by its name; data that know how many batches they have, or a `DataLoader`.
         mixing: chooses the tasks of each update; all by default.
         end: when the mixture's epoch ends.
-        limit_batches: the most global batches of an epoch; the next epoch goes on with the batches that follow.
+        limit_batches: most global batches of an epoch; the next epoch goes on with the batches that follow.
 
     Raises:
         ArgumentError: a name or a task's data that cannot be.
@@ -285,7 +267,7 @@ class Mixture(Data):
         self.tasks = tuple(self.data)
         self._walk: _Walk | None = None  # of the last reader
         self._known: dict[str, Any] = {}  # state at the last position that was asked for or loaded
-        self._epochs: dict[int, tuple[_Walk, list[int]]] = {}
+        self._epochs: dict[int, tuple[_Walk, list[int]]] = {}  # by seed: batches of each epoch
 
     @property
     def state(self) -> Self:
@@ -293,30 +275,17 @@ class Mixture(Data):
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
         """How far each task's data is at a position."""
-        if self._walk is None:  # nothing was read; perhaps a state was loaded
-            return dict(self._known)
-        walk = self._walk_to(self._walk.position if at is None else at, self._walk.seed)
-        self._known = walk.state_dict()
+        if self._walk is not None:
+            self._known = self._walk_to(at or self._walk.position, self._walk.seed).state_dict()
         return dict(self._known)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state and ("places" not in state or set(state["places"]) != set(self.data)):
+        if state and set(state.get("places", ())) != set(self.data):
             raise DataError(
                 f"the state given holds {sorted(state)}, which is not that of a mixture of {', '.join(self.data)}; "
                 f"resume with the data that the checkpoint was written with."
             )
         self._known = dict(state)
-
-    def preview(self, count: int, *, seed: int) -> list[Sequence[str]]:
-        """The tasks of the first `count` global batches.
-
-        >>> from evenstep.data.map_data import MapData
-        >>> data = {name: MapData([1, 2], global_batch_size=1) for name in ("class", "box")}
-        >>> Mixture(data, mixing=RoundRobin()).preview(2, seed=1)
-        [['class'], ['box']]
-        """
-        walk = _Walk(self, seed)
-        return [walk.step() for _ in range(count)]
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
         walk, counts = self._epochs.setdefault(seed, (_Walk(self, seed), []))
@@ -341,11 +310,10 @@ class Mixture(Data):
         }
 
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        start = read.start
-        walk = self._walk = self._walk_to(start, read.seed)
-        if walk.position != start:
+        walk = self._walk = self._walk_to(read.start, read.seed)
+        if walk.position != read.start:
             raise DataError(
-                f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or mixing have "
+                f"the mixture has no batch {read.start.batch} in epoch {read.start.epoch}; its data or mixing have "
                 f"changed since the checkpoint: set them back, or start a new run."
             )
         return self._generate(walk, read)
@@ -358,7 +326,8 @@ class Mixture(Data):
         walk = _Walk(self, seed)
         if self._known and self._known["seed"] == seed and Position(*self._known["position"]) <= position:
             walk.load_state_dict(self._known)
-        walk.go_to(position)
+        while walk.position < position:
+            walk.step()
         return walk
 
     def _generate(self, walk: _Walk, read: ReadOptions) -> Iterator[GlobalBatch]:
@@ -366,7 +335,8 @@ class Mixture(Data):
             sources: dict[str, Iterator[GlobalBatch]] = {}
             for place, (name, one) in enumerate(self.data.items()):
                 rank = (read.rank + place) % read.ranks
-                of_task = replace(read, start=walk.places[name], seed=task_seed(read.seed, name), rank=rank, total=None)
+                seed = _task_seed(read.seed, name)
+                of_task = replace(read, start=walk.places[name], seed=seed, rank=rank, total=None)
                 sources[name] = one.batches(of_task)
                 stack.enter_context(closing(cast("Any", sources[name])))
             while True:
@@ -374,12 +344,12 @@ class Mixture(Data):
 
 
 def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> GlobalBatch:
-    position, tasks = walk.position, walk.step()
+    position = walk.position
     parts: list[Part] = []
     microbatches: list[Microbatch] = []
     faults: list[DataFault] = []
     count = 0
-    for name in tasks:
+    for name in walk.step():
         began = perf_counter()
         batch = next(sources[name], None)
         if batch is None:
@@ -406,7 +376,7 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
 
 
 def _check_task(name: str, data: Data) -> None:
-    if not isinstance(cast("object", name), str) or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ArgumentError(
             f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.", field="data"
         )

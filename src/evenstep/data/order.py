@@ -3,14 +3,18 @@
 It is computed for the places asked for: no order is stored, however many samples there are.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import isqrt
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import WeightedRandomSampler
 
 from evenstep.arguments import require_count
+from evenstep.errors import ArgumentError
 from evenstep.keys import key, mix
 
 _BLOCK = 2**13  # places whose samples are computed together, in a fraction of a ms
@@ -126,6 +130,73 @@ def _hashed(
     value *= np.asarray(size, dtype=np.uint64)
     value >>= np.uint64(32)
     return value.view(np.int64)
+
+
+@final
+class Draws(NamedTuple):
+    """Samples drawn in proportion to weights, a pure function of (seed, epoch, draw).
+
+    With replacement each draw takes sample i with probability w_i / Σw; draw d of sample i of n is number n·d + i.
+    Without replacement a draw takes it with probability w_i over the sum of those that are left.
+
+    Reference: Efraimidis, Spirakis, "Weighted random sampling with a reservoir", 2006 (without replacement).
+    """
+
+    weights: NDArray[np.float64]
+    num_samples: int
+    replacement: bool
+
+    @classmethod
+    def of(
+        cls,
+        given: Sequence[float] | Tensor | WeightedRandomSampler,
+        num_samples: int,
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> "Draws":
+        """Draws for a dataset of `num_samples`: as many, with replacement, or as a sampler of torch says.
+
+        Args:
+            allowed: mask of the samples that may be drawn; None for all.
+        """
+        is_sampler = isinstance(given, WeightedRandomSampler)
+        weights = np.asarray(given.weights if is_sampler else given, dtype=np.float64)
+        if allowed is not None and weights.shape == allowed.shape:
+            weights = weights * allowed
+        draws = cls(weights, given.num_samples, given.replacement) if is_sampler else cls(weights, num_samples, True)
+        is_valid = weights.shape == (num_samples,) and np.isfinite(weights).all() and (weights >= 0).all()
+        most = np.inf if draws.replacement else np.count_nonzero(weights)
+        if not is_valid or not weights.sum() or draws.num_samples > most:
+            raise ArgumentError(
+                f"`sampling` must hold {num_samples} finite weights, one for each sample, none below 0 and not all 0; "
+                f"without replacement no more are drawn than have a weight above 0.",
+                field="sampling",
+            )
+        return draws
+
+    def order(self, draws_key: int) -> Order:
+        """The samples of an epoch."""
+        candidates = np.flatnonzero(self.weights)
+        weights = self.weights[candidates]
+        if not self.replacement:
+            times = -np.log1p(-_uniform(draws_key, candidates)) / weights
+            chosen = candidates[np.argsort(times, kind="stable")[: self.num_samples]]
+            return lambda start, stop: chosen[start:stop]
+        ends = np.cumsum(weights)
+
+        def drawn(start: int, stop: int) -> NDArray[np.int64]:
+            draws = np.arange(start, stop, dtype=np.int64)
+            places = ends.searchsorted(_uniform(draws_key, draws) * ends[-1], side="right")
+            return draws * len(self.weights) + candidates[np.minimum(places, len(candidates) - 1)]
+
+        return drawn
+
+    def fingerprint(self) -> str:
+        """Checksum of the weights, and the draws of an epoch."""
+        return f"{crc32(self.weights.data)} {self.num_samples} {self.replacement}"
+
+
+def _uniform(uniform_key: int, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    return (scatter(uniform_key, numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
 
 
 def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:

@@ -5,11 +5,15 @@ Global batch sizes may change over a run: the order of an epoch stays the same, 
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, cast, final, get_args
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import WeightedRandomSampler
 
 from evenstep.arguments import check_one_of_two, require_count, require_word
 from evenstep.data.batch import JSON
@@ -19,18 +23,20 @@ from evenstep.data.batching import (
     cut_by_count,
     cut_by_sum,
     cut_by_tokens,
+    cut_evenly,
     fitting,
     group_by_length,
     measure,
     pack,
     shuffle_batches,
 )
-from evenstep.data.order import Order, order_of
+from evenstep.data.order import Draws, Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
 Unit = Literal["updates", "epochs"]
 Sizes = int | Sequence[tuple[int, int]] | None
+Weights = Sequence[float] | Tensor | WeightedRandomSampler | None
 
 _LENGTH_WINDOW = 8192
 
@@ -48,12 +54,10 @@ class BatchSizes(NamedTuple):
     unit: Unit
 
     @classmethod
-    def of(cls, name: str, given: Sequence[tuple[int, int]], unit: Unit) -> "BatchSizes":
-        """Sizes from pairs (begin, size), which are counted from 1.
-
-        >>> BatchSizes.of("global_batch_size", [(1, 8), (100, 16)], "updates").as_json
-        {'unit': 'updates', 'sizes': [[1, 8], [100, 16]]}
-        """
+    def of(cls, name: str, given: Sizes, unit: Unit) -> "BatchSizes":
+        """Sizes from one number, or from pairs (begin, size), which are counted from 1."""
+        if not isinstance(given, Sequence):
+            return cls((0,), (require_count(name, given),), "epochs")
         begins = [begin for begin, _ in given]
         ordered = begins[:1] == [1] and all(one < other for one, other in pairwise(begins))
         if not ordered or any(size < 1 for _, size in given):
@@ -68,7 +72,7 @@ class BatchSizes(NamedTuple):
         """The size in an epoch, where they change by epochs."""
         return self.sizes[bisect_right(self.begins, epoch) - 1]
 
-    def cut(self, num_samples: int, epoch: int, limit: int | None = None) -> "Begins":
+    def cut(self, num_samples: int, epoch: int, limit: int | None = None) -> Sequence[int]:
         """Places in the order of an epoch where each of its global batches begins.
 
         >>> sizes = BatchSizes(begins=(0, 3), sizes=(2, 4), unit="updates")
@@ -76,7 +80,7 @@ class BatchSizes(NamedTuple):
         [[0, 2, 4, 6], [0, 4, 8]]
         """
         if self.unit == "epochs":
-            return Begins((range(0, num_samples, self.of_epoch(epoch)),))
+            return range(0, num_samples, self.of_epoch(epoch))
         return self._cut_from(self._first(num_samples, epoch, limit or num_samples), num_samples)
 
     def _first(self, num_samples: int, epoch: int, limit: int) -> int:
@@ -87,7 +91,7 @@ class BatchSizes(NamedTuple):
             number += min(len(self._cut_from(number, num_samples)), limit)
         return number
 
-    def _cut_from(self, number: int, num_samples: int) -> "Begins":
+    def _cut_from(self, number: int, num_samples: int) -> "_Ranges":
         pieces: list[range] = []
         place = 0
         while place < num_samples:
@@ -99,17 +103,11 @@ class BatchSizes(NamedTuple):
             pieces.append(range(place, place + count * size, size))
             place += count * size
             number += count
-        return Begins(tuple(pieces))
-
-    @property
-    def as_json(self) -> dict[str, JSON]:
-        """The pairs that they were made of, and their unit."""
-        return {"unit": self.unit, "sizes": [[n + 1, size] for n, size in zip(self.begins, self.sizes, strict=True)]}
+        return _Ranges(pieces)
 
 
-class Begins(Sequence[int]):
-    """Several ranges one after the other, as one sequence that is never written out."""
-
+class _Ranges(Sequence[int]):
+    # several ranges one after the other, which are never written out
     def __init__(self, pieces: Sequence[range]) -> None:
         self._pieces = pieces
         self._ends = list(accumulate(len(piece) for piece in pieces))
@@ -157,88 +155,107 @@ class EpochBatches(NamedTuple):
 
 
 @final
+@dataclass(kw_only=True)
 class Sampling:
-    """Every choice that decides which samples make which micro-batch; the samples are measured if need be.
+    """Every choice that decides which samples make which micro-batch; the arguments are those of `MapData`.
+
+    Where samples are drawn by weights, draw d of sample i of n has the number n·d + i.
 
     Args:
-        num_samples: of the dataset. All others are as those of `MapData`.
+        num_samples: of the dataset.
 
     Attributes:
-        sizes: of the global batches, where there are pairs.
         measured: the lengths, `[num_samples]` in tokens; None where there is no token budget.
     """
 
-    def __init__(
-        self,
-        *,
-        num_samples: int,
-        global_batch_size: Sizes = None,
-        global_batch_tokens: Sizes = None,
-        micro_batch_size: int | None = None,
-        micro_batch_tokens: int | None = None,
-        lengths: Lengths | None = None,
-        batch_size_multiple: int = 1,
-        oversized: Oversized = "error",
-        length_window: int | None = None,
-        shuffle: bool = True,
-        curriculum_epochs: int = 0,
-        batch_size_unit: Unit = "updates",
-        packed: bool = False,
-    ) -> None:
-        check_one_of_two("global_batch_size", "global_batch_tokens", global_batch_size, global_batch_tokens)
-        require_word("oversized", oversized, get_args(Oversized))
-        self.num_samples = num_samples
-        self.global_batch_size = global_batch_size
-        self.global_batch_tokens = global_batch_tokens
-        self.micro_batch_size = _count("micro_batch_size", micro_batch_size)
-        self.micro_batch_tokens = _count("micro_batch_tokens", micro_batch_tokens)
-        self.batch_size_multiple = require_count("batch_size_multiple", batch_size_multiple)
-        self.shuffle = shuffle
-        self.packed = packed
-        self.curriculum_epochs = curriculum_epochs
-        self.length_window = _LENGTH_WINDOW if length_window is None else length_window
-        self.sizes: BatchSizes | None = None
-        name = "global_batch_size" if global_batch_tokens is None else "global_batch_tokens"
-        size = global_batch_size if global_batch_tokens is None else global_batch_tokens
-        if isinstance(size, list | tuple):
-            self.sizes = BatchSizes.of(name, cast("Sequence[tuple[int, int]]", size), batch_size_unit)
-        else:
-            _count(name, cast("int", size))
-        if global_batch_tokens is not None and self.sizes is not None and batch_size_unit == "updates":
+    num_samples: int
+    global_batch_size: Sizes = None
+    global_batch_tokens: Sizes = None
+    micro_batch_size: int | None = None
+    micro_batch_tokens: int | None = None
+    lengths: Lengths | None = None
+    batch_size_multiple: int = 1
+    oversized: Oversized = "error"
+    length_window: int | None = None
+    shuffle: bool = True
+    curriculum_epochs: int = 0
+    batch_size_unit: Unit = "updates"
+    packed: bool = False
+    sampling: Weights = None
+
+    def __post_init__(self) -> None:
+        check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)
+        require_word("oversized", self.oversized, get_args(Oversized))
+        for name in ("micro_batch_size", "micro_batch_tokens", "batch_size_multiple"):
+            if getattr(self, name) is not None:
+                setattr(self, name, require_count(name, getattr(self, name)))
+        by_tokens = self.global_batch_tokens is not None
+        name = "global_batch_tokens" if by_tokens else "global_batch_size"
+        self._sizes = BatchSizes.of(name, getattr(self, name), self.batch_size_unit)
+        if by_tokens and self._sizes.unit == "updates":
             raise ArgumentError(
                 "`global_batch_tokens` can change by epochs only, since an epoch is cut by tokens as a whole; set "
                 "`batch_size_unit` to 'epochs', or let `global_batch_size` change.",
                 field="global_batch_tokens",
             )
-        tokens = () if global_batch_tokens is None else self.sizes.sizes if self.sizes else (global_batch_tokens,)
-        budgets = cast("list[int]", [one for one in (*tokens, self.micro_batch_tokens) if one is not None])
-        if budgets and lengths is None:
+        budgets = [*self._sizes.sizes] if by_tokens else []
+        budgets += [] if self.micro_batch_tokens is None else [self.micro_batch_tokens]
+        if budgets and self.lengths is None:
             raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
-        self.measured = None if lengths is None or not budgets else measure(lengths, num_samples)
+        self.measured = measure(self.lengths, self.num_samples) if budgets and self.lengths is not None else None
         self._fits: NDArray[np.bool_] | None = None
         if self.measured is not None:
-            self._fits = fitting(self.measured, max_tokens=min(budgets), oversized=oversized)
+            self._fits = fitting(self.measured, max_tokens=min(budgets), oversized=self.oversized)
+        self.draws = None if self.sampling is None else Draws.of(self.sampling, self.num_samples, self._fits)
 
     @property
     def num_skipped(self) -> int:
         return 0 if self._fits is None else self.num_samples - int(np.count_nonzero(self._fits))
 
+    @property
+    def epoch_size(self) -> int:
+        """Number of samples of an epoch, those that are left out included."""
+        return self.num_samples if self.draws is None else self.draws.num_samples
+
+    def fingerprint(self) -> dict[str, JSON]:
+        """Every choice that decides which samples make an update; `cut` is how it is cut into micro-batches."""
+        size, tokens = (
+            cast("JSON", given if not isinstance(given, Sequence) else [self.batch_size_unit, *map(list, given)])
+            for given in (self.global_batch_size, self.global_batch_tokens)
+        )
+        fingerprint: dict[str, JSON] = {
+            "num_samples": self.num_samples,
+            "global_batch_size": size,
+            "global_batch_tokens": tokens,
+            "num_skipped": self.num_skipped,
+            "batch_size_multiple": self.batch_size_multiple,
+            "length_window": self._window if tokens else None,
+            "packed": self.packed and tokens is not None,
+            "shuffle": self.shuffle,
+            "curriculum_epochs": self.curriculum_epochs,
+            "lengths": None if self.measured is None else crc32(self.measured.data),
+            "cut": {"micro_batch_size": self.micro_batch_size, "micro_batch_tokens": self.micro_batch_tokens},
+        }
+        return fingerprint if self.draws is None else {**fingerprint, "draws": self.draws.fingerprint()}
+
     def epoch(self, epoch: int, *, seed: int, limit: int | None = None) -> EpochBatches:
         """The first `limit` global batches of `epoch`: a pure function of (seed, epoch)."""
         shuffle = self.shuffle and epoch >= self.curriculum_epochs
         visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        if self.draws is not None:
+            visited = self.draws.order(key(seed, "draws", epoch))
+        num_samples = self.epoch_size
         epoch_key = key(seed, "sample", epoch)
         if self._fits is None:
-            return EpochBatches(
-                visited, self.num_samples, self._begins(self.num_samples, epoch, limit), epoch_key, limit
-            )
-        samples = visited(0, self.num_samples)
-        samples = samples[self._fits[samples]]
+            begins = self._sizes.cut(num_samples, epoch, limit)
+            return EpochBatches(visited, num_samples, begins, epoch_key, limit)
+        samples = visited(0, num_samples)
+        samples = samples[self._fits[samples % self.num_samples]]
         if self.global_batch_tokens is None:
-            begins = self._begins(len(samples), epoch, limit)
+            begins = self._sizes.cut(len(samples), epoch, limit)
         else:
-            tokens = self.sizes.of_epoch(epoch) if self.sizes else cast("int", self.global_batch_tokens)
-            samples, edges = self._cut_by_tokens(samples, tokens, key(seed, "batches", epoch) if shuffle else None)
+            shuffle_key = key(seed, "batches", epoch) if shuffle else None
+            samples, edges = self._cut_by_tokens(samples, self._sizes.of_epoch(epoch), shuffle_key)
             begins = edges[:-1]
 
         def visit(start: int, stop: int) -> NDArray[np.int64]:
@@ -246,18 +263,11 @@ class Sampling:
 
         return EpochBatches(visit, len(samples), begins, epoch_key, limit)
 
-    def _begins(self, num_samples: int, epoch: int, limit: int | None) -> Sequence[int]:
-        if self.sizes is not None:
-            return self.sizes.cut(num_samples, epoch, limit)
-        return range(0, num_samples, cast("int", self.global_batch_size))
-
-    def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:
-        """Cut one global batch: by tokens (packed, or sorted by length first, to pad little), by count, or not."""
+    def microbatches(self, samples: NDArray[np.int64], ranks: int = 1) -> list[list[int]]:
+        """Cut one global batch: by tokens (packed, or sorted by length first, to pad little), by count, or evenly."""
         max_tokens, max_samples = self.micro_batch_tokens, self.micro_batch_size
-        if max_tokens is None:
-            edges = cut_by_count(len(samples), max_samples or len(samples))
-        else:
-            lengths = cast("NDArray[np.int64]", self.measured)[samples]
+        if max_tokens is not None:
+            lengths = self._lengths_of(samples)
             if self.packed:
                 bins = pack(lengths, max_tokens=max_tokens, max_samples=max_samples)
                 return [samples[places].tolist() for places in bins]
@@ -265,22 +275,28 @@ class Sampling:
             samples = samples[order]
             multiple = self.batch_size_multiple
             edges = cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples, multiple=multiple)
+        elif max_samples is not None:
+            edges = cut_by_count(len(samples), max_samples)
+        else:
+            edges = cut_evenly(len(samples), ranks)
         indices: list[int] = samples.tolist()
         return [indices[start:end] for start, end in pairwise(edges)]
+
+    @property
+    def _window(self) -> int:
+        return _LENGTH_WINDOW if self.length_window is None else self.length_window
+
+    def _lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return cast("NDArray[np.int64]", self.measured)[samples % self.num_samples]
 
     def _cut_by_tokens(
         self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int | None
     ) -> tuple[NDArray[np.int64], list[int]]:
-        measured = cast("NDArray[np.int64]", self.measured)
         if self.packed:  # the order needs no lengths that are alike
-            return samples, cut_by_sum(measured[samples], max_tokens=max_tokens)
+            return samples, cut_by_sum(self._lengths_of(samples), max_tokens=max_tokens)
         if shuffle_key is not None:
-            samples = group_by_length(samples, measured, window=self.length_window)
-        edges = cut_by_tokens(measured[samples], max_tokens=max_tokens, multiple=self.batch_size_multiple)
+            samples = group_by_length(samples, self._lengths_of(samples), window=self._window)
+        edges = cut_by_tokens(self._lengths_of(samples), max_tokens=max_tokens, multiple=self.batch_size_multiple)
         if shuffle_key is not None:
             samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
         return samples, edges
-
-
-def _count(name: str, value: int | None) -> int | None:
-    return None if value is None else require_count(name, value)

@@ -70,7 +70,7 @@ def test_a_longest_sample_must_fit_into_the_smallest_budget() -> None:
 def test_the_sizes_are_part_of_the_fingerprint() -> None:
     one = MapData([1, 2], global_batch_size=[(1, 1), (3, 2)]).fingerprint()
     assert json.loads(json.dumps(one)) == one
-    assert one["global_batch_size"] == {"unit": "updates", "sizes": [[1, 1], [3, 2]]}
+    assert one["global_batch_size"] == ["updates", [1, 1], [3, 2]]
     assert one != MapData([1, 2], global_batch_size=[(1, 1), (4, 2)]).fingerprint()
     assert MapData([1, 2], global_batch_size=1).fingerprint()["global_batch_size"] == 1
 

@@ -183,7 +183,7 @@ def test_temperature_flattens_what_is_drawn_in_proportion() -> None:
 
 
 def test_single_micro_batches_of_several_tasks_do_not_all_fall_to_one_rank() -> None:
-    data = {name: MapData([1, 2], global_batch_size=2) for name in "abcd"}
+    data = {name: MapData([1, 2], global_batch_size=2, micro_batch_size=2) for name in "abcd"}
     for ranks in (2, 4):
         counts = [
             len(next(Mixture(data).batches(ReadOptions(seed=1, rank=rank, ranks=ranks))).microbatches)

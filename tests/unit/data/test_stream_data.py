@@ -249,14 +249,6 @@ def test_a_stream_goes_on_where_it_was_left_in_the_same_process() -> None:
     assert [numbers(batch) for batch in rest] == [[[2, 3]], [[4, 5]], [[6]]]
 
 
-def test_a_whole_batch_is_given_before_the_failure_of_the_next_is_told() -> None:
-    batches = by_samples(Breaking(4), 2).batches(ReadOptions(seed=1))
-    assert [numbers(next(batches)) for _ in range(2)] == [[[0, 1]], [[2, 3]]]
-    with pytest.raises(DataError) as caught:
-        next(batches)
-    assert isinstance(caught.value.__cause__, OSError)
-
-
 def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream() -> None:
     of_ranks = [
         next(by_samples(range(20), 10, micro_batch_size=4).batches(ReadOptions(seed=1, rank=rank, ranks=2)))

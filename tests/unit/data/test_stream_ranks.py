@@ -81,13 +81,6 @@ def test_an_epoch_of_unequal_streams_ends_with_the_longest_and_nothing_is_droppe
         assert rank[3].following == rank[4].position == Position(epoch=1)
 
 
-def test_that_a_rank_waits_for_longer_streams_is_said_once() -> None:
-    _, second = together([stream(0, 7), stream(100, 3)], 8)
-    said = [fault.message for batch in second for fault in batch.faults]
-    assert len(said) == 1
-    assert said[0].startswith("the stream of rank 1 ended after 2 global batches of epoch 0")
-
-
 @pytest.mark.parametrize("stop", range(1, 10))
 def test_unequal_streams_resume_at_every_position_each_with_its_own_state(stop: int) -> None:
     lengths = (7, 3)

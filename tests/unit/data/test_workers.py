@@ -183,7 +183,7 @@ def test_two_readers_at_once_do_not_mix() -> None:
 
 
 def test_a_rank_without_micro_batches_still_sees_every_global_batch() -> None:
-    data = MapData(range(5), global_batch_size=2, collate=list, num_workers=1)
+    data = MapData(range(5), global_batch_size=2, micro_batch_size=2, collate=list, num_workers=1)
     batches = read(data, 4, rank=0, ranks=2)
     data.close()
     assert [batch.microbatches for batch in batches] == [()] * 4
@@ -203,7 +203,7 @@ def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
 
 LEFT_OPEN = """
 from evenstep import MapData
-from evenstep.data import Position
+from evenstep.data import ReadOptions
 
 data = MapData(list(range(16)), global_batch_size=8, micro_batch_size=4, num_workers=2)
 print(len(next(iter(data.batches(ReadOptions(seed=1)))).microbatches))
