@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep
-from evenstep.errors import ArgumentError, NonFiniteError
+from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.integrations.lightning import parts
 from refused import refused
 
@@ -217,7 +217,7 @@ def test_a_step_that_is_told_apart_by_dict_and_without_a_number_works() -> None:
     module = _with(training_step=step, validation_step=validation_step)
     data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
     assert "valid/loss" in _trainer(module, evaluations=data).train().metrics
-    assert {*steps} == {9}
+    assert {*steps} == {0, 3, 6, 9}
 
 
 @pytest.mark.parametrize("logged", [Tensor.clone, Tensor.item, Tensor.double])
@@ -394,10 +394,6 @@ def _plateau(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
 
-def _cycle(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=10)
-
-
 def _decay(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
@@ -407,7 +403,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "two optimizers": {"configure_optimizers": _two},
     "a hook": {"on_train_epoch_end": lambda self: None},
     "a scheduler that follows a metric": {"configure_optimizers": _rates(_plateau)},
-    "a scheduler that moves the momentum": {"configure_optimizers": _rates(_cycle, interval="step")},
     "a scheduler that counts batches": {"configure_optimizers": _rates(_decay, interval="step", frequency=2)},
 }
 
@@ -416,6 +411,73 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_inexact_modules_are_refused(name: str) -> None:
     with pytest.raises(ArgumentError):
         _trainer(_with(**REFUSED[name]))
+
+
+class Measured(Classifier):
+    """Logs objects of torchmetrics, updated by a call and by `update`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options = {"task": "multiclass", "num_classes": 3}
+        self.acc = torchmetrics.Accuracy(**options)
+        self.f1 = torchmetrics.F1Score(**options, average="macro")
+        self.auroc = torchmetrics.AUROC(**options)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        output = self(batch[0])
+        self.acc(output, batch[1])
+        self.f1.update(output, target=batch[1])
+        self.auroc.update(output.softmax(-1), batch[1])
+        self.log("val_acc", self.acc, on_epoch=True)
+        self.log_dict({"val_f1": self.f1, "val_auroc": self.auroc})
+        return cross_entropy(output, batch[1])
+
+
+def test_logged_torchmetrics_have_the_values_of_lightning_on_any_number_of_ranks(on_ranks: Any) -> None:
+    theirs = Measured()
+    reference = _by_lightning(theirs).callback_metrics
+    names = ("val_acc", "val_f1", "val_auroc")
+    evaluations = DataLoader(TensorDataset(INPUTS, CLASSES), 20)
+    clipped = {"train": evenstep.Training(clip_norm=0.5), "evaluations": evaluations}
+    module = Measured()
+    metrics = _trainer(module, **clipped).train().metrics
+    assert {name: metrics[f"valid/{name}"] for name in names} == pytest.approx(
+        {name: float(reference[name]) for name in names}, abs=1e-6
+    )
+    assert not module.auroc.preds  # states of a step are not kept
+    found = on_ranks(2, lambda group: _trainer(Measured(), strategy=evenstep.Ddp(group), **clipped).train().metrics)
+    for each in found:
+        assert {name: each[f"valid/{name}"] for name in names} == pytest.approx(
+            {name: metrics[f"valid/{name}"] for name in names}, rel=1e-6
+        )
+
+
+def test_metric_that_is_updated_twice_in_a_step_is_refused() -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        for _ in range(2):
+            self.acc.update(self(batch[0]), batch[1])
+        self.log("val_acc", self.acc)
+
+    module = type("Twice", (Measured,), {"training_step": step})()
+    with refused(TaskError, "val_acc"):
+        _trainer(module).train()
+
+
+def test_one_cycle_sets_the_rates_and_leaves_the_momentum(caplog: Any) -> None:
+    def configured(**cycling: bool) -> Any:
+        return _rates(
+            lambda one: torch.optim.lr_scheduler.OneCycleLR(one, 1e-2, total_steps=10, **cycling), interval="step"
+        )
+
+    theirs = _with(configure_optimizers=configured(cycle_momentum=False))
+    ours = _with(configure_optimizers=configured())
+    _by_lightning(theirs)
+    trainer = _trainer(ours, train=evenstep.Training(clip_norm=0.5))
+    assert "OneCycleLR" in caplog.text and "betas" in caplog.text
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    for one, other in zip(theirs.parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=2e-7)
 
 
 def test_number_of_updates_is_given_to_a_module_that_asks() -> None:

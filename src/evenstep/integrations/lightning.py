@@ -5,9 +5,13 @@ the number of samples as weights, the torch scheduler a function of the update's
 that this engine does not call are refused by name. Lightning itself is not imported.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from inspect import signature
-from typing import Any, NotRequired, TypeAlias, TypedDict, cast, final
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NotRequired, TypeAlias, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +19,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from evenstep.errors import ArgumentError, TaskError, clause
-from evenstep.internals import say_stepped, share_contents
+from evenstep.internals import share_contents
 from evenstep.optim.schedules import LrSchedule, Need
+from evenstep.train.tasks.metrics import LaterMetrics
 from evenstep.train.tasks.task import Loss, Task, default_weight
 
 __all__ = ["LightningParts", "parts"]
@@ -27,9 +32,18 @@ _HOOKS = (
     *("get_extra_state", "set_extra_state"),
 )
 _NOT_OF_TRAINING = ("configure_optimizers", "configure_model", "on_test_", "on_predict_")
+_MOMENTA = ("betas", "momentum")
 
-_Logged: TypeAlias = "list[tuple[Tensor | float, float | None]]"
-"""Numbers that a step has logged under one name, each with the number of samples given with it."""
+
+class _Seen(NamedTuple):
+    """A metric of torchmetrics that was logged, and the arguments of its update in this step."""
+
+    metric: Any
+    values: dict[str, Any]
+
+
+_Logged: TypeAlias = "list[tuple[Tensor | float | _Seen, float | None]]"
+"""Values that a step has logged under one name, each with the number of samples given with it."""
 
 
 class LightningParts(TypedDict):
@@ -70,30 +84,27 @@ def parts(
     Traceback (most recent call last):
     evenstep.errors.ArgumentError: `module` must be a LightningModule, but is a Linear.
     """
-    base = _base_of(module)
+    name = type(module).__name__
+    bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
+    if not bases or not isinstance(module, nn.Module):
+        raise ArgumentError(f"`module` must be a LightningModule, but is a {name}.", field="module")
     lightning: Any = module
     if not lightning.automatic_optimization:
         raise ArgumentError(
-            f"`{type(module).__name__}` makes its updates itself (`automatic_optimization = False`); write its loop "
-            f"with `evenstep.Engine`.",
+            f"`{name}` makes its updates itself (`automatic_optimization = False`); write its loop with "
+            f"`evenstep.Engine`.",
             field="automatic_optimization",
         )
-    _check_hooks(module, base, without)
-    trainer = _TrainerStandIn(type(module).__name__, updates)
+    _check_hooks(module, bases[-1], without)
+    trainer = _TrainerStandIn(name, updates)
     lightning.trainer = trainer
     lightning.setup("fit")
     lightning.configure_model()
     optimizer, schedule = _optimizer_and_schedule(lightning, trainer)
-    task = type(type(module).__name__, (_StepTask,), {})(lightning, trainer, count)  # messages name a task by its class
+    validates = _call_of(module, "validation_step", unlike=bases[-1]) is not None
+    task = type(name, (_StepTask,), {})(lightning, trainer, count, validates)  # messages name a task by its class
     made = LightningParts(model=_Steps(lightning), task=task, optimizer=optimizer)
     return made if schedule is None else {**made, "lr_schedule": schedule}
-
-
-def _base_of(module: object) -> type:
-    bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
-    if not bases or not isinstance(module, nn.Module):
-        raise ArgumentError(f"`module` must be a LightningModule, but is a {type(module).__name__}.", field="module")
-    return bases[-1]
 
 
 def _check_hooks(module: nn.Module, base: type, without: Collection[str]) -> None:
@@ -115,14 +126,12 @@ class _TrainerStandIn:
     def __init__(self, name: str, updates: int | None) -> None:
         self._name = name
         self._updates = updates
-        self._asked = False
-        self._task: Task | None = None
+        self.asked_updates: int | None = None
+        self.task: Task | None = None
 
     @property
     def global_step(self) -> int:
-        if self._task is None:
-            return 0
-        return self._task.now.update - self._task.now.is_training
+        return 0 if self.task is None else self.task.now.update - self.task.now.is_training
 
     @property
     def estimated_stepping_batches(self) -> int:
@@ -132,16 +141,10 @@ class _TrainerStandIn:
                 f"`parts(module, updates=…)`.",
                 field="updates",
             )
-        self._asked = True
+        self.asked_updates = self._updates
         return self._updates
 
-    @property
-    def max_steps(self) -> int:
-        return self.estimated_stepping_batches
-
-    @property
-    def asked_updates(self) -> int | None:
-        return self._updates if self._asked else None
+    max_steps = estimated_stepping_batches
 
     def __getattr__(self, asked: str) -> Any:
         if asked.startswith("__"):
@@ -157,12 +160,54 @@ class _TrainerStandIn:
 class _Log:
     """Takes the calls of `self.log` in one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, updates: Mapping[int, list[dict[str, Any]]]) -> None:
+        self._updates = updates
         self.logged: dict[str, _Logged] = {}
 
     def __call__(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-        number = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
-        self.logged.setdefault(name, []).append((number, batch_size))
+        if isinstance(value, nn.Module):
+            calls = self._updates.get(id(value), [])
+            if len(calls) != 1:
+                raise TaskError(
+                    f"`{name}` logs a {type(value).__name__} that this step has updated {len(calls)} times; update "
+                    f"it once in each step, a `MetricCollection` with `compute_groups=False`.",
+                    field=name,
+                )
+            given: Any = _Seen(value, calls[0])
+        else:
+            given = value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+        self.logged.setdefault(name, []).append((given, batch_size))
+
+
+@contextmanager
+def _recorded(metrics: Sequence[Any]) -> Generator[dict[int, list[dict[str, Any]]]]:
+    """Arguments of the updates of metrics inside the `with`, by the metric's id; their states are empty after it."""
+    calls: dict[int, list[dict[str, Any]]] = {id(metric): [] for metric in metrics}
+    before = [(metric, metric.__dict__.get("update")) for metric in metrics]
+
+    def recording(metric: Any, act: Callable[..., Any], own_update: Any) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            bound = signature(type(metric).update).bind(metric, *args, **kwargs).arguments
+            calls[id(metric)].append(dict(list(bound.items())[1:]))
+            recorder = metric.__dict__.pop("update")
+            metric.__dict__["update"] = own_update  # which a forward calls, once or twice
+            try:
+                return act(*args, **kwargs)
+            finally:
+                metric.__dict__["update"] = recorder
+
+        return record
+
+    for metric, update in before:
+        metric.__dict__["update"] = recording(metric, update, update)
+        metric.__dict__["forward"] = recording(metric, metric.forward, update)
+    try:
+        yield calls
+    finally:
+        for metric, update in before:
+            metric.__dict__["update"] = update
+            del metric.__dict__["forward"]
+            metric.reset()
 
 
 @final
@@ -192,18 +237,24 @@ class _Steps(nn.Module):
 
     def forward(self, batch: Any, step: str) -> tuple[Any, dict[str, _Logged]]:
         module = self.__dict__["lightning"]
-        module.__dict__["log"] = log = _Log()
-        try:
-            given = self.__dict__["calls"][step](batch)
-        finally:
-            del module.__dict__["log"]
+        metrics = [part for part in module.modules() if hasattr(part, "metric_state")]
+        with _recorded(metrics) as updates:
+            module.__dict__["log"] = log = _Log(updates)
+            try:
+                given = self.__dict__["calls"][step](batch)
+            finally:
+                del module.__dict__["log"]
         return given, log.logged
 
 
-def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
-    """A call of a step with a batch, whose index is None: it depends on how the global batch was cut."""
+def _call_of(module: nn.Module, step: str, unlike: type = nn.Module) -> Callable[[Any], Any] | None:
+    """A call of a step with a batch, whose index is None: it depends on how the global batch was cut.
+
+    Args:
+        unlike: a class whose own step is none.
+    """
     act: Callable[..., Any] | None = getattr(module, step, None)
-    if act is None:
+    if act is None or getattr(act, "__func__", act) is getattr(unlike, step, None):
         return None
     taken = signature(act)
     of_set = {"dataloader_idx": None} if step == "validation_step" and "dataloader_idx" in taken.parameters else {}
@@ -220,13 +271,18 @@ def _call_of(module: nn.Module, step: str) -> Callable[[Any], Any] | None:
 
 
 class _StepTask(Task):
-    def __init__(self, module: Any, trainer: _TrainerStandIn, count: Callable[[Any], float | Tensor] | None) -> None:
+    def __init__(
+        self,
+        module: Any,
+        trainer: _TrainerStandIn,
+        count: Callable[[Any], float | Tensor] | None,
+        validates: bool,
+    ) -> None:
         self._name = type(module).__name__
         self._count = count
-        own = getattr(module, "validation_step", None)
-        base_step = getattr(_base_of(module), "validation_step", None)
-        self._validates = own is not None and getattr(own, "__func__", own) is not base_step
-        vars(trainer)["_task"] = self
+        self._validates = validates
+        self.metrics = LaterMetrics()
+        trainer.task = self
 
     def inputs(self, batch: Any) -> Any:
         return batch, self._step()
@@ -237,9 +293,13 @@ class _StepTask(Task):
     def loss(self, output: Any, batch: Any) -> Loss:
         given, logged = output
         samples = self.weight(batch)
+        numbers, seen = _split(logged)
+        for name, (metric, _) in seen.items():
+            self.metrics.add(name, metric)
         # the engine has a metric `loss` of its own
-        metrics = {name: _pair(own, samples) for name, own in logged.items() if name != "loss"}
-        return Loss.of_mean(self._mean(given, logged, samples), samples, metrics=metrics)
+        metrics = {name: _pair(own, samples) for name, own in numbers.items() if name != "loss"}
+        observed = {name: values for name, (_, values) in seen.items()}
+        return Loss.of_mean(self._mean(given, numbers, samples), samples, metrics=metrics, observed=observed)
 
     def predict(self, output: Any, batch: Any) -> Any:
         raise TaskError(f"predictions of `{self._name}` are those of the module itself, not of its step; call it.")
@@ -257,9 +317,16 @@ class _StepTask(Task):
             raise TaskError(
                 f"`{self._name}.{step}` must return the loss, one number, but gave a {type(mean).__name__}.", field=step
             )
-        total, size = _pair(logged[losses[0]], samples)
-        mean = logged[losses[0]][0][0] if len(logged[losses[0]]) == 1 else total / size
+        values = logged[losses[0]]
+        total, size = _pair(values, samples)
+        mean = cast("Any", values[0][0]) if len(values) == 1 else total / size
         return torch.as_tensor(mean, dtype=None if isinstance(mean, Tensor) else torch.float64)
+
+
+def _split(logged: Mapping[str, _Logged]) -> tuple[dict[str, _Logged], dict[str, _Seen]]:
+    """Numbers and metrics of torchmetrics among the logged values."""
+    seen = {name: own[-1][0] for name, own in logged.items() if isinstance(own[-1][0], _Seen)}
+    return {name: own for name, own in logged.items() if name not in seen}, seen
 
 
 def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Tensor | float]:
@@ -268,7 +335,7 @@ def _pair(logged: _Logged, samples: float | Tensor) -> tuple[Tensor | float, Ten
     return sum(_wide(value) * size for (value, _), size in zip(logged, sizes, strict=True)), sum(sizes)
 
 
-def _wide(number: Tensor | float) -> Tensor | float:
+def _wide(number: Any) -> Any:
     if not isinstance(number, Tensor):
         return number
     if number.is_floating_point():
@@ -278,33 +345,41 @@ def _wide(number: Tensor | float) -> Tensor | float:
 
 @final
 class _TorchRates(LrSchedule):
-    """A torch scheduler as a function of the number of its steps: it makes them ahead, and notes the rates.
+    """A torch scheduler as a function of the number of its steps, which a copy makes ahead.
 
     Args:
-        scheduler: its optimizer gets its rates back as they were.
+        scheduler: its optimizer gets its rates back as they were, and a momentum that the scheduler cycles.
         by_epoch: it makes its steps at the ends of epochs.
         every: updates, or epochs, between its steps.
         asked: number of updates that the scheduler was built for, if the module has asked.
     """
 
     def __init__(self, scheduler: LRScheduler, *, by_epoch: bool, every: int, asked: int | None = None) -> None:
-        self._scheduler = scheduler
         self._name = type(scheduler).__name__
         self._by_epoch = by_epoch
         self._every = every
         self._asked = asked
-        self._kept = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
-        self._live = [dict(group) for group in self._kept]
+        optimizer = scheduler.optimizer
+        cycled = _MOMENTA if getattr(scheduler, "cycle_momentum", False) else ()
+        self._fixed = [
+            {key: value for key, value in group.items() if key not in ("params", "lr", *cycled)}
+            for group in optimizer.param_groups
+        ]
+        step = SimpleNamespace(_wrapped_by_lr_sched=True)  # or it warns that no step was made
+        twin = SimpleNamespace(param_groups=[dict(group) for group in optimizer.param_groups], step=step)
+        twin._opt_called = True
+        self._groups: list[dict[str, Any]] = twin.param_groups
+        self._scheduler = deepcopy(scheduler, {id(optimizer): twin})
         self._factors = [self._factor()]
-        self._put([{**group, "lr": group["initial_lr"]} for group in self._kept])
-
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        return self._scheduler.optimizer.param_groups
-
-    def _put(self, values: list[dict[str, Any]]) -> None:
-        for group, value in zip(self._groups, values, strict=True):
-            group.update(value)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+            for key in cycled:
+                if key in group:
+                    group[key] = optimizer.defaults[key]
+                    logging.getLogger("evenstep").warning(
+                        f"{self._name} sets the rates only: `{key}` stays {group[key]}; build it with "
+                        f"`cycle_momentum=False`."
+                    )
 
     def _factor(self) -> float:
         if any(float(group["lr"]) for group in self._groups if not group["initial_lr"]):
@@ -317,32 +392,17 @@ class _TorchRates(LrSchedule):
         return factors.pop()
 
     def _after(self, steps: int) -> float:
-        if len(self._factors) <= steps:
-            before = [dict(group) for group in self._groups]
-            self._put(self._live)
+        while len(self._factors) <= steps:
             try:
-                while len(self._factors) <= steps:
-                    self._step()
-                pairs = zip(self._groups, self._kept, strict=True)
-                self._live = [{key: group[key] for key in kept} for group, kept in pairs]
-            finally:
-                self._put(before)
+                self._scheduler.step()
+            except ValueError as error:
+                raise ArgumentError(f"{self._name} ends before the run: {clause(error)}.") from None
+            self._factors.append(self._factor())
+            for group, fixed in zip(self._groups, self._fixed, strict=True):
+                moved = [key for key, value in fixed.items() if group.get(key) != value]
+                if moved:
+                    raise ArgumentError(f"{self._name} also moves `{moved[0]}`; build it without.", field=moved[0])
         return self._factors[steps]
-
-    def _step(self) -> None:
-        say_stepped(self._scheduler.optimizer)
-        try:
-            self._scheduler.step()
-        except ValueError as error:
-            raise ArgumentError(f"{self._name} ends before the run: {clause(error)}.") from None
-        self._factors.append(self._factor())
-        for group, kept in zip(self._groups, self._kept, strict=True):
-            moved = [key for key, value in kept.items() if key != "lr" and group.get(key) != value]
-            if moved:
-                raise ArgumentError(
-                    f"{self._name} also moves `{moved[0]}`; build it without, such as with `cycle_momentum=False`.",
-                    field=moved[0],
-                )
 
     @property
     def needs(self) -> Collection[Need]:

@@ -23,10 +23,15 @@ State: TypeAlias = dict[str, tuple[int, dict[str, Any]]]
 @final
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """State of one rank's meter, on the CPU, and the key of its metric, without the prefix of its place."""
+    """State of one rank's meter, on the CPU, and the key of its metric, without the prefix of its place.
+
+    Args:
+        later: the metric, if it is not one of those that all ranks were given.
+    """
 
     key: str
     state: State
+    later: Any = None
 
 
 class _Snapshot(NamedTuple):
@@ -61,12 +66,19 @@ class Meters:
 
     def __init__(self, metrics: Mapping[str, Any] | None = None) -> None:
         self._metrics = dict(metrics or {})
+        self._later: dict[str, Any] = {}
         self._meters: dict[str, _Meter] = {}
         self._attempt = 0
 
-    def observe(self, prefix: str, key: str, values: Mapping[str, Any], *, update: int) -> None:
-        """Update the metric `key` at the place `prefix` with `values`; states keep copies, and no graph."""
-        if key not in self._metrics:  # in a pass without metrics
+    def observe(self, prefix: str, key: str, values: Mapping[str, Any], *, update: int, later: Any = None) -> None:
+        """Update the metric `key` at the place `prefix` with `values`; states keep copies, and no graph.
+
+        Args:
+            later: the metric, if it is not one of those that were given at first.
+        """
+        if later is not None:
+            self._later.setdefault(key, later)
+        elif key not in self._metrics:  # in a pass without metrics
             return
         meter = self._of(prefix, key)
         before = meter.before
@@ -97,7 +109,9 @@ class Meters:
 
     def seen(self) -> dict[tuple[int, str], Seen]:
         return {
-            (meter.last, name): Seen(meter.key, _moved(_state(meter.metric), torch.device("cpu")))
+            (meter.last, name): Seen(
+                meter.key, _moved(_state(meter.metric), torch.device("cpu")), self._later.get(meter.key)
+            )
             for name, meter in self._meters.items()
             if meter.last is not None
         }
@@ -121,6 +135,8 @@ class Meters:
         for theirs in everybody:
             for (update, name), seen in theirs.items():
                 if isinstance(seen, Seen):
+                    if seen.later is not None:
+                        self._later.setdefault(seen.key, seen.later)
                     last, key, states = found.get(name, (update, seen.key, []))
                     found[name] = max(last, update), key, [*states, seen.state]
         records: list[Record] = []
@@ -136,7 +152,7 @@ class Meters:
     def _of(self, prefix: str, key: str) -> _Meter:
         name = f"{prefix}{key}"
         if name not in self._meters:
-            metric = deepcopy(self._metrics[key])
+            metric = deepcopy(self._later[key] if key in self._later else self._metrics[key])
             metric.reset()
             for part in _parts(metric).values():
                 part.distributed_available_fn = _never  # states are reduced here

@@ -54,6 +54,15 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
     return Storage(meters=Meters(meters), derived=derived, throughput=_throughput(tasks), clip_norm=clip_norm)
 
 
+class LaterMetrics(dict[str, Any]):
+    """Metrics of a task that are named only when it is computed, as those of a LightningModule."""
+
+    def add(self, name: str, metric: Any) -> None:
+        """Keep an empty copy under a name."""
+        if name not in self:
+            self[name] = metric.clone()
+
+
 def metrics_of(task: Task) -> dict[str, Any]:
     """The metric objects of a task by name; those of a `MetricCollection` have its name before theirs."""
     if _is_collection(task.metrics):

@@ -10,7 +10,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
 from evenstep.train.cut import SubBatch
-from evenstep.train.tasks.metrics import check_names, no_pair, observations
+from evenstep.train.tasks.metrics import LaterMetrics, check_names, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task, loss_of, weight_of
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.weigh import Weights
@@ -127,7 +127,9 @@ class Recording:
             storage.show(prefix + name, value, update=update)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
-                storage.observe(self._prefix, f"{one.task}/{name}" if one.task else name, seen, update=update)
+                key = f"{one.task}/{name}" if one.task else name
+                later = task.metrics[name] if isinstance(task.metrics, LaterMetrics) else None
+                storage.observe(self._prefix, key, seen, update=update, later=later)
 
     def _weight(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
         if loss.weight is not None:
