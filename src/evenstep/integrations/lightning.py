@@ -86,7 +86,7 @@ def parts(
     """
     name = type(module).__name__
     bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
-    if not bases or not isinstance(module, nn.Module):
+    if not bases:
         raise ArgumentError(f"`module` must be a LightningModule, but is a {name}.", field="module")
     lightning: Any = module
     if not lightning.automatic_optimization:
@@ -281,7 +281,7 @@ class _StepTask(Task):
         self._name = type(module).__name__
         self._count = count
         self._validates = validates
-        self.metrics = LaterMetrics()
+        self.metrics = self._later = LaterMetrics()
         trainer.task = self
 
     def inputs(self, batch: Any) -> Any:
@@ -295,7 +295,7 @@ class _StepTask(Task):
         samples = self.weight(batch)
         numbers, seen = _split(logged)
         for name, (metric, _) in seen.items():
-            self.metrics.add(name, metric)
+            self._later.add(name, metric)
         # the engine has a metric `loss` of its own
         metrics = {name: _pair(own, samples) for name, own in numbers.items() if name != "loss"}
         observed = {name: values for name, (_, values) in seen.items()}

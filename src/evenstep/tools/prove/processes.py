@@ -77,7 +77,7 @@ class Elsewhere:
                 group.gather(None)
                 return made
             everybody: list[list[MicrobatchTrace]] = group.gather(made.trace.microbatches)
-            microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.index)
+            microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.number)
             return replace(made, trace=replace(made.trace, microbatches=microbatches))
 
 

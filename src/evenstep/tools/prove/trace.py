@@ -34,7 +34,7 @@ class MicrobatchTrace(NamedTuple):
     """One micro-batch: its parts by name, in the order in which they are computed, innermost modules first."""
 
     task: str
-    index: int
+    number: int
     parts: dict[str, Part]
 
 
