@@ -13,8 +13,6 @@ from evenstep.cli.arguments import RunFile, RunFolder, call, with_settings
 from evenstep.lazy import load
 from evenstep.version import __version__
 
-_SAFE = "changes a key that does not affect the updates already made, such as --train.updates 100"
-
 app = Typer(
     name="evenstep",
     help="Train PyTorch models: one update is one update, however the hardware cuts it.",
@@ -68,9 +66,7 @@ def new(
     return call("evenstep.cli.tools:new", folder, recipe)
 
 
-@app.command(
-    **with_settings("changes a key that does not affect the updates already made, such as --train.updates 100")
-)
+@app.command(**with_settings("changes a key that past updates do not depend on, such as --train.updates 100"))
 def resume(ctx: Context, run: RunFolder) -> int:
     """Continue a run from its newest checkpoint."""
     return call("evenstep.cli.train:resume", str(run), ctx.obj)

@@ -5,7 +5,6 @@ their values may begin with a single `-`, so they are taken out before Typer rea
 """
 
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +47,7 @@ def split(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str]
 
     Args:
         arguments: those after the name of the command.
-        options: the options of the command. A word that resembles one of them is no setting.
+        options: the options of the command.
 
     >>> split(["--train.updates", "10", "run.toml", "--seed=1", "--depth", "2"], ["--depth"])
     (['run.toml', '--depth', '2'], ['--train.updates', '10', '--seed=1'])
@@ -59,24 +58,10 @@ def split(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str]
     while rest:
         argument = rest.pop(0)
         name = argument.partition("=")[0]
-        if not name.startswith("--") or name in options or _resembles(name, options):
+        if not name.startswith("--") or name in options:
             own.append(argument)
             continue
         settings.append(argument)
         if "=" not in argument and rest and not rest[0].startswith("--"):
             settings.append(rest.pop(0))
     return own, settings
-
-
-def _resembles(name: str, options: Collection[str]) -> bool:
-    return "." not in name and bool(get_close_matches(name[2:], [one[2:] for one in options], n=1, cutoff=0.75))
-
-
-def in_home(argument: str) -> str:
-    """The argument with the home folder for a leading `~/` of its value; shells keep it in `--to=~/a`.
-
-    >>> in_home("--to=~/a") == f"--to={Path.home()}/a", in_home("run~.toml")
-    (True, 'run~.toml')
-    """
-    key, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-    return f"{key}{equals}{Path(value).expanduser()}" if value.startswith("~/") else argument

@@ -18,7 +18,6 @@ from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import Session, building, on_ranks
 from evenstep.config.build import check_stages, make_model
-from evenstep.config.keys import Tree
 from evenstep.config.load import settings_of
 from evenstep.config.ranks import ranks_of
 from evenstep.config.run import DataTable, RunConfig
@@ -26,6 +25,7 @@ from evenstep.config.target import OpenRun, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
+from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
@@ -108,24 +108,21 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         parameters, _ = parameters_of(parts.model)
         if trainer.is_first_rank:
             if one.num_samples:
-                _check_followed(run.tables, trainer, one.evaluated)
+                _check_followed(hooks.hooks, trainer, one.evaluated)
                 print(f"memory      {per_parameter(trainer.footprint(), parameters)}")
             _print_result(one, result.metrics)
     return EXIT_DONE
 
 
-def _check_followed(tables: Tree, trainer: Trainer, evaluated: Mapping[str, Mapping[str, float]]) -> None:
-    """Raise ConfigError if a metric that the run follows does not exist."""
-    hooks = {f"hooks.{number}": hook for number, hook in enumerate(tables["hooks"]) if hook.get("use") == "early_stop"}
-    best: Tree | None = tables["checkpoint"].get("best")
-    followed = hooks if best is None else {"checkpoint.best": best, **hooks}
-    for key, table in followed.items():
-        metric = table.get("metric", "valid/loss")
-        evaluation = metric.partition("/")[0]
-        known = evaluated.get(evaluation, {}) if evaluation != "train" else trainer.storage.names()
-        if metric not in known:
-            every = [metric for metrics in evaluated.values() for metric in metrics]
-            raise ConfigError(f"`{key}.metric` is {metric}, but there is no such metric; {advice(metric, every)}")
+def _check_followed(hooks: Sequence[Hook], trainer: Trainer, evaluated: Mapping[str, Mapping[str, float]]) -> None:
+    """Raise ConfigError if a metric that a hook follows does not exist."""
+    every = [*trainer.storage.names(), *(metric for metrics in evaluated.values() for metric in metrics)]
+    for hook in hooks:
+        targets = [one for one in vars(hook).values() if isinstance(one, MetricTarget)]
+        for target in (one for one in targets if one.metric not in every):
+            raise ConfigError(
+                f"`{hook.name}` follows {target.metric}, which is no metric; {advice(target.metric, every)}"
+            )
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Runs a command and turns its end into an exit code and a paragraph on standard error."""
 
-import errno
 import io
 import os
 import sys
@@ -15,7 +14,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from evenstep.cli.app import app
-from evenstep.cli.arguments import WithSettings, in_home, split
+from evenstep.cli.arguments import WithSettings, split
 from evenstep.cli.screen import write_to_nowhere
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import (
@@ -45,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     ignore_at_the_end()
     code = _run(sys.argv[1:], leaves=True)
-    _write_code(code)
+    if CODE_FILE in os.environ and os.environ.get("RANK") == "0":
+        with suppress(OSError):  # the launcher then goes by the signal
+            Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
     leave_with(code)
     return code
 
@@ -81,18 +82,18 @@ def _caught(given: list[str], *, leaves: bool) -> int:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: each becomes a message and a code
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             raise error.__context__ from None  # rich ends a program whose reader has gone
-        if leaves and isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-            os.write(sys.stdout.fileno(), b"\n")  # raises as well if it is standard output that is full
         _tell_torchrun(error)
         if "--traceback" in given:
             sys.excepthook(type(error), error, error.__traceback__)
         _print(message_of(error, hint="--traceback" not in given))
-        return _exit_code(error)
+        if isinstance(error, SystemExit):
+            return (error.code & 0xFF if isinstance(error.code, int) else 0) or EXIT_ERROR  # systems keep 8 bits
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 
 def _dispatch(given: list[str], *, leaves: bool) -> int:
     group = cast(TyperGroup, get_command(app))
-    own = [in_home(argument) for argument in given if argument != "--traceback"] or ["--help"]
+    own = [argument for argument in given if argument != "--traceback"] or ["--help"]
     settings: list[str] = []
     name = own[0]
     command = group.commands.get(name)
@@ -114,13 +115,6 @@ def _dispatch(given: list[str], *, leaves: bool) -> int:
         raise ConfigError(f"{text}{'' if text.endswith('?') else ';'} see `{shown} --help`.") from None
 
 
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit):
-        code = error.code & 0xFF if isinstance(error.code, int) else EXIT_ERROR  # systems keep 8 bits
-        return code or EXIT_ERROR
-    return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
-
-
 def _print(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
@@ -134,13 +128,6 @@ def _tell_torchrun(error: BaseException) -> None:
 
         with suppress(OSError):  # it is printed as well
             get_error_handler().record_exception(error)
-
-
-def _write_code(code: int) -> None:
-    """Leave the exit code of rank 0 for evenstep's launcher."""
-    if CODE_FILE in os.environ and os.environ.get("RANK") == "0":
-        with suppress(OSError):  # the launcher then goes by the signal
-            Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
 
 
 def message_of(error: BaseException, *, hint: bool) -> str:
@@ -160,8 +147,6 @@ def message_of(error: BaseException, *, hint: bool) -> str:
     place = "" if raised is None else user_line(raised)
     if place and place not in text:
         text += f" (raised at {place})"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and not is_ours:
-        text += ". The disk is full"
     if not is_ours and not text.endswith((".", "?", "!")):
         text += "."
     if hint and (not is_ours or len(notes) < len(every)):

@@ -47,8 +47,7 @@ def check_free(folder: Path) -> None:
     if not folder.is_dir() or any(folder.iterdir()):
         raise ArgumentError(
             f"the run folder {folder} exists already; nothing in it was changed. To continue that run: `evenstep "
-            f"resume {quote(str(folder))}`; to keep it and train another: `--name ANOTHER`; to start over: delete the "
-            f"folder first.",
+            f"resume {quote(str(folder))}`; to train another: `--name ANOTHER`.",
             field="name",
         )
 

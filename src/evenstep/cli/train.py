@@ -15,10 +15,8 @@ from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.check import described
 from evenstep.cli.folder import (
     BEGUN,
-    CONFIG,
     OWN,
     RECIPE,
-    SETTINGS,
     check_free,
     find_config,
     folder_of,
@@ -33,9 +31,8 @@ from evenstep.cli.session import building, on_ranks
 from evenstep.config.keys import Tree, completed, may_change
 from evenstep.config.load import Setting, from_arguments, read_file, settings_in, settings_of
 from evenstep.config.target import OpenRun, open_run
-from evenstep.errors import ConfigError, EvenstepError
+from evenstep.errors import ConfigError
 from evenstep.events import Watchdog
-from evenstep.events.files import replace_text
 from evenstep.options import Reset
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
@@ -173,7 +170,8 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         with trainer.holding_folder(), _removed_without_updates(folder, trainer):
             _begin(trainer, source, run.config.reset)
             prints_end = first and "console" not in session.parts.writers
-            with _published(run, folder, trainer, group), _noting_how_to_resume(folder, trainer):
+            group.first_rank_does(lambda: publish(run, folder))
+            with _noting_how_to_resume(folder, trainer):
                 code = train_to_end(trainer, group, prints_end=prints_end)
     if first:
         print(f"run folder  {folder}\nreport      {folder / 'report.html'}", flush=True)
@@ -218,45 +216,12 @@ def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
 
 
 @contextmanager
-def _published(run: OpenRun, folder: Path, trainer: Trainer, group: Group) -> Generator[None]:
-    """Write the settings into the folder, and restore the former ones after a failure without an update."""
-    begun_at = trainer.progress.update
-    before: dict[Path, str] = {}
-    if trainer.is_first_rank:
-        before = {folder / name: (folder / name).read_text("utf-8") for name in SETTINGS if (folder / name).is_file()}
-    group.first_rank_does(lambda: publish(run, folder))
-    try:
-        yield
-    except BaseException as error:
-        if trainer.progress.update == begun_at:
-            try:
-                for file, text in before.items():
-                    replace_text(file, text)
-            except EvenstepError as other:
-                error.add_note(str(other))
-        raise
-
-
-@contextmanager
 def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
     """Add the command that continues the run to an error."""
     try:
         yield
     except BaseException as error:
-        if trainer.is_first_rank and trainer.progress.update:
-            error.add_note(_how_to_resume(folder))
+        saved = complete_checkpoints(folder / "checkpoints")
+        if trainer.is_first_rank and trainer.progress.update and saved:
+            error.add_note(f"Saved up to {saved[-1].name}: `evenstep resume {quote(str(folder))}` continues there.")
         raise
-
-
-def _how_to_resume(folder: Path) -> str:
-    saved = complete_checkpoints(folder / "checkpoints")
-    if not saved:
-        return f"No checkpoint was saved before that; logs and metrics are in {folder}."
-    origin = origin_of_recipe(folder)
-    current = "" if origin is None else f", or of {origin} with `--recipe current`"
-    run, file = quote(str(folder)), quote(str(folder / CONFIG))
-    return (
-        f"Saved up to {saved[-1].name}: `evenstep resume {run}` continues there, with the files of {folder / RECIPE}"
-        f"{current}; add `--KEY VALUE` to change a key. A key that a run keeps needs another run: "
-        f"`evenstep train {file} --name ANOTHER --resume {run} --KEY VALUE`."
-    )

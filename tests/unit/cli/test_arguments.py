@@ -11,7 +11,6 @@ from evenstep.cli.arguments import split
         (["--x.y=1", "a.toml"], ["a.toml"], ["--x.y=1"]),
         (["a.toml", "--x.y", "-1"], ["a.toml"], ["--x.y", "-1"]),
         (["a.toml", "--x.y", "--depth", "2"], ["a.toml", "--depth", "2"], ["--x.y"]),
-        (["a.toml", "--depht", "2", "--seed", "1"], ["a.toml", "--depht", "2"], ["--seed", "1"]),
         (["-h"], ["-h"], []),
     ],
 )

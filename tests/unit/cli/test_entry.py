@@ -89,7 +89,6 @@ def test_wrong_command_line_ends_with_2(evenstep: Run, arguments: list[str]) -> 
 
 def test_a_misspelt_word_is_answered_with_the_closest(evenstep: Run) -> None:
     assert "Did you mean 'train'?" in evenstep("trian", "run.toml").err
-    assert "--depth" in evenstep("summary", "run.toml", "--depht", "2").err
     assert "did you mean `train.updates`?" in evenstep("check", "run.toml", "--train.updats", "2").err
 
 
@@ -185,12 +184,3 @@ def test_a_reader_that_has_gone_before_a_picture_is_no_error_to_tell(tmp_path: P
     """)
     end = Script(tmp_path / "drawn.py", "plan", "--ranks", 2, "--microbatches", 2).ended(60)
     assert (end.code, end.err) == (1, "")
-
-
-def test_a_leading_tilde_is_the_home_folder_wherever_a_place_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert main(["new", "~/mine", "--from=digits"]) == 0
-    assert (tmp_path / "mine" / "run.toml").is_file()
-    capsys.readouterr()
