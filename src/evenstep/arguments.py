@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = "") -> None:
-    """Raise ArgumentError unless `value` is a whole number from `at_least` on.
+    """Raise ArgumentError unless `value` is a whole number of at least `at_least`.
 
     Args:
         advice: end of the sentence.
@@ -27,7 +27,7 @@ def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = 
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> int:
-    """`value` as an int of at least `at_least`; it may be a number of numpy's.
+    """`value`, perhaps a number of numpy's, as an int of at least `at_least`.
 
     >>> require_count("global_batch_size", 32)
     32
@@ -39,11 +39,11 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> int:
     return cast(int, number)
 
 
-def require_number(name: str, value: object, within: str = "", must: str = "", advice: str = "") -> None:
+def require_number(name: str, value: object, within: str = "(-inf, inf)", must: str = "", advice: str = "") -> None:
     """Raise ArgumentError unless `value` is a number in its range, which no NaN is in.
 
     Args:
-        within: the range, such as "[0, 1)" or "(0, inf)"; "" for any.
+        within: the range, such as "[0, 1)" or "(0, inf)".
         must: the range in words.
         advice: end of the sentence.
 
@@ -52,20 +52,16 @@ def require_number(name: str, value: object, within: str = "", must: str = "", a
     end = f"; {advice}." if advice else "."
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentError(f"`{name}` must be a number, but is {said(value)}{end}", field=name)
-    if within:
-        number = float(value)
-        low, high = map(float, within[1:-1].split(","))
-        above = number >= low if within[0] == "[" else number > low
-        below = number <= high if within[-1] == "]" else number < high
-        if not (above and below):
-            raise ArgumentError(f"`{name}` must be {must or f'in {within}'}, but is {value}{end}", field=name)
+    number = float(value)
+    low, high = map(float, within[1:-1].split(","))
+    above = number >= low if within[0] == "[" else number > low
+    below = number <= high if within[-1] == "]" else number < high
+    if not (above and below):
+        raise ArgumentError(f"`{name}` must be {must or f'in {within}'}, but is {value}{end}", field=name)
 
 
 def require_word(name: str, value: object, words: Collection[str]) -> None:
-    """Raise ArgumentError unless `value` is one of `words`.
-
-    >>> require_word("end", "min", ("min", "max"))
-    """
+    """Raise ArgumentError unless `value` is one of `words`."""
     choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
 
 
@@ -74,19 +70,13 @@ def require_object(name: str, value: object, kind: type | UnionType, write: str,
 
     Args:
         write: the line to write.
-
-    >>> require_object("seed", 1, int, "`seed=1`")
     """
     if not (isinstance(value, kind) or (may_be_none and value is None)):
         raise ArgumentError(f"`{name}` must be like {write}, but is {said(value)}.", field=name)
 
 
 def require_table(name: str, value: object, write: str, *, may_be_none: bool = False) -> Mapping[str, Any]:
-    """`value`, which must be a mapping; an empty one for None, where that may be.
-
-    >>> require_table("weights", {"box": 2.0}, "`weights={'box': 2.0}`")
-    {'box': 2.0}
-    """
+    """`value`, which must be a mapping; an empty one for None, where that may be."""
     if value is None and may_be_none:
         return {}
     require_object(name, value, Mapping, write)
@@ -94,11 +84,7 @@ def require_table(name: str, value: object, write: str, *, may_be_none: bool = F
 
 
 def require_names(name: str, value: object, write: str) -> tuple[str, ...]:
-    """`value` as a tuple of names; the letters of a single name would be taken for names.
-
-    >>> require_names("regression", ["box"], "`regression=('box',)`")
-    ('box',)
-    """
+    """`value` as a tuple of names; a single text is refused, as its letters would be names."""
     require_object(name, value, list | tuple, write)
     return tuple(cast("Sequence[str]", value))
 
@@ -117,6 +103,7 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
 
     >>> choose("precision", "bf16", {"bf16-mixed": 1, "bf16-true": 2})
     Traceback (most recent call last):
+    ...
     evenstep.errors.ArgumentError: `precision` must be one of bf16-mixed, bf16-true, but is 'bf16'; is it 'bf16-mixed'?
     """
     if word in table:
@@ -177,11 +164,6 @@ def said(value: object) -> str:
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """A text, cut where it has more than so many characters.
-
-    >>> shortened("abcdef", 5)
-    'ab...'
-    """
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -196,10 +178,5 @@ def first_of(names: Sequence[object], most: int = 8, separator: str = ", ") -> s
 
 
 def format_name(dtype: object) -> str:
-    """Name of a number format of torch.
-
-    >>> import torch
-    >>> format_name(torch.bfloat16)
-    'bfloat16'
-    """
+    """Name of a number format of torch, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -1,8 +1,7 @@
-"""Out of memory: how errors of all libraries and devices are recognised, and how cached memory is freed.
+"""Errors of all libraries and devices that have run out of memory, and how cached memory is freed.
 
-Only the caching allocators raise a class of their own; other libraries say it in a text. Each of these errors leaves
-the device as it was, so that a smaller piece can be tried. A collective that found no memory is not among them: its
-peers may have received a part.
+Only caching allocators raise a class of their own. Each of these errors leaves the device as it was, so that a smaller
+piece can be tried. Errors of collectives are not among them: their peers may have received a part.
 """
 
 import gc
@@ -71,9 +70,7 @@ def give_back() -> None:
 
 
 def build_emptying(every_updates: int | None, device: "torch.device") -> Callable[[int], None] | None:
-    """Function of the number of an update that empties the allocator's cache after some of them; None for never.
-
-    Other processes on the device may need that memory. Updates become slower.
+    """Function of the number of an update that empties the allocator's cache after some updates; None for never.
 
     Raises:
         ArgumentError: the device is a CPU, whose allocator has no cache.
@@ -81,10 +78,8 @@ def build_emptying(every_updates: int | None, device: "torch.device") -> Callabl
     if every_updates is None:
         return None
     if device.type == "cpu":
-        raise ArgumentError(
-            "`memory.empty_cache_every_updates` needs an accelerator, but `device` is cpu; leave it out.",
-            field="memory.empty_cache_every_updates",
-        )
+        field = "memory.empty_cache_every_updates"
+        raise ArgumentError(f"`{field}` needs an accelerator, but `device` is cpu; leave it out.", field=field)
 
     import torch
 

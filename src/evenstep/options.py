@@ -1,4 +1,4 @@
-"""Option classes of a trainer; the tables of a run file are these classes.
+"""Option classes of a trainer, which are the tables of a run file.
 
     Training       how an update is made         `[train]`
     Checkpointing  when to save, what to keep    `[checkpoint]`
@@ -119,11 +119,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.compile != "off" and self.memory.checkpoint != "none":
-            raise ArgumentError(
-                f"`compile` must be 'off' where activations are recomputed (`memory.checkpoint` is "
-                f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out.",
-                field="compile",
-            )
+            raise ArgumentError("`compile` and `memory.checkpoint` can't be combined; leave one out.", field="compile")
 
 
 @option
@@ -163,10 +159,7 @@ class Checkpointing:
     def __post_init__(self) -> None:
         asked = [name for name in SAVED_BY if getattr(self, name) is not None]
         if asked and self.keep_last == 0:
-            raise ArgumentError(
-                f"`{asked[0]}` asks for checkpoints, but `keep_last` is 0, which writes none; leave one of them out.",
-                field=asked[0],
-            )
+            raise ArgumentError(f"`{asked[0]}` needs checkpoints, but `keep_last` is 0; leave one out.", field=asked[0])
 
 
 @option
@@ -243,15 +236,11 @@ class Logging:
 
     def __post_init__(self) -> None:
         if self.peak_tflops is not None and not self.flops:
-            raise ArgumentError(
-                f"`peak_tflops` is compared with the counted operations, but `flops` is {self.flops}; set `flops` as "
-                f"well.",
-                field="peak_tflops",
-            )
+            raise ArgumentError("`peak_tflops` needs `flops=True`.", field="peak_tflops")
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
         twice = [name for name in sorted(names) if names.count(name) > 1]
         if twice:
-            raise ArgumentError(f'`writers` has "{twice[0]}" more than once; name each writer once.', field="writers")
+            raise ArgumentError(f'`writers` has "{twice[0]}" twice.', field="writers")
 
 
 def check_length(updates: object, epochs: object) -> None:
@@ -263,39 +252,30 @@ def check_length(updates: object, epochs: object) -> None:
 
 
 def check_rewinds(keep_last: int | None, **policies: object) -> None:
-    """Raise ArgumentError for a policy that goes back where too few checkpoints are kept to go back to.
+    """Raise ArgumentError for a policy that rewinds, if fewer than two checkpoints are kept.
 
     Args:
-        keep_last: how many of the newest checkpoints are kept; None for all.
-        policies: those that may go back, as they were given, by their names.
+        keep_last: number of checkpoints that are kept; None for all.
+        policies: policies that rewind, by their fields.
     """
     if keep_last is None or keep_last >= 2:
         return
-    for name, policy in policies.items():
-        what = f'"{policy}"' if isinstance(policy, str) else f"{type(policy).__name__}"
-        raise ArgumentError(
-            f"`{name}` is {what}, which goes back to a checkpoint from before the fault, but `keep_last` is "
-            f"{keep_last}: the only one may be from after it; keep 2 or more.",
-            field=name,
-        )
+    for name in policies:
+        raise ArgumentError(f"`{name}` rewinds, which needs `keep_last` 2 or more, but is {keep_last}.", field=name)
 
 
 def check_task_names(names: Iterable[str]) -> None:
     """Raise ArgumentError for a task's name that metrics and files cannot have."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
-            raise ArgumentError(
-                f"`{name}` must have a name of letters, digits, `_` and `-` that is none of {', '.join(RESERVED)}, "
-                f"which stand beside the tasks' metrics; rename it.",
-                field=name,
-            )
+            words = ", ".join(RESERVED)
+            text = f"task `{name}` needs a name of letters, digits, `_` and `-`, except {words}; rename it."
+            raise ArgumentError(text, field=name)
 
 
 def check_evaluation_names(names: Iterable[str]) -> None:
     """Raise ArgumentError for a name of an evaluation that would mix its metrics with others."""
     for name in names:
         if name in ("train", "perf", "progress") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise ArgumentError(
-                f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train", '
-                f'"perf" or "progress", which other metrics begin with; call it "valid" or "test".'
-            )
+            text = f"evaluation `{name}` needs a name of letters, digits, `_` and `-`, except train, perf and progress."
+            raise ArgumentError(text, field=name)

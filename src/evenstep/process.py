@@ -1,8 +1,8 @@
-"""The process of a command or a run: exit codes, signals, its command line, and lines of the user's code.
+"""Exit codes, signals, the command line of a process, and lines of the user's code.
 
-SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP ask for the end and for another run, as schedulers do; Ctrl-C asks for the end
-alone. Before training a signal ends the command; during training the run stops where it can be saved. A second signal
-leaves at once, except copies of the first one. Importing this loads no torch.
+SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP request the end and another run; Ctrl-C requests the end. Before training a signal
+ends the command; during training the run stops where it can be saved. A second signal ends the process at once, except
+copies of the first. Importing this loads no torch.
 """
 
 import atexit
@@ -64,7 +64,7 @@ def ending(*, leaves: bool = False) -> Generator[None]:
 
 @contextmanager
 def not_swallowed() -> Generator[None]:
-    """Handle a signal again after the `with` if it came inside: some imports of torch catch and drop its error."""
+    """Handle a signal again after the `with`: some imports of torch drop the error that its handler raises."""
     came: list[int] = []
     numbers = (signal.SIGINT, *REQUEUE) if threading.current_thread() is threading.main_thread() else ()
     before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
@@ -85,7 +85,7 @@ def not_swallowed() -> Generator[None]:
 
 
 def leave_with(code: int) -> None:
-    """Let later signals end the process at once with `code`, also while exit functions run, which may hang."""
+    """Let later signals end the process at once with `code`, also while exit functions hang."""
     for number in (*REQUEUE, signal.SIGINT):
         # shells let commands in the background ignore SIGINT
         if number in REQUEUE or signal.getsignal(number) != signal.SIG_IGN:
@@ -98,9 +98,9 @@ def ignore_at_the_end() -> None:
 
 
 def interrupted(message: str) -> KeyboardInterrupt:
-    """The error after a Ctrl-C that was handled; notebooks show its text alone.
+    """The error after a handled Ctrl-C; notebooks show its text alone.
 
-    It has no class of its own: Python ends a program by SIGINT only for `KeyboardInterrupt` itself.
+    Python ends a program by SIGINT only for `KeyboardInterrupt` itself, not for a subclass.
     """
     error = KeyboardInterrupt(message)
     vars(error)["_render_traceback_"] = lambda: [f"KeyboardInterrupt: {message}"]  # read by IPython

@@ -7,11 +7,10 @@ ranges are written by `annotated_types` or by the names below.
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field as DataclassField
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
-from importlib import import_module
 from inspect import Parameter, cleandoc, getsource, signature
 from itertools import pairwise
 from textwrap import dedent
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Never, TypeVar, cast, dataclas
 from annotated_types import Ge, Gt, Interval
 
 from evenstep.errors import ArgumentError
+from evenstep.lazy import load
 
 if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
@@ -128,11 +128,6 @@ def path_of(location: Sequence[str | int], given: object, *, missing: bool = Fal
     return tuple(path or location[:1])
 
 
-def load(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
-
-
 class Matching:
     """Annotation of a text that fits a regular expression as a whole.
 
@@ -175,22 +170,14 @@ class Instance:
 
     def checked(self, value: object) -> object:
         if not isinstance(value, load(self.target)):
-            name = self.target.partition(":")[2]
-            _refuse(f"input should be an object of the class {name}")
+            _refuse("object", f"an object of the class {self.target.partition(':')[2]}")
         return value
 
 
-def _refuse(text: str) -> Never:
+def _refuse(kind: str, expected: str) -> Never:
     from pydantic_core import PydanticCustomError
 
-    raise PydanticCustomError("object", "{text}", {"text": text})
-
-
-def _refuse_kind(kinds: Iterable[str]) -> Never:
-    from pydantic_core import PydanticCustomError
-
-    expected = ", ".join(map(repr, kinds))
-    raise PydanticCustomError("kind", "input should be one of {expected}", {"expected": expected})
+    raise PydanticCustomError(kind, "input should be {expected}", {"expected": expected})  # type: ignore[arg-type]
 
 
 class Made(Instance):
@@ -241,11 +228,11 @@ class OneOf(Instance):
             table = dict(cast("Mapping[str, object]", value))
             kind = table.pop("kind", self.default)
             if not isinstance(kind, str) or kind not in kinds:
-                _refuse_kind(kinds)
+                _refuse("kind", f"one of {', '.join(map(repr, kinds))}")
             return from_table(self.kind(kind), table)
         if self.named and isinstance(value, str):
             if value not in kinds:
-                _refuse_kind(kinds)
+                _refuse("kind", f"one of {', '.join(map(repr, kinds))}")
             return value
         return super().checked(value)
 
@@ -332,6 +319,22 @@ def json_schema(kind: type) -> dict[str, Any]:
 
 def _first_paragraph(text: str) -> str:
     return " ".join(text.partition("\n\n")[0].split())
+
+
+def plain_values(options: object) -> dict[str, object]:
+    """Fields of an option class as plain values, which ranks and runs can compare; other objects by their class."""
+    found = {one.name: getattr(options, one.name) for one in fields(cast("Any", options))}
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **plain_values(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in cast("Sequence[object]", value)]
+    return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
 def _described(kind: type[Any], properties: dict[str, Any]) -> dict[str, Any]:

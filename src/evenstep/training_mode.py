@@ -1,7 +1,6 @@
-"""Puts a model into training mode, but for what is meant to stay in evaluation mode, such as frozen norms.
+"""Training mode of a model whose frozen parts, such as norms, stay in evaluation mode.
 
-That is said in two ways: by `eval()` of single parts, or by a `train` of the model's own, which a loop is expected to
-call at its beginning. Both hold.
+Parts are frozen by their own `eval()`, or by a `train` method of the model, which a loop calls at its beginning.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +14,9 @@ from evenstep.errors import ArgumentError
 
 
 def train(model: nn.Module) -> None:
-    """Put `model` into training mode, all of it if it is in evaluation mode as a whole.
+    """Put `model` into training mode, except its parts that are in evaluation mode while the model is not.
 
-    Parts that are in evaluation mode by themselves stay there, and so does what a `train` of a part's own puts there.
+    Parts that their own `train` method puts into evaluation mode stay there, too.
 
     >>> class Net(nn.Sequential):
     ...     def train(self, mode=True):
@@ -41,29 +40,29 @@ def train(model: nn.Module) -> None:
 
 
 def require_gradients(done: str) -> None:
-    """Raise ArgumentError where something is `done` in `torch.inference_mode()`, which `enable_grad` can't end."""
+    """Raise ArgumentError in `torch.inference_mode()`.
+
+    Args:
+        done: beginning of the sentence, such as "`update` was called".
+    """
     if torch.is_inference_mode_enabled():
-        raise ArgumentError(
-            f"{done} inside `torch.inference_mode()`, in which no gradient can be taken, nor a tensor made that an "
-            f"update may change; do it outside of that."
-        )
+        raise ArgumentError(f"{done} inside `torch.inference_mode()`, which has no gradients; do it outside of that.")
 
 
 def require_own_format(
     method: str, device: torch.device, forward: Callable[[torch.device], AbstractContextManager[Any]]
 ) -> None:
-    """Raise ArgumentError where `method` was called inside a `torch.autocast` of the caller's, which would hold on.
+    """Raise ArgumentError if `method` was called inside `torch.autocast`, unless its forwards have an autocast too.
 
     Args:
-        forward: gives in what its forwards run; an autocast takes the place of the caller's.
+        forward: gives the context of a forward.
     """
     if torch.is_autocast_enabled(device.type) and not isinstance(forward(device), torch.autocast):
         given = torch.get_autocast_dtype(device.type)
         name = {torch.bfloat16: "'bf16-mixed'", torch.float16: "'16-mixed'"}.get(given, "…")
         raise ArgumentError(
-            f"`{method}` was called inside `torch.autocast`, under which forwards would compute in "
-            f"{str(given).removeprefix('torch.')}, and not in what `precision` says; call it outside of that, and give "
-            f"`precision={name}` if it is meant.",
+            f"`{method}` was called inside `torch.autocast`, which replaces `precision`; call it outside of that, with "
+            f"`precision={name}` for {str(given).removeprefix('torch.')}.",
             field=method,
         )
 
@@ -77,10 +76,7 @@ def _has_own(part: nn.Module) -> bool:
 
 
 def put_back(modes: Mapping[nn.Module, bool]) -> None:
-    """Put modules back into the modes that they had, by a `train` of their own where they have one.
-
-    Such a one may do more than note the mode: layers that merge their adapters for an evaluation take them apart again.
-    """
+    """Restore the modes of modules; their own `train` methods, which may merge adapters, are called."""
     for part, training in modes.items():
         if _has_own(part):
             part.train(training)

@@ -5,30 +5,27 @@ Looked up only for names that are unknown anyway: keys of a run file, arguments 
 
 _WORDS = (
     # key of a run file, argument of a trainer, words of others
-    ("train.epochs", "epochs=…", "max_epochs num_train_epochs num_epochs"),
-    ("train.updates", "updates=…", "max_steps max_train_steps num_training_steps max_update"),
-    ("train.clip_norm", "train=Training(clip_norm=…)", "gradient_clip_val max_grad_norm clip_grad_norm"),
-    ("train.precision", 'precision="bf16-mixed"', "mixed_precision fp16 bf16 amp dtype"),
+    ("train.epochs", "epochs=…", "max_epochs num_train_epochs"),
+    ("train.updates", "updates=…", "max_steps max_train_steps"),
+    ("train.clip_norm", "train=Training(clip_norm=…)", "gradient_clip_val max_grad_norm"),
+    ("train.precision", 'precision="bf16-mixed"', "mixed_precision fp16 bf16"),
     ("train.compile", 'train=Training(compile="model")', "torch_compile"),
-    ("parallel.strategy", 'strategy="ddp"', "devices num_nodes num_processes ddp fsdp deepspeed"),
-    ("device", 'device="cpu"', "accelerator use_cpu no_cuda"),
+    ("train.memory.checkpoint", 'train=Training(memory=Memory(checkpoint="blocks"))', "gradient_checkpointing"),
+    ("parallel.strategy", 'strategy="ddp"', "devices num_nodes num_processes fsdp deepspeed"),
+    ("device", 'device="cpu"', "accelerator"),
     ("data.train", "data=MapData(…)", "train_dataloaders train_dataloader train_dataset datamodule"),
     ("data.evaluations", "evaluations=MapData(…)", "val_dataloaders eval_dataset eval_dataloader"),
-    (
-        "data.global_batch_size",
-        "data=MapData(…, global_batch_size=…)",
-        "batch_size train_batch_size total_batch_size",
-    ),
+    ("data.global_batch_size", "data=MapData(…, global_batch_size=…)", "batch_size train_batch_size"),
     (
         "data.micro_batch_size",
         "data=MapData(…, micro_batch_size=…)",
-        "accumulate_grad_batches gradient_accumulation_steps per_device_train_batch_size update_freq",
+        "accumulate_grad_batches gradient_accumulation_steps per_device_train_batch_size",
     ),
     ("data.num_workers", "data=MapData(…, num_workers=…)", "dataloader_num_workers"),
     ("hooks", "hooks=[…]", "callbacks"),
-    ("log.writers", "log=Logging(writers=…)", "logger report_to log_with"),
+    ("log.writers", "log=Logging(writers=…)", "logger report_to"),
     ("log.every_updates", "log=Logging(every_updates=…)", "log_every_n_steps logging_steps"),
-    ("checkpoint.every_updates", "checkpoint=Checkpointing(every_updates=…)", "save_steps every_n_train_steps"),
+    ("checkpoint.every_updates", "checkpoint=Checkpointing(every_updates=…)", "save_steps"),
     ("checkpoint.keep_last", "checkpoint=Checkpointing(keep_last=…)", "save_total_limit"),
     ("evaluation.every_updates", "evaluation=Evaluation(every_updates=…)", "val_check_interval eval_steps"),
     ("evaluation.every_epochs", "evaluation=Evaluation(every_epochs=…)", "check_val_every_n_epoch"),
@@ -37,11 +34,8 @@ _WORDS = (
     ("lr_schedule.warmup_updates", 'lr_schedule={"kind": "cosine", "warmup_updates": 100}', "warmup_steps"),
     ("optimizer.lr", "optimizer=torch.optim.AdamW(model.parameters(), lr=…)", "learning_rate lr"),
     ("optimizer.args.weight_decay", "optimizer=torch.optim.AdamW(…, weight_decay=…)", "weight_decay"),
-    ("optimizer.args.betas", "optimizer=torch.optim.AdamW(…, betas=…)", "betas"),
-    ("optimizer.args.momentum", "optimizer=torch.optim.SGD(…, momentum=…)", "momentum"),
     ("task", "task=…", "loss_fn criterion compute_metrics"),
     ("resume", "trainer.resume(…)", "ckpt_path resume_from_checkpoint"),
-    ("train.memory.checkpoint", 'train=Training(memory=Memory(checkpoint="blocks"))', "gradient_checkpointing"),
 )
 _NAMES = {
     "Accelerator": "Engine",
@@ -50,7 +44,6 @@ _NAMES = {
     "Fabric": "Engine",
     "LightningModule": "integrations.lightning",
     "ModelCheckpoint": "Checkpointing",
-    "TrainerCallback": "Hook",
     "TrainingArguments": "Training",
 }
 
@@ -60,16 +53,7 @@ KEYS = {word: key for key, _, words in _WORDS for word in words.split()}
 ARGUMENTS = {word: argument for _, argument, words in _WORDS for word in words.split()}
 """Our argument of a trainer for each word, as Python writes it."""
 
-VALUES = {
-    "fp16": "16-mixed",
-    "fp16-mixed": "16-mixed",
-    "fp32": "32-true",
-    "fp8": "float8-mixed",
-    "deepspeed": "fsdp",
-    "fsdp2": "fsdp",
-    "zero2": "fsdp",
-    "zero3": "fsdp",
-}
+VALUES = {"fp16": "16-mixed", "fp32": "32-true", "fp8": "float8-mixed", "deepspeed": "fsdp", "zero3": "fsdp"}
 """Our names for number formats and strategies."""
 
 

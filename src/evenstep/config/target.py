@@ -29,8 +29,9 @@ from evenstep.config.load import Setting, as_json, at, faults_of, quoted, read
 from evenstep.config.ranks import build_layout, check_ranks
 from evenstep.config.run import HOOKS, GroupTable, OptimizerTable, RunConfig, Target
 from evenstep.errors import ArgumentError, ConfigError, MissingExtraError, clause
+from evenstep.lazy import load
 from evenstep.process import user_line
-from evenstep.schema import STRICT, load
+from evenstep.schema import STRICT
 
 _DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
 

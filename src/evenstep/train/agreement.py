@@ -12,6 +12,7 @@ import torch
 from evenstep.data import Data
 from evenstep.internals import unwrapped
 from evenstep.options import Training
+from evenstep.schema import plain_values
 from evenstep.tensors import named_parameters
 from evenstep.train.checkpointing.run_state import updates_of
 from evenstep.train.checks import check_same_on_all_ranks, check_ties
@@ -63,8 +64,7 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         "tasks": [*engine.parts.context.tasks],
         "config": loop.checkpointer.state.config,
         "folder": "given" if loop.checkpointer.enabled else "none in which anything is saved",
-        "clip_norm": train.clip_norm,
-        "check_loss": train.check_loss,
+        "train": plain_values(train),
         "log.every_updates": loop.log_every_updates,
         "settle_every_updates": loop.settle_every_updates,
         "ema": ema and {**ema.settings, "evaluated": ema.evaluated},

@@ -162,7 +162,7 @@ def test_only_what_is_trained_is_optimized(build: Build) -> None:
         (["--model.target", "parts.py:strided"], None),
         (["--optimizer.name", "RAdam"], None),
         (["--optimizer.name", "SGD", "--parallel.strategy", "fsdp"], None),  # torch has no such kernel for shards
-        (["--optimizer.name", "AdamW", "--parallel.strategy", "fsdp"], True),
+        (["--optimizer.name", "AdamW", "--parallel.strategy", "fsdp", "--parallel.reduction", "fast"], True),
     ],
 )
 def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str], fused: bool | None) -> None:

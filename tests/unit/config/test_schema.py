@@ -16,9 +16,10 @@ import evenstep
 from evenstep.config.keys import all_keys, may_change, schema
 from evenstep.config.run import HOOKS, DataTable, ParallelTable
 from evenstep.errors import ArgumentError
+from evenstep.lazy import load
 from evenstep.options import NonFinite, Training
 from evenstep.precision import Bf16True, Fp16Mixed
-from evenstep.schema import Count, Instance, Made, json_schema, load, option, path_of, texts_of
+from evenstep.schema import Count, Instance, Made, json_schema, option, path_of, texts_of
 from evenstep.train.failures import FAILURE_POLICIES
 from refused import refused
 
