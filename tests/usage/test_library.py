@@ -120,7 +120,7 @@ def test_what_comes_later_than_the_state_that_a_run_goes_on_from_is_set_aside_in
         saved = read_checkpoint(tmp_path / "latest").state["model"]
         assert torch.equal(saved["weight"], trainer.model.weight)
     assert files_of(tmp_path / "checkpoints" / f"left-1-{last.name}") == before
-    assert capsys.readouterr().out.count("is of a course that this run leaves at update 2; it is `left-") == 2
+    assert capsys.readouterr().out.count("was renamed to `left-") == 2
     again = trainer_of(folder=tmp_path, checkpoint=saves)
     assert again.resume() == last
     assert torch.equal(again.model.weight, trainer.model.weight)

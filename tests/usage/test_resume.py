@@ -136,7 +136,7 @@ def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path
 
 def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
     _, said = gone_on(tmp_path, [], [], first={"train": Training(ema=Ema(decay=0.9))})
-    assert said == ["the run goes on with changes: the average of the parameters is given up."]
+    assert said == ["the run goes on with changes: the average of the parameters is dropped."]
 
 
 def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, **more: Any) -> Trainer:
@@ -333,7 +333,7 @@ def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_pat
     (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").unlink()
     heard = Heard()
     assert trainer_of(tmp_path, heard, updates=6).resume() == newest
-    assert heard.said[0].startswith("step-00000005 was passed over: it has no `manifest.json`")
+    assert heard.said[0].startswith("step-00000005 was skipped: it has no `manifest.json`")
     (newest / "manifest.json").unlink()
     with pytest.raises(CheckpointError):
         trainer_of(tmp_path, Heard(), updates=6).resume()

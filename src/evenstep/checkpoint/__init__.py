@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.mirror import Mirror
     from evenstep.checkpoint.ranks import ALONE, RankGroup, ended_on_all, on_all_ranks, patiently
     from evenstep.checkpoint.read import CheckpointReader, newest_checkpoint, read_checkpoint, verify
+    from evenstep.checkpoint.replica import Replica
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.shard import Shard, outline
     from evenstep.checkpoint.state import is_sharded, pack, unpack
@@ -30,6 +31,7 @@ __all__ = [
     "Manifest",
     "Mirror",
     "RankGroup",
+    "Replica",
     "SaveResult",
     "Shard",
     "UnreadableError",
@@ -72,6 +74,7 @@ __getattr__, __dir__ = lazy_names(
         ".mirror": "Mirror",
         ".ranks": "ALONE RankGroup ended_on_all on_all_ranks patiently",
         ".read": "CheckpointReader newest_checkpoint read_checkpoint verify",
+        ".replica": "Replica",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".shard": "Shard outline",
         ".state": "is_sharded pack unpack",

@@ -1,12 +1,12 @@
 """Saves checkpoints one after the other while training goes on.
 
-    begin     copies the state; training waits for that, and for the save before if it is not done
-    poll      at ends of updates: on all ranks together, goes on with the save in flight
+    begin     copies the state; training waits for that, and for an earlier save in flight
+    poll      after updates, on all ranks together: continues the save in flight
     wait      until no save is in flight
 
-Each rank writes in a thread of its own. When all have written, the first publishes; then all know. With a mirror, each
-rank then copies its files there, and the first publishes the copy. No thread talks to other ranks: `poll` and `wait`
-do, which all ranks call alike.
+Each rank writes in its own thread. When all have written and their replicas are equal, the first rank publishes. With a
+mirror, each rank then copies its files there, and the first publishes the copy. Threads do not talk to other ranks;
+`poll` and `wait` do.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -22,9 +22,10 @@ from torch import Tensor
 
 from evenstep.checkpoint.mirror import Mirror
 from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
+from evenstep.checkpoint.replica import Replica, checksum_of
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.state import flat_state, local_of
-from evenstep.checkpoint.write import CheckpointWrite, Written
+from evenstep.checkpoint.write import CheckpointWrite
 from evenstep.errors import CheckpointError, clause
 from evenstep.oom import is_out_of_memory
 
@@ -34,10 +35,9 @@ _ALIGNMENT_BYTES = 64
 
 @final
 class Staging:
-    """A buffer into which a state is copied before it is written.
+    """Buffer for copies of a state, kept from save to save, as fresh memory costs ten times the copy.
 
-    It is kept from save to save, as fresh memory costs ten times the copy. With an accelerator the memory is pinned and
-    the copies are only enqueued; the thread that writes waits for them.
+    With an accelerator the memory is pinned and copies are only enqueued; the thread that writes waits for them.
 
     >>> copies, ready = Staging().copy({"bias": torch.ones(2)})
     >>> ready()
@@ -50,13 +50,13 @@ class Staging:
         self._preparing: Future[None] | None = None
 
     def prepare(self, tensors: Sequence[Tensor]) -> None:
-        """Take memory for copies of such tensors in the background; without memory, `copy` asks again."""
+        """Take memory for copies of such tensors in the background; if there is none, `copy` tries again."""
         size = _size(tensors)
         device = _device(tensors)
         self._preparing = in_background(lambda: self._reserve(size, device))
 
     def copy(self, tensors: Mapping[T, Tensor]) -> tuple[dict[T, Tensor], Callable[[], None]]:
-        """Contiguous copies of tensors, which hold until the next call, and a function that waits for them.
+        """Contiguous copies, valid until the next call, and a function that waits for them.
 
         Args:
             tensors: on the CPU and at most one accelerator.
@@ -69,16 +69,14 @@ class Staging:
         copies: dict[T, Tensor] = {}
         begin = 0
         with torch.no_grad():
-            # one at a time: each is one memcpy, and a foreach copy on a CPU is no faster
-            for name, tensor in tensors.items():
+            for name, tensor in tensors.items():  # a foreach copy is no faster
                 view = self._buffer[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 copies[name] = view.copy_(tensor, non_blocking=True)
                 begin += _aligned(tensor.nbytes)
         if device is None:
             return copies, lambda: None
         event = torch.Event(device)
-        # of the tensors' own device, on which the copies are, which need not be the current one
-        event.record(torch.accelerator.current_stream(device))
+        event.record(torch.accelerator.current_stream(device))  # the tensors' device need not be the current one
         return copies, event.synchronize
 
     def _reserve(self, num_bytes: int, device: torch.device | None) -> None:
@@ -103,14 +101,13 @@ def _device(tensors: Iterable[Tensor]) -> torch.device | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """The end of a save.
+    """Result of a save.
 
     Args:
         update: number of committed updates in the state.
-        path: of the checkpoint; None if there is none.
-        error: why there is no checkpoint, or why old ones could not be deleted, or why it could not be copied to the
-            mirror.
-        seconds: from its beginning to its end.
+        path: the checkpoint, or None.
+        error: why there is no checkpoint, or why old ones could not be deleted, or why there is no copy in the mirror.
+        seconds: duration of the save.
     """
 
     update: int
@@ -122,14 +119,11 @@ class SaveResult:
 @final
 @dataclass(slots=True)
 class _PendingSave:
-    """A save that has begun.
+    """A save in flight.
 
     Args:
-        steps: generator of the jobs of this rank, to which the results of all ranks are sent.
-        job: the job that this rank does now.
-        is_written: whether all ranks have written their files.
-        path: of the checkpoint, after it was published.
-        error: why old checkpoints could not be deleted.
+        steps: generator of this rank's jobs; it is sent the results of all ranks.
+        job: the job in hand.
     """
 
     write: CheckpointWrite
@@ -144,7 +138,7 @@ class _PendingSave:
         return not wait([self.job], within_s).not_done
 
     def finish(self, result: Any) -> None:
-        """Do all following jobs without other ranks, after a job with this result."""
+        """Do all jobs after that with `result`, without other ranks."""
         with suppress(StopIteration):
             while True:
                 result = self.steps.send([result])()
@@ -158,14 +152,14 @@ class _PendingSave:
 
 @final
 class AsyncWriter:
-    """The checkpoints of one run.
+    """Writer of the checkpoints of one run.
 
     Args:
         group: the ranks; all call every method alike.
         keep_last, keep_every_updates: as for `retain`.
         asynchronous: whether the state is copied first, so that it may change while it is written.
-        mirror: where checkpoints are copied to.
-        timeout_s: the longest wait for a save to come to an end.
+        mirror: address of copies.
+        timeout_s: longest duration of a save.
     """
 
     def __init__(
@@ -179,12 +173,11 @@ class AsyncWriter:
         mirror: Mirror | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
-        self.folder = folder
+        self._folder = folder
         self._mirror = mirror
         self._group = group
         self._timeout_s = timeout_s
-        self._keep_last = keep_last
-        self._keep_every = keep_every_updates
+        self._keep: dict[str, Any] = {"keep_last": keep_last, "keep_every_updates": keep_every_updates}
         self._staging = Staging() if asynchronous else None
         self._pending: _PendingSave | None = None
 
@@ -202,28 +195,33 @@ class AsyncWriter:
         *,
         protect: Collection[str] = (),
         resumed_from: str | None = None,
+        replica: Replica | None = None,
     ) -> str:
-        """Begin to save; no other save may be in flight.
-
-        Returns:
-            If it is asynchronous, why a rank has no memory for a copy of the state, so that all must `wait`; else "".
+        """Begin a save; no other may be in flight.
 
         Args:
             update: number of committed updates in the state.
-            state: as for `write_checkpoint`; after a copy it may change as soon as this has returned.
-            protect: names of checkpoints that must not be deleted to make room.
+            state: as for `write_checkpoint`; if `asynchronous`, it may change as soon as this returns.
+            protect: names of checkpoints that must not be deleted.
             resumed_from: as for `write_checkpoint`.
+            replica: tensors that must be equal on ranks of the same place when the checkpoint is published.
+
+        Returns:
+            Why a rank has no memory for a copy of the state, so that all must `wait`; else "".
 
         Raises:
             CheckpointError: a state that cannot be saved.
         """
         assert self._pending is None, "wait for the save before"
         began = perf_counter()
-        save = CheckpointWrite(self.folder, update, state, group=self._group, resumed_from=resumed_from)
+        save = CheckpointWrite(self._folder, update, state, group=self._group, resumed_from=resumed_from)
+        compared = replica if self._group.ranks > 1 else None
+        summing = compared.begin_sums() if compared is not None else None  # while the copy is made
         ready, no_memory = self._copy_state(save)
+        sums = None if summing is None else summing.result()
 
         pending = _PendingSave(save, began)
-        pending.steps = self._steps(pending, ready, protect)
+        pending.steps = self._steps(pending, ready, protect, compared, sums)
         first = next(pending.steps)
         alone = self._group.ranks == 1
         pending.job = in_background((lambda: pending.finish(first())) if alone else first)
@@ -231,19 +229,28 @@ class AsyncWriter:
         return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
 
     def _steps(
-        self, pending: _PendingSave, ready: Callable[[], None], protect: Collection[str]
+        self,
+        pending: _PendingSave,
+        ready: Callable[[], None],
+        protect: Collection[str],
+        replica: Replica | None,
+        sums: Tensor | None,
     ) -> Generator[Callable[[], Any], list[Any]]:
         save = pending.write
+        own: list[int] = []
 
-        def write() -> Written:
+        def write() -> tuple[Any, Any]:
             ready()
-            return save.write()
+            if replica is not None and sums is not None:
+                own.extend(sums.tolist())
+                return save.write(), (replica.place, checksum_of(own))
+            return save.write(), None
 
         def publish() -> tuple[Path, Exception | None]:
-            path = save.publish(written)
+            path = save.publish(files for files, _ in written)
             if self._group.rank == 0:
                 try:
-                    retain(self.folder, keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=protect)
+                    retain(self._folder, protect=protect, **self._keep)
                     if self._mirror is not None:
                         self._mirror.remove(path.name)  # a copy of the same update is of another past
                 except CheckpointError as error:
@@ -253,9 +260,11 @@ class AsyncWriter:
         def publish_copy(mirror: Mirror) -> None:
             if self._group.rank == 0:
                 mirror.publish(save.target)
-                mirror.retain(keep_last=self._keep_last, keep_every_updates=self._keep_every, protect=protect)
+                mirror.retain(protect=protect, **self._keep)
 
         written = yield write
+        if replica is not None and len(written) == self._group.ranks:
+            replica.check(self._group, save.update, own, [checksum for _, checksum in written])
         pending.is_written = True
         published = yield publish
         pending.path, pending.error = published[0]
@@ -265,25 +274,21 @@ class AsyncWriter:
             yield lambda: publish_copy(mirror)
 
     def _copy_state(self, save: CheckpointWrite) -> tuple[Callable[[], None], list[str]]:
-        def ready() -> None: ...
-
         if self._staging is None:
-            return ready, []
-        why = ""
+            return lambda: None, []
         tensors = {(file, name): one for file, each in save.tensors.items() for name, one in each.items()}
         try:
             copies, ready = self._staging.copy(tensors)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            why = clause(error)
-        else:
-            for (file, name), copy in copies.items():
-                save.tensors[file][name] = copy
-        return ready, self._group.gather(why)
+            return lambda: None, self._group.gather(clause(error))
+        for (file, name), copy in copies.items():
+            save.tensors[file][name] = copy
+        return ready, self._group.gather("")
 
     def poll(self) -> SaveResult | None:
-        """Go on with the save in flight, without waiting; gives its result, if it has ended."""
+        """Continue the save in flight, without waiting; gives its result, if it has ended."""
         pending = self._pending
         if pending is None or not all(self._group.gather(pending.done())):
             return None
@@ -306,7 +311,7 @@ class AsyncWriter:
         try:
             if pending.write.is_shared and not pending.is_written:
                 wait([pending.job], self._timeout_s)  # it writes to the folder of the next save of the same update
-                raise CheckpointError("other ranks may not have written their part; it is given up.")
+                raise CheckpointError("other ranks may not have written their part, so the save was given up.")
             pending.finish(self._result_of(pending.job, self._timeout_s))
             return pending.result()
         except Exception as error:  # noqa: BLE001 - given to the caller
@@ -315,8 +320,7 @@ class AsyncWriter:
     def _wait_for(self, pending: _PendingSave) -> None:
         deadline = monotonic() + self._timeout_s
         step_s = min(TALK_EVERY_S, self._timeout_s)
-        # ranks that have little to write talk to the others all the while, so that none is taken for lost
-        while True:
+        while True:  # ranks with little to write talk all the while, so that none is taken for lost
             everybody = self._group.gather((pending.done(within_s=step_s), monotonic() > deadline))
             if all(done for done, _ in everybody) or any(is_late for _, is_late in everybody):
                 return
@@ -339,5 +343,5 @@ class AsyncWriter:
             return job.result(within_s)
         except TimeoutError as error:
             raise CheckpointError(
-                f"a checkpoint was not written within {self._timeout_s:g} s, so it is given up; look at the disk."
+                f"a checkpoint was not written within {self._timeout_s:g} s, so it was given up; look at the disk."
             ) from error

@@ -35,7 +35,7 @@ from evenstep.errors import CheckpointError
 
 _NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
 # the parts of the state that are divided between ranks; the other parts are equal on all, except streams
-_SHARED = ("model", "optimizer", "ema", "trained", "each_rank")
+_SHARED = ("model", "optimizer", "ema", "trained", "training", "each_rank")
 
 
 def write_emergency(

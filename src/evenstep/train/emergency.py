@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenstep.checkpoint import Mirror, write_emergency, write_part
-from evenstep.errors import CheckpointError, LostRankError, clause
+from evenstep.errors import CheckpointError, LostRankError, ReplicaError, clause
 from evenstep.events import Incident
 from evenstep.parallel.group import Interrupted
 from evenstep.train.checkpointing.checkpointer import Checkpointer
@@ -62,8 +62,8 @@ def _save(error: BaseException, loop: "Loop", *, lacking: str) -> None:
     """
     checkpointer, update = loop.checkpointer, loop.engine.progress.update
     checkpointer.settle_alone()
-    if isinstance(error, KeyboardInterrupt | CheckpointError) or update == 0:
-        return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
+    if isinstance(error, KeyboardInterrupt | CheckpointError | ReplicaError) or update == 0:
+        return  # the user is in a hurry, the disk or the state is the trouble, or nothing was reached
     if update <= checkpointer.saved_at:
         return
     if lacking:

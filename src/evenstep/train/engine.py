@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _EVALUATION = "evaluate"  # name of an evaluation in events
 _NONE: Any = object()
+_PARTS = ("model", "optimizer", "ema", "precision", "progress", "run")
 
 
 @final
@@ -313,12 +314,18 @@ class Engine:
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         Tensors may be the engine's own, which further updates change: `copy.deepcopy` what is to be gone back to.
         """
-        schedule = self.core.learning_rates.state_dict()
-        tasks = states_of(self.parts.context.tasks)
-        own = {"progress": self.progress.state_dict(), "tasks": tasks, "lr_schedule": schedule}
         if self.parts.execution.part_held[1] > 1:
             self.reducers.group.gather(None)  # what gathers shards would not notice that a rank is elsewhere
-        return {**self.tensors(whole=True), **own, "run": self.described()}
+        return {**self.tensors(whole=True), **self.counters()}
+
+    def counters(self) -> Tree:
+        """The parts "progress", "tasks", "lr_schedule" and "run" of a state."""
+        return {
+            "progress": self.progress.state_dict(),
+            "tasks": states_of(self.parts.context.tasks),
+            "lr_schedule": self.core.learning_rates.state_dict(),
+            "run": self.described(),
+        }
 
     def described(self) -> Tree:
         """Description of the run in its state: seed, precision, and settings of updates.
@@ -348,7 +355,7 @@ class Engine:
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
-        check_parts(state)
+        check_parts(state, _PARTS, "an engine")
         check_same_run(state["run"], {"seed": self.seed, "precision": self.precision.name})
         return self.load_own(self.own_part(state))
 
@@ -451,6 +458,7 @@ class Engine:
         self.parts.modes.train()
         for layer in self.parts.context.frozen_norms:
             layer.eval()
+        self.parts.saved.flags.begin()
 
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
@@ -496,7 +504,7 @@ class Engine:
         return records
 
     def tensors(self, *, whole: bool) -> Tree:
-        """The parts "model", "optimizer", "ema", "precision" and "trained" of a state; all ranks call it together.
+        """The parts of a state that `TrainState` has; all ranks call it together.
 
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.

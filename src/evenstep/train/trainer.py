@@ -35,7 +35,7 @@ from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
-from evenstep.train.state.afresh import check_resets, resets_of
+from evenstep.train.state.resets import check_resets, resets_of
 from evenstep.train.tasks.task import Task
 from evenstep.train.tryouts.lr_finder import FoundLr, search
 from evenstep.training_mode import require_gradients

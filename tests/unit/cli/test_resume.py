@@ -122,7 +122,7 @@ def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(
     assert dropped.code == 0, dropped.err
     assert "hook `Best` is gone" in dropped.out
     assert "hook `EarlyStop` is gone" in dropped.out
-    assert "the average of the parameters is given up" in dropped.out
+    assert "the average of the parameters is dropped" in dropped.out
     assert "all 6 updates are done" in dropped.out
 
 

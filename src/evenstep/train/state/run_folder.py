@@ -1,4 +1,4 @@
-"""The folder of a run: which run may write into it, and what lies there already."""
+"""The folder of a run: its owner, its checkpoints and their copies in the mirror."""
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -20,13 +20,7 @@ from evenstep.checkpoint import (
     step_name,
     step_update,
 )
-from evenstep.checkpoint.folders import (
-    CHECKPOINTS,
-    EMERGENCY,
-    LATEST,
-    is_complete,
-    without_manifest,
-)
+from evenstep.checkpoint.folders import CHECKPOINTS, EMERGENCY, LATEST, is_complete, without_manifest
 from evenstep.checkpoint.retention import set_aside
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Incident
@@ -39,12 +33,12 @@ _METRICS = ("metrics.jsonl", "metrics.csv")
 @final
 @dataclass(slots=True, kw_only=True)
 class RunFolder:
-    """The folder of a run.
+    """The folder of a run; all ranks call its methods together.
 
     Args:
-        path: of the folder; None keeps nothing.
-        mirror: where its checkpoints are copied to.
-        is_claimed: whether this run may write into the folder, whatever is in it: it goes on there.
+        path: None keeps nothing.
+        mirror: address of the copies of checkpoints.
+        is_claimed: True if this run may write into the folder, whatever is in it, as it goes on there.
     """
 
     path: Path | None
@@ -57,7 +51,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         if self.path is not None:
-            self.path = self.path.absolute()  # wherever the working directory is later
+            self.path = self.path.absolute()  # also after a change of the working directory
 
     @property
     def checkpoints(self) -> Path:
@@ -69,115 +63,112 @@ class RunFolder:
         return self.checkpoints / step_name(update)
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
-        """The complete checkpoints of fewer than `before` updates, sound or not, also those in the mirror alone.
+        """Complete checkpoints of fewer than `before` updates, sound or not, also those in the mirror alone."""
 
-        All ranks call it together.
-        """
+        def saved() -> list[Path]:
+            found = {step_update(path.name): path for path in complete_checkpoints(self.checkpoints)}
+            for name in self.mirror.steps() if self.mirror is not None else []:
+                found.setdefault(step_update(name), self.checkpoints / name)
+            return [found[update] for update in sorted(found, key=lambda update: update or 0)]
+
         # where processes have not met yet, only the first knows of any
-        found = self.group.first_rank_does(self._saved) or ()
+        found = self.group.first_rank_does(saved) or ()
         return [path for path in reversed(found) if before is None or (step_update(path.name) or 0) < before]
 
-    def _saved(self) -> list[Path]:
-        found = {step_update(path.name): path for path in complete_checkpoints(self.checkpoints)}
-        for name in [] if self.mirror is None else self.mirror.steps():
-            found.setdefault(step_update(name), self.checkpoints / name)
-        return [found[update] for update in sorted(found, key=lambda update: update or 0)]
-
     def bring(self, path: Path) -> None:
-        """Fetch the checkpoint `path` from the mirror to each machine that lacks it; all ranks call it together."""
+        """Download the checkpoint `path` from the mirror to each machine that lacks it."""
         if self.mirror is None:
             return
-        # after the first rank has it, all have it that see the same folder
+        # ranks that see the folder of the first have it then
         self._fetch(self.mirror, path, mine=self.group.rank == 0 and not is_complete(path))
         here = gethostname()
-        told = self.group.gather((here, is_complete(path)))
-        lacking = [rank for rank, (host, there) in enumerate(told) if host == here and not there]
+        everybody = self.group.gather((here, is_complete(path)))
+        lacking = [rank for rank, (host, is_there) in enumerate(everybody) if host == here and not is_there]
         self._fetch(self.mirror, path, mine=self.group.rank in lacking[:1])
 
     def _fetch(self, mirror: Mirror, path: Path, *, mine: bool) -> None:
         patiently(self.group, lambda: mirror.fetch(path.name, path.parent) if mine else None)
 
     def lost(self) -> list[str]:
-        """The names of checkpoints without a manifest, the newest first; all ranks call it together."""
+        """Names of checkpoints without a manifest, the newest first."""
         found = self.group.first_rank_does(lambda: without_manifest(self.checkpoints)) or ()
         return [path.name for path in reversed(found)]
 
     def join_parts(self) -> None:
-        """Make a checkpoint of the parts of a state that failing ranks have left; all ranks call it together."""
+        """Make a checkpoint of the parts of a state that failing ranks have left."""
 
         def join() -> None:
-            assert self.path is not None, "asked only where there is a folder"
-            _, said = join_parts(self.path)
-            if said:
-                self.report(Incident(kind="emergency", update=0, message=said, details={}))
+            assert self.path is not None, "nothing is kept"
+            _, text = join_parts(self.path)
+            if text:
+                self.report(Incident(kind="emergency", update=0, message=text))
 
         self.group.first_rank_does(join)
 
     def forget_after(self, update: int) -> None:
-        """Delete the checkpoints of more than `update` updates; all ranks call it together."""
+        """Delete the checkpoints of more than `update` updates."""
         self._leave_after(update, remove_checkpoint)
 
     def set_aside_after(self, update: int) -> list[str]:
-        """Give the checkpoints of more than `update` updates names that are not counted; says each in a sentence.
-
-        All ranks call it together. What only the mirror has is fetched before.
-        """
+        """Rename the checkpoints of more than `update` updates, so that they do not count; gives a text on each."""
         for path in self.newest_first():
             if (step_update(path.name) or 0) > update:
                 self.bring(path)
-        said: list[str] = []
+        texts: list[str] = []
 
         def leave(path: Path) -> None:
             name = set_aside(path).name
-            said.append(f"`{path.name}` is of a course that this run leaves at update {update}; it is `{name}` now.")
+            texts.append(f"`{path.name}` was renamed to `{name}`, as this run goes on from update {update}.")
 
         self._leave_after(update, leave)
-        return said
+        return texts
 
     def _leave_after(self, update: int, leave: Callable[[Path], None]) -> None:
         def act() -> None:
-            found = complete_checkpoints(self.checkpoints)
-            kept = [path for path in found if (step_update(path.name) or 0) <= update]
-            for path in found[len(kept) :]:
-                leave(path)
+            kept = ""
+            for path in complete_checkpoints(self.checkpoints):
+                if (step_update(path.name) or 0) > update:
+                    leave(path)
+                else:
+                    kept = path.name
             if kept:
-                self._name_latest(kept[-1].name, update)
-            if (mirror := self.mirror) is not None:
-                for name in mirror.steps():
-                    if (step_update(name) or 0) > update:
-                        mirror.remove(name)
+                self._name_latest(kept, update)
+            for name in self.mirror.steps() if self.mirror is not None else []:
+                if self.mirror is not None and (step_update(name) or 0) > update:
+                    self.mirror.remove(name)
 
         self.group.first_rank_does(act)
 
     def _name_latest(self, name: str, update: int) -> None:
         try:
             replace_text(self.checkpoints.with_name(LATEST), f"{name}\n")
-        except EvenstepError as error:  # a full disk; the next save names itself there, and no run reads it
-            self.report(Incident(kind="checkpoint", update=update, message=str(error), details={}))
+        except EvenstepError as error:  # no run reads the file, and the next save writes it again
+            self.report(Incident(kind="checkpoint", update=update, message=str(error)))
 
     def claim(self) -> None:
-        """Make the folder this run's, before it writes anything there; all ranks call it together."""
+        """Check that no other run has left its results here, before this run writes anything."""
         if self.path is None or self.is_claimed:
             return
-        if not self.group.can_change:  # where a process that comes back finds what its run has written
+        if not self.group.can_change:  # a process that comes back finds the files of its own run
             self.group.first_rank_does(self._check_unused)
         self.is_claimed = True
 
     def _check_unused(self) -> None:
-        assert self.path is not None, "looked at before"
+        assert self.path is not None, "nothing is kept"
         if self.mirror is not None:
             self.mirror.check_unused()
         left = _trained_before(self.path)
         if left:
             raise ArgumentError(
-                f"the folder `{self.path}` is another run's, which has left {left}, and nothing in it was touched. "
-                f"To go on with that run: `trainer.resume()` before `trainer.train()`; to keep it and train another: "
-                f"give another `folder`; to start over: delete the folder first."
+                f"the folder `{self.path}` has {left} of another run, and nothing in it was touched. To go on with "
+                f"that run: `trainer.resume()` before `trainer.train()`; to keep it and train another: give another "
+                f"`folder`; to start over: delete the folder first.",
+                field="folder",
             )
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Keep other runs out of the folder; within another such `with`, nothing more. All ranks enter it together."""
+        """Keep other runs out of the folder inside the `with`, which may be nested."""
         self._depth += 1
         try:
             with ExitStack() as held:
@@ -185,7 +176,7 @@ class RunFolder:
                     take = partial(self._take, self.path, held)
                     if not self.group.can_change:
                         self.group.first_rank_does(take)
-                    elif self.group.rank == 0:  # the others may be on their way yet
+                    elif self.group.rank == 0:  # other ranks may join later
                         take()
                 yield
         finally:
@@ -197,13 +188,15 @@ class RunFolder:
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
 
     def clean(self, update: int) -> None:
-        """Delete what killed processes have left half written, and say so."""
+        """Delete unfinished files of killed processes, and report them."""
         if self.path is None or self.group.rank:
             return
-        taken, self._taken_over = [self._taken_over] if self._taken_over else [], ""
-        done = [*taken, *clean_leftovers(self.checkpoints), *discard_parts(self.path)]
-        for message in [*done, *(self.mirror.clean() if self.mirror is not None else [])]:
-            self.report(Incident(kind="leftover", update=update, message=message, details={}))
+        texts = [self._taken_over] if self._taken_over else []
+        self._taken_over = ""
+        texts += [*clean_leftovers(self.checkpoints), *discard_parts(self.path)]
+        texts += self.mirror.clean() if self.mirror is not None else []
+        for text in texts:
+            self.report(Incident(kind="leftover", update=update, message=text))
 
 
 def _trained_before(folder: Path) -> str:

@@ -1,10 +1,18 @@
-"""Model, optimizer, average and loss scale as a tree by parameter name, and their restoring."""
+"""Tensors and flags of a run by name: gathered for a checkpoint, compared with a saved state, and restored.
+
+    model       the model's `state_dict`, with masters where parameters have them
+    optimizer   see `optimizer_state`
+    ema         tensors of the average; empty without one
+    precision   loss scale
+    trained     `requires_grad` of parameters
+    training    `training` flags of modules
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +21,7 @@ from torch.optim import Optimizer
 from evenstep.arguments import first_of, format_name
 from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.internals import unwrapped
+from evenstep.internals import buffers_of, is_saved, unwrapped
 from evenstep.optim.ema import Average, Ema
 from evenstep.optim.stepper import Stepper
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
@@ -21,6 +29,7 @@ from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import LossScale
 from evenstep.tensors import load_state, named_parameters, plain, state_of
 from evenstep.train.state import Tree
+from evenstep.train.state.module_flags import ModuleFlags
 from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
@@ -32,9 +41,14 @@ from evenstep.train.state.optimizer_state import (
 from evenstep.train.state.pipeline_state import PipelineStateSharding
 from evenstep.train.trained import TrainedParameters
 
+Take: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""Gives the part of a whole tensor (second) that a live tensor (first) holds."""
+
+_MASTER = "master"  # beside the optimizer state of a parameter, on the way to the ranks that save
+
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """The names of each parameter group's parameters."""
+    """Parameter names of each group."""
     names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
@@ -42,26 +56,27 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
                 raise ArgumentError(
                     f"parameter {place} of the optimizer's group {number}, of shape {list(parameter.shape)}, is not a "
                     f"parameter of the model; build the optimizer from this model's `parameters()`, after everything "
-                    f"that replaces them."
+                    f"that replaces them.",
+                    field="optimizer",
                 )
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
+    return layout.divides != "nothing" or in_stages(model)
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """The tensors of a run.
+    """Tensors and flags of a run on this rank.
 
     Args:
         model: unwrapped.
         optimizer: of its parameters, or of those that this rank steps.
-        names: of each of the optimizer's groups' parameters, over all ranks.
-        loss_scale: the loss scale, whose state is saved.
-        stepper: takes the steps; its masters, if any, are the values of the parameters.
-        averaged_as: the formats in which the average takes parameters that are held in others, by name.
+        names: parameter names of each group, over all ranks.
+        averaged_as: formats of the average of parameters that have another format, by name.
         sharding: which part of the whole model this rank holds.
-
-    Attributes:
     """
 
     model: nn.Module
@@ -75,56 +90,42 @@ class TrainState:
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     sharding: PipelineStateSharding = field(default_factory=PipelineStateSharding)
     average: Average | None = field(init=False)
+    flags: ModuleFlags = field(init=False)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
-    _outlines: dict[str, tuple[torch.Size, torch.dtype]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         make_plain(self.optimizer)
         self._built = options_of(self.optimizer)
-        self._outlines = _outlines_of(self.model)
         self.average = None if self.ema is None else Average(self.ema, self.model, self.averaged_as)
-
-    def fault(self) -> str:
-        now = _outlines_of(self.model)
-        if now == self._outlines:
-            return ""
-        was = self._outlines
-        name = next(one for one in (*now, *was) if now.get(one) != was.get(one))
-        return (
-            f"`{name}` of the model was {_outlined(was.get(name))} when the run was built and is "
-            f"{_outlined(now.get(name))} now, as forwards may make buffers, so it does not fit the model that a "
-            f"resumed run builds; register it in `__init__` with its last shape and write into it "
-            f"(`self.{name.rpartition('.')[2]}.copy_(…)`), or, if it can be computed anew, let no checkpoint hold it "
-            f"(`register_buffer(…, persistent=False)`)"
-        )
+        self.flags = ModuleFlags(self.model)
 
     def state_dict(self, *, whole: bool = True) -> Tree:
-        """The parts "model", "optimizer", "ema" (empty without one), "precision" and "trained"; on all ranks together.
+        """The parts of all ranks, which call it together.
 
         Args:
-            whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
+            whole: False keeps tensors that are cut over ranks as they are, which costs no memory.
         """
         taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
-        tree = self._tree(taken, self.layout.optimizer_state)
-        return self.sharding.gathered({**tree, "trained": self.trained.state_dict()})
+        return self.sharding.gathered(self._tree(taken, self.layout.optimizer_state))
 
     def part(self) -> Tree:
-        tree, others = self._tree(dict, lambda states: states), self.stepper.rounded - self.stepper.masters.keys()
-        elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
-        model = {name: one for name, one in tree["model"].items() if name not in elsewhere}
-        return self.sharding.part({**tree, "model": model, "trained": self.trained.state_dict()})
+        """The parts that this rank holds, without communication."""
+        tree = self._tree(dict, lambda states: states)
+        elsewhere = self.stepper.rounded - self.stepper.masters.keys()
+        for name in _under_all_names(self.model, dict.fromkeys(elsewhere)):
+            tree["model"].pop(name, None)
+        return self.sharding.part(tree)
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
-        if fault := self.fault():
-            raise CheckpointError(f"the state can't be saved, since it could not be resumed: {fault}.")
         self.trained.check_groups()
         state = optimizer_state(self.optimizer, self._own, self._built)
-        own = {name: one.detach() for name, one in self.stepper.masters.items()}
-        everybody = of_all(_with_masters(state["state"], own))
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
+        own = {name: {_MASTER: one.detach()} for name, one in self.stepper.masters.items()}
+        mine = {name: {**state["state"].get(name, {}), **own.get(name, {})} for name in {**state["state"], **own}}
+        everybody = of_all(mine)
         model = taken(state_of(self.model))
         states = {name: taken(everybody[name]) for names in self.names for name in names if name in everybody}
         masters = {name: one.pop(_MASTER) for name, one in states.items() if _MASTER in one}
@@ -133,31 +134,19 @@ class TrainState:
             "optimizer": {**state, "state": {name: one for name, one in states.items() if one}},
             "ema": {} if self.average is None else taken(self.average.state_dict()),
             "precision": self.loss_scale.state_dict(),
+            "trained": self.trained.state_dict(),
+            "training": self.flags.state_dict(),
         }
 
-    def _check(self, state: Tree) -> None:
-        masters = _under_all_names(self.model, dict.fromkeys(self.stepper.rounded, torch.float32))
-        check_fits(state["model"], state_of(self.model), "model", formats=masters)
-        _check_tied(state["model"], self.model)
-        if state["optimizer"] is not None:
-            check_optimizer(state["optimizer"], self.optimizer, self.names)
-        if self.average is not None and state["ema"]:
-            check_fits(state["ema"], self.average.state_dict(), "average")
-
     def changed_options(self, state: Tree) -> list[str]:
-        if state["optimizer"] is None:
-            return []
-        return changed_options(state["optimizer"], self._built)
+        return changed_options(state["optimizer"], self._built) if "optimizer" in state else []
 
-    def own_part(
-        self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
-    ) -> Tree:
-        """This rank's part of a whole state, after it has been compared with the live one; nothing is changed.
+    def own_part(self, state: Tree, *, take: Take | None = None, ranks: RankGroup = ALONE) -> Tree:
+        """This rank's part of a whole state, compared with the live one; changes nothing.
 
         Args:
-            state: whose optimizer may be None, which then stays as it is.
-            take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
-                reader's.
+            state: without a part that is reset.
+            take: `ParameterLayout.scatter_like` by default; or a reader's.
             ranks: all of which raise if one does.
         """
         own = self.sharding.own(state)
@@ -168,37 +157,50 @@ class TrainState:
 
         return on_all_ranks(ranks, fitting)
 
-    def _taken(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+    def _check(self, state: Tree) -> None:
+        masters = _under_all_names(self.model, dict.fromkeys(self.stepper.rounded, torch.float32))
+        late = _late_buffers(self.model, state["model"])
+        live = {name: one for name, one in state_of(self.model).items() if name not in late}
+        saved = {name: one for name, one in state["model"].items() if name not in late}
+        _check_fits(saved, live, "model", formats=masters)
+        _check_tied(state["model"], self.model)
+        if "optimizer" in state:
+            check_optimizer(state["optimizer"], self.optimizer, self.names)
+        if self.average is not None and state["ema"]:
+            _check_fits(state["ema"], self.average.state_dict(), "average")
+
+    def _taken(self, state: Tree, take: Take) -> Tree:
         live = state_of(self.model)
-        stepped = {name: live[name] for group in self._own for name in group}
-        optimizer: Tree | None = state["optimizer"]
-        saved: Tree = {} if optimizer is None else optimizer["state"]
-        states = {
-            name: {key: mapped(value, partial(take, tensor)) for key, value in saved[name].items()}
-            for name, tensor in stepped.items()
-            if name in saved
-        }
         average = {} if self.average is None else self.average.state_dict()
-        return {
+        taken = {
             **state,
             "model": _each_taken(live, state["model"], take),
-            "optimizer": None if optimizer is None else {**optimizer, "state": states},
-            "ema": state["ema"] if not average else _each_taken(average, state["ema"], take),
+            "ema": _each_taken(average, state["ema"], take) if average else state["ema"],
         }
+        if "optimizer" in state:
+            saved: Tree = state["optimizer"]["state"]
+            stepped = [name for group in self._own for name in group if name in saved]
+            states = {name: mapped(saved[name], partial(take, live[name])) for name in stepped}
+            taken["optimizer"] = {**state["optimizer"], "state": states}
+        return taken
 
     def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore a state of `own_part`; gives texts on an average that is new or dropped."""
+        for name, (module, key) in _late_buffers(self.model, state["model"]).items():
+            there = next(self.model.parameters(), torch.empty(0)).device
+            buffers_of(module)[key] = torch.empty_like(state["model"][name], device=there)
         load_state(self.model, state["model"])
         self.stepper.load_masters(state["model"])
-        if state["optimizer"] is not None:
+        if "optimizer" in state:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
         self.loss_scale.load_state_dict(state["precision"])
-        changed = self._load_average(state["ema"])
         self.trained.load_state_dict(state.get("trained", {}))
-        return changed
+        self.flags.load_state_dict(state.get("training"))
+        return self._load_average(state["ema"])
 
     def _load_average(self, saved: Tree) -> list[str]:
         if self.average is None:
-            return ["the average of the parameters is given up"] if saved else []
+            return ["the average of the parameters is dropped"] if saved else []
         if saved:
             self.average.load_state_dict(saved)
             return []
@@ -206,15 +208,11 @@ class TrainState:
         return ["the average of the parameters is new and begins as a copy of them"]
 
 
-def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
-    return {name: take(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
-
-
-_MASTER = "master"  # beside an optimizer's state of a parameter, on its way to those who save
-
-
-def _with_masters(states: Tree, masters: Mapping[str, Tensor]) -> Tree:
-    return {**states, **{name: {**states.get(name, {}), _MASTER: master} for name, master in masters.items()}}
+def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Take) -> Tree:
+    return {
+        name: take(live.get(name, value), value) if isinstance(value, Tensor) else value
+        for name, value in whole.items()
+    }
 
 
 def _under_all_names(model: nn.Module, values: Mapping[str, Any]) -> Tree:
@@ -225,46 +223,43 @@ def _under_all_names(model: nn.Module, values: Mapping[str, Any]) -> Tree:
     return {name: values[known] for name, known in every if known in values}
 
 
-def _outlines_of(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (one.shape, one.dtype) for name, one in state_of(model).items()}
-
-
-def _outlined(outline: tuple[torch.Size, torch.dtype] | None) -> str:
-    return "not there" if outline is None else f"{format_name(outline[1])} of shape {[*outline[0]]}"
+def _late_buffers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple[nn.Module, str]]:
+    """Buffers that forwards of the saved run have made or resized, by name: module and key."""
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for prefix, module in model.named_modules():
+        for key, buffer in buffers_of(module).items():
+            value = saved.get(plain(f"{prefix}.{key}" if prefix else key))
+            if isinstance(value, Tensor) and is_saved(module, key) and (buffer is None or buffer.shape != value.shape):
+                found[plain(f"{prefix}.{key}" if prefix else key)] = module, key
+    return found
 
 
 def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
     if isinstance(tensor, Tensor):
         return tensor
-    # of a tensor without elements, whoever holds it holds all
+    # a tensor without elements is whole on each rank that holds it
     local = tensor.local.new_empty(tensor.shape) if 0 in tensor.shape else tensor.local
     return Shard(local=local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
 
 
-def check_fits(
+def _check_fits(
     saved: Mapping[str, Tensor],
     live: Mapping[str, Tensor],
     what: str,
     *,
     formats: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Raise CheckpointError unless both have the same names, shapes and number formats.
-
-    Args:
-        formats: in which tensors of these names are saved, where that is not the format that they have.
-    """
     faults = [f"{name} is missing" for name in live if name not in saved]
     faults += [f"{name} is not known here" for name in saved if name not in live]
-    faults += [
-        f"{name} has shape {list(saved[name].shape)} instead of {list(tensor.shape)}"
-        for name, tensor in live.items()
-        if name in saved and saved[name].shape != tensor.shape
-    ]
-    faults += [
-        f"{name} is of {format_name(saved[name].dtype)} instead of {format_name(formats.get(name, tensor.dtype))}"
-        for name, tensor in live.items()
-        if name in saved and saved[name].dtype != formats.get(name, tensor.dtype)
-    ]
+    for name, tensor in live.items():
+        if name not in saved:
+            continue
+        shape, dtype = list(saved[name].shape), saved[name].dtype
+        wanted = formats.get(name, tensor.dtype)
+        if shape != list(tensor.shape):
+            faults.append(f"{name} has shape {shape} instead of {list(tensor.shape)}")
+        if dtype != wanted:
+            faults.append(f"{name} is of {format_name(dtype)} instead of {format_name(wanted)}")
     if faults:
         raise CheckpointError(
             f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model that the "
@@ -281,10 +276,7 @@ def _check_tied(saved: Mapping[str, Tensor], model: nn.Module) -> None:
         if one is None or other is None or one is other or one.is_meta or other.is_meta or torch.equal(one, other):
             continue
         raise CheckpointError(
-            f"`{first}` and `{name}` are one parameter of the model (tied), but two in the checkpoint, which differ. "
-            f"Build the model that the checkpoint was saved from."
+            f"`{first}` and `{name}` are one parameter of the model, but differ in the checkpoint. Build the model "
+            f"that the checkpoint was saved from.",
+            field=name,
         )
-
-
-def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
-    return layout.divides != "nothing" or in_stages(model)

@@ -1,0 +1,89 @@
+"""Comparison of replicas before a checkpoint of them is published.
+
+Each rank sums the bytes of its tensors, and sends one checksum of all sums with the result of its write. Only if
+checksums differ, ranks exchange the sums and name the tensor.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import final
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from evenstep.checkpoint.ranks import RankGroup, in_background
+from evenstep.errors import ReplicaError
+from evenstep.internals import local_tensor
+
+_COLUMNS = 1021  # words are summed in so many columns, so that their order counts
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """Tensors of which ranks with an equal `place` hold copies, by name."""
+
+    place: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+
+    def begin_sums(self) -> "Future[Tensor]":
+        """Begin to sum the bytes of each tensor; when the future has its result, the tensors may change.
+
+        On a CPU a thread computes the sums; on an accelerator they are only enqueued.
+        """
+        if all(one.device.type == "cpu" for one in self.tensors.values()):
+            return in_background(self._sums)
+        enqueued: Future[Tensor] = Future()
+        enqueued.set_result(self._sums())
+        return enqueued
+
+    def _sums(self) -> Tensor:
+        return torch.stack([byte_sum(one) for one in self.tensors.values()])
+
+    def check(self, group: RankGroup, update: int, sums: list[int], checksums: list[tuple[tuple[int, ...], int]]) -> None:
+        """Raise ReplicaError on all ranks if any differs from another of its place.
+
+        Args:
+            sums: of this rank.
+            checksums: of all ranks, each with its place.
+        """
+        firsts: dict[tuple[int, ...], int] = {}
+        different = [rank for rank, (place, one) in enumerate(checksums) if one != firsts.setdefault(place, one)]
+        if not different:
+            return
+        everybody = group.gather((self.place, dict(zip(self.tensors, sums, strict=True))))
+        rank = different[0]
+        place, theirs = everybody[rank]
+        first = next(number for number, (one, _) in enumerate(everybody) if one == place)
+        name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
+        raise ReplicaError(
+            f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no checkpoint "
+            f"of it was published: a hook or a task has changed it on one rank only, or memory is faulty. Find the "
+            f"cause, and resume from the last checkpoint.",
+            field=name,
+        )
+
+
+def checksum_of(sums: list[int]) -> int:
+    return crc32(repr(sums).encode())
+
+
+def byte_sum(tensor: Tensor) -> Tensor:
+    """Sum of a tensor's memory as whole numbers of 8 bytes, each weighted by its column; int64, 0-dim.
+
+    >>> byte_sum(torch.tensor([0.0, 1.0])) == byte_sum(torch.tensor([1.0, 0.0]))
+    tensor(False)
+    """
+    flat = local_tensor(tensor).detach().contiguous().flatten()
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    data = flat.view(torch.uint8)
+    body = data.numel() // (8 * _COLUMNS) * (8 * _COLUMNS)
+    rest = torch.zeros(8 * _COLUMNS, dtype=torch.uint8, device=data.device)
+    rest[: data.numel() - body] = data[body:]
+    columns = rest.view(torch.int64)
+    if body:
+        columns = columns + data[:body].view(torch.int64).view(-1, _COLUMNS).sum(0)
+    return (columns * torch.arange(1, _COLUMNS + 1, device=data.device)).sum()
