@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from evenstep import Hook, MapData, StreamData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ReplicaError
-from evenstep.events import EpochBegin, UpdateEnd
+from evenstep.events import EpochEvent, UpdateEvent
 from evenstep.events.hooks import Save
 from evenstep.parallel import Ddp, Ordered, Zero1
 from refused import refused
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class WakeUp(Hook):
-    def before_epoch(self, event: EpochBegin) -> None:
+    def before_epoch(self, event: EpochEvent) -> None:
         if event.epoch == 2:
             self.trainer.model.body.requires_grad_(True)
             self.trainer.model.body.train()
@@ -108,7 +108,7 @@ def test_a_stream_with_an_old_state_after_loading_loses_no_sample(tmp_path: Path
         def __init__(self) -> None:
             self.counts: list[int] = []
 
-        def after_update(self, event: UpdateEnd) -> None:
+        def after_update(self, event: UpdateEvent) -> None:
             self.counts.append(event.num_samples)
 
     def run(updates: int, folder: Path | None, resumes: bool = False) -> tuple[list[int], dict[str, Tensor]]:
@@ -131,7 +131,7 @@ def test_a_stream_with_an_old_state_after_loading_loses_no_sample(tmp_path: Path
 class Drift(Hook):
     """Changes a parameter on rank 1 after update 4."""
 
-    def after_update(self, event: UpdateEnd) -> None:
+    def after_update(self, event: UpdateEvent) -> None:
         if event.update == 4 and self.trainer.rank == 1:
             with torch.no_grad():
                 next(self.trainer.model.head.parameters()).mul_(1.01)
