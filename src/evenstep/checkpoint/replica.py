@@ -42,7 +42,9 @@ class Replica:
     def _sums(self) -> Tensor:
         return torch.stack([byte_sum(one) for one in self.tensors.values()])
 
-    def check(self, group: RankGroup, update: int, sums: list[int], checksums: list[tuple[tuple[int, ...], int]]) -> None:
+    def check(
+        self, group: RankGroup, update: int, sums: list[int], checksums: list[tuple[tuple[int, ...], int]]
+    ) -> None:
         """Raise ReplicaError on all ranks if any differs from another of its place.
 
         Args:
@@ -59,8 +61,8 @@ class Replica:
         first = next(number for number, (one, _) in enumerate(everybody) if one == place)
         name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
         raise ReplicaError(
-            f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no checkpoint "
-            f"of it was published: a hook or a task has changed it on one rank only, or memory is faulty. Find the "
+            f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no "
+            f"checkpoint of it was published: a hook or a task has changed it on one rank only, or memory is faulty. Find the "
             f"cause, and resume from the last checkpoint.",
             field=name,
         )

@@ -70,7 +70,9 @@ class Checkpointer:
         self.folder.claim()
         self._ended(writer.wait())
         self._path = None
-        self._span = bus.span("save", lambda: SaveEvent(update=update), lambda _: SaveEvent(update=update, path=self._path))
+        self._span = bus.span(
+            "save", lambda: SaveEvent(update=update), lambda _: SaveEvent(update=update, path=self._path)
+        )
         self._span.__enter__()
         try:
             no_memory = writer.begin(

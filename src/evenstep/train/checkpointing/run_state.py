@@ -1,10 +1,10 @@
 """State of a run as a dict of parts. All parts are compared before any is changed; a part that is reset is left out.
 
-    model, optimizer, ema, precision, trained, training    see `TrainState`
-    progress, tasks, lr_schedule                           of the engine
-    data                                                   fingerprint, and states of streams by rank
-    hooks, storage                                         by name; metrics
-    run                                                    seed, settings, config, and what is due
+model, optimizer, ema, precision, trained, training    see `TrainState`
+progress, tasks, lr_schedule                           of the engine
+data                                                   fingerprint, and states of streams by rank
+hooks, storage                                         by name; metrics
+run                                                    seed, settings, config, and what is due
 """
 
 from collections.abc import Collection
@@ -203,8 +203,8 @@ class RunState:
         then = state["data"]["ranks"]
         if then != ranks or rank not in state["data"]["states"]:
             raise CheckpointError(
-                f"the checkpoint has the places of {then} streams, but this run reads {ranks}: each rank reads a stream "
-                f"of its own, so resume on as many ranks as saved it; or start a new run with a stream that all ranks "
+                f"the checkpoint has the places of {then} streams, but this run reads {ranks}: each rank reads its "
+                f"own, so resume on as many ranks as saved it; or start a new run with a stream that all ranks "
                 f"read whole (`StreamData(…, shared=True)`, in a run file `data.shared = true`) or with `MapData`, "
                 f"which resume on any number of ranks.",
                 field="data",

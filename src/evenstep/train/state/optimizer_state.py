@@ -1,10 +1,10 @@
 """State of an optimizer as a tree by parameter name, and its assignment to the bit.
 
-    class     name of the class
-    state     tensors and plain values by parameter name
-    groups    of each group: names of its parameters, its options now, and its options when the trainer was built
-    beside    optional: other keys of the state, other entries of its `state_dict`, or the whole of a `state_dict` that
-              is not by parameter
+class     name of the class
+state     tensors and plain values by parameter name
+groups    of each group: names of its parameters, its options now, and its options when the trainer was built
+beside    optional: other keys of the state, other entries of its `state_dict`, or the whole of a `state_dict` that
+          is not by parameter
 """
 
 from collections.abc import Mapping
@@ -156,9 +156,7 @@ def _load_by_its_method(
         numbers[name]: {key: from_plain(one, parameters[numbers[name]].device) for key, one in own.items()}
         for name, own in saved["state"].items()
     }
-    groups = [
-        {**values, "params": [numbers[name] for name in own]} for own, values in zip(names, options, strict=True)
-    ]
+    groups = [{**values, "params": [numbers[name] for name in own]} for own, values in zip(names, options, strict=True)]
     entries = beside.get("entries", {})
     optimizer.load_state_dict({"state": {**state, **beside.get("state", {})}, "param_groups": groups, **entries})
     for number, parameter in enumerate(parameters):  # it may have called torch's, which casts to the parameter's format

@@ -1,11 +1,11 @@
 """Tensors and flags of a run by name: gathered for a checkpoint, compared with a saved state, and restored.
 
-    model       the model's `state_dict`, with masters where parameters have them
-    optimizer   see `optimizer_state`
-    ema         tensors of the average; empty without one
-    precision   loss scale
-    trained     `requires_grad` of parameters
-    training    `training` flags of modules
+model       the model's `state_dict`, with masters where parameters have them
+optimizer   see `optimizer_state`
+ema         tensors of the average; empty without one
+precision   loss scale
+trained     `requires_grad` of parameters
+training    `training` flags of modules
 """
 
 from collections.abc import Callable, Mapping
