@@ -62,8 +62,8 @@ class Replica:
         name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
         raise ReplicaError(
             f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no "
-            f"checkpoint of it was published: a hook or a task has changed it on one rank only, or memory is faulty. Find the "
-            f"cause, and resume from the last checkpoint.",
+            f"checkpoint of it was published: a hook or a task has changed it on one rank only, or memory is faulty. "
+            f"Find the cause, and resume from the last checkpoint.",
             field=name,
         )
 

@@ -13,7 +13,7 @@ from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ReplicaError
 from evenstep.events import EpochEvent, UpdateEvent
 from evenstep.events.hooks import Save
-from evenstep.parallel import Ddp, Ordered, Zero1
+from evenstep.parallel import Ddp, Zero1
 from refused import refused
 
 
@@ -137,7 +137,7 @@ class Drift(Hook):
                 next(self.trainer.model.head.parameters()).mul_(1.01)
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Ordered, lambda group: Zero1(Ordered(group))])
+@pytest.mark.parametrize("strategy", [Ddp, Zero1])
 def test_no_checkpoint_of_replicas_that_differ_is_published(
     strategy: Any, tmp_path: Path, on_ranks: Callable[..., list[Any]]
 ) -> None:

@@ -18,13 +18,12 @@ from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
-from evenstep.optim.optimizers import Optimizers, parts_of
+from evenstep.optim.optimizers import parts_of
 from evenstep.parallel import mapped
 from evenstep.tensors import laid_out, parameters_in
 from evenstep.train.state import Tree
 from evenstep.train.state.resets import how_to_reset
 
-_OF_TORCH = (Optimizer.load_state_dict, Optimizers.load_state_dict)
 _KERNEL_OPTIONS = {"foreach", "fused", "capturable", "differentiable", "param_names"}
 
 
@@ -132,33 +131,45 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
         return
     # copied at once, as groups may share a tensor
     options = deepcopy([_merged(group, then) for group, then in zip(saved["groups"], built, strict=True)])
-    if type(optimizer).load_state_dict not in _OF_TORCH:
-        _load_by_its_method(saved, optimizer, names, options, beside)
-        return
-    optimizer.state.clear()
-    optimizer.state.update(beside.get("state", {}))
+    parts = parts_of(optimizer)
+    first = 0
+    for place, part in enumerate(parts):
+        own = slice(first, first + len(part.param_groups))
+        first = own.stop
+        prefix = f"{place}." if len(parts) > 1 else ""
+        more = {k.removeprefix(prefix): v for k, v in beside.get("state", {}).items() if str(k).startswith(prefix)}
+        if type(part).load_state_dict is Optimizer.load_state_dict:
+            _assign(part, names[own], options[own], saved["state"], more)
+        else:
+            _load_by_its_method(part, names[own], options[own], saved["state"], more, beside.get("entries", {}))
+
+
+def _assign(optimizer: Optimizer, names: list[list[str]], options: list[Tree], states: Tree, more: Tree) -> None:
+    live = cast("dict[Any, Any]", optimizer.state)
+    live.clear()
+    live.update(more)
     for group, own, values in zip(optimizer.param_groups, names, options, strict=True):
         for key, value in values.items():
             is_tensor = isinstance(value, Tensor) and isinstance(group.get(key), Tensor)
             group[key] = value.to(group[key].device) if is_tensor else value
         for name, parameter in zip(own, group["params"], strict=True):
-            if name in saved["state"]:
-                state: Tree = saved["state"][name]
-                optimizer.state[parameter] = {key: _placed(key, one, parameter, group) for key, one in state.items()}
+            if name in states:
+                state: Tree = states[name]
+                live[parameter] = {key: _placed(key, one, parameter, group) for key, one in state.items()}
 
 
 def _load_by_its_method(
-    saved: Tree, optimizer: Optimizer, names: list[list[str]], options: list[Tree], beside: Tree
+    optimizer: Optimizer, names: list[list[str]], options: list[Tree], states: Tree, more: Tree, entries: Tree
 ) -> None:
     parameters = parameters_in(optimizer)
     numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
     state: dict[Any, Any] = {
-        numbers[name]: {key: from_plain(one, parameters[numbers[name]].device) for key, one in own.items()}
-        for name, own in saved["state"].items()
+        number: {key: from_plain(one, parameters[number].device) for key, one in states[name].items()}
+        for name, number in numbers.items()
+        if name in states
     }
     groups = [{**values, "params": [numbers[name] for name in own]} for own, values in zip(names, options, strict=True)]
-    entries = beside.get("entries", {})
-    optimizer.load_state_dict({"state": {**state, **beside.get("state", {})}, "param_groups": groups, **entries})
+    optimizer.load_state_dict({"state": {**state, **more}, "param_groups": groups, **entries})
     for number, parameter in enumerate(parameters):  # it may have called torch's, which casts to the parameter's format
         live = optimizer.state.get(parameter, {})
         for key, value in state.get(number, {}).items():
