@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep import Hook, Logging, MapData, Statistics, Task, Text, Trainer
 from evenstep.events import WRITERS, Shown
-from evenstep.train.phases import PHASES
+from evenstep.train.timing import PHASES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()

@@ -29,7 +29,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
 from evenstep.process import EXIT_DONE
 from evenstep.train import FoundLr, find_lr
-from evenstep.train.tryouts.lr_finder import check_range
+from evenstep.train.lr_finder import RateRange
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BAR = 40  # characters
@@ -168,7 +168,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
     """Make updates of a run at ever larger learning rates and print a suggestion; gives the exit code."""
     given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
     with refused_at("evenstep find-lr"):
-        check_range(**given)
+        RateRange(**given)
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
     with open_run(Path(path), settings_of(settings)) as run:
         if run.config.parallel.pipeline > 1:

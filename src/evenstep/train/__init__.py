@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, FailurePolicy, LossSpikes, Retry, Rewind, Skip, Stop
     from evenstep.train.grouped import described_groups, grouped_optimizer
-    from evenstep.train.lr_search import find_lr
+    from evenstep.train.lr_finder import FoundLr, find_lr
     from evenstep.train.progress import Progress
     from evenstep.train.result import Prediction, Result
     from evenstep.train.state.loading import LoadedWeights, load_weights
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from evenstep.train.tasks.task import Loss, Task
     from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate, TaskWeights
     from evenstep.train.trainer import Trainer
-    from evenstep.train.tryouts.lr_finder import FoundLr
     from evenstep.train.update.dummy import is_dummy_pass
     from evenstep.train.update.outcome import Aborted, Committed
 
@@ -56,8 +55,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".grouped": "described_groups grouped_optimizer",
-        ".lr_search": "find_lr",
-        ".tryouts.lr_finder": "FoundLr",
+        ".lr_finder": "FoundLr find_lr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.weighting": "Coefficients Combine Fixed Separate TaskWeights",
         ".engine": "Engine",

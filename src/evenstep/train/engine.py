@@ -229,7 +229,7 @@ class Engine:
                 self.lower_scale()
 
     def _check_gradients(self) -> None:
-        if Engine._num_updates == self._num_before:
+        if self.progress.update == 0 and Engine._num_updates == self._num_before:
             for name, parameter in self.model.named_parameters():
                 if parameter.grad is not None:
                     raise TaskError(

@@ -9,8 +9,8 @@ from typing import Any, Self, cast, final
 from evenstep.data import Data, GlobalBatch, Position, ReadOptions
 from evenstep.errors import DataError
 from evenstep.parallel import Reducers
-from evenstep.train.phases import Phases
 from evenstep.train.requests import BrokenOff, Requests
+from evenstep.train.timing import Phases
 
 _REMEMBERED_UPDATES = 10_000
 

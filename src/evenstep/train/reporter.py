@@ -15,7 +15,7 @@ from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
 from evenstep.events.hooks.measures import only_extremes
 from evenstep.parallel import Group
-from evenstep.train.stragglers import Stragglers
+from evenstep.train.timing import Stragglers
 
 
 @final

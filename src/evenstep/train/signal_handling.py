@@ -1,7 +1,4 @@
-"""Signals around training: Ctrl-C and SIGTERM end the update, save, and then end the program.
-
-However training ends, the run's folder gets its page. Handlers of signals are in `evenstep.process`.
-"""
+"""Ctrl-C and SIGTERM around training: the run saves, then the program ends."""
 
 import signal
 import sys
@@ -20,26 +17,24 @@ if TYPE_CHECKING:
 
 @contextmanager
 def handling_signals(loop: "Loop") -> Generator[None]:
-    """Around training.
+    """Stop `loop` at a signal; after the `with`, end the program. The run's folder gets its page in any case.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came on some rank.
-        SystemExit: another signal did, with exit code 75; with 128 + its number, where a hook had stopped the run for
-            good.
+        SystemExit: another signal came; exit code 75, or 128 + its number if a hook had stopped the run for good.
     """
-    engine, folder, group = loop.engine, loop.checkpointer.folder, loop.engine.group
-    with stopping(loop.requests.signal, spares_own=True) as caught:
+    engine, folder, requests = loop.engine, loop.checkpointer.folder, loop.requests
+    with stopping(requests.signal, spares_own=True) as caught:
         try:
             yield
         finally:
-            # not at the beginning: a signal may have asked before
-            is_done = loop.requests.is_for_good
-            loop.requests.forget_stop()
-            if folder.path is not None and folder.is_claimed and group.rank == 0:
+            is_done = requests.is_for_good
+            requests.forget_stop()  # not at the beginning: a signal may have come before
+            if folder.path is not None and folder.is_claimed and engine.group.rank == 0:
                 write_page(folder.path, engine.progress.update, loop.reporter.report)
     update = engine.progress.update
     saved = folder.checkpoint_of(update) if loop.checkpointer.enabled else None
-    end_program(caught(), group=group, update=update, saved=saved, is_done=is_done)
+    end_program(caught(), group=engine.group, update=update, saved=saved, is_done=is_done)
 
 
 def end_program(
@@ -48,28 +43,25 @@ def end_program(
     """Raise if a signal has reached any rank while it trained; all ranks call it together.
 
     Args:
-        number: of the signal that this rank has got, if any.
-        saved: the checkpoint of that; None where the run keeps none.
-        is_done: whether a hook of this rank has stopped the run for good, so that it is not to be run again.
-
-    Raises:
-        KeyboardInterrupt: it was Ctrl-C.
-        SystemExit: it was another one, with exit code 75; or 128 + its number, where the run is done.
+        number: signal that this rank has got.
+        saved: the last checkpoint; None if the run keeps none.
+        is_done: a hook of this rank has stopped the run for good.
     """
-    told = group.gather((number, is_done))
-    numbers = [each for each, _ in told if each is not None]  # one rank's is enough
+    everybody = group.gather((number, is_done))
+    numbers = [each for each, _ in everybody if each is not None]
     if not numbers:
         return
     first = numbers[0]
     by = "Ctrl-C" if first == signal.SIGINT else first.name
     where = f"saved in {saved}" if saved is not None else "with nothing saved, as the trainer keeps no checkpoints"
-    later = "`train()` goes on from there" + (", in a new process after `resume()`." if saved is not None else ".")
-    said = f"stopped by {by} after update {update}, {where}; {later}"
-    is_done = first in REQUEUE and any(done for _, done in told)
+    is_done = first in REQUEUE and any(done for _, done in everybody)
     if is_done:
-        said = f"ended by {by}, after a hook had stopped the run for good at update {update}, {where}."
+        text = f"ended by {by}, after a hook had stopped the run for good at update {update}, {where}."
+    else:
+        process = ", in a new process after `resume()`" if saved is not None else ""
+        text = f"stopped by {by} after update {update}, {where}; `train()` goes on from there{process}."
     if first not in REQUEUE:
-        raise interrupted(said)
+        raise interrupted(text)
     if group.rank == 0:
-        print(f"evenstep: {said}", file=sys.stderr, flush=True)
+        print(f"evenstep: {text}", file=sys.stderr, flush=True)
     raise SystemExit(128 + first if is_done else EXIT_REQUEUE)

@@ -31,19 +31,19 @@ from evenstep.parallel import Group, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.resets import check_resets, resets_of
 from evenstep.train.tasks.task import Task
-from evenstep.train.tryouts.lr_finder import FoundLr, search
+from evenstep.train.timing import Phases
 from evenstep.training_mode import require_gradients
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from evenstep.train.evaluations import Evaluations
+    from evenstep.train.loop import Loop
 
 T = TypeVar("T")
 
@@ -576,13 +576,6 @@ class Trainer:
         checkpointer.saved_at, checkpointer.is_named = -1, True  # what was saved may be of another course
         self._resumed = True
 
-    def find_lr(
-        self, *, lowest: float = 1e-7, highest: float = 1.0, updates: int = 100, divergence: float = 4.0
-    ) -> FoundLr:
-        """See `evenstep.find_lr`."""
-        self._check_not_training("find_lr")
-        return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)
-
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError for a call in the midst of an update or an evaluation, or from another thread."""
         update = self.progress.update + 1
@@ -620,3 +613,16 @@ class Trainer:
             target = getattr(hook, "follows", None)
             if isinstance(target, MetricTarget):
                 target.check(hook, asked=self._loop.reporter.asks)
+
+
+def idle_loop(trainer: Trainer, what: str) -> "Loop":
+    """The loop of a trainer that does not train.
+
+    Args:
+        what: is about to use it, for the message of the error.
+
+    Raises:
+        ArgumentError: the trainer trains.
+    """
+    trainer._check_not_training(what)  # pyright: ignore[reportPrivateUsage]
+    return trainer._loop  # pyright: ignore[reportPrivateUsage]

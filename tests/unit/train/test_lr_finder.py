@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evenstep import Cosine, Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
 from evenstep.errors import ArgumentError
 from evenstep.events import StepEvent, UpdateEvent
-from evenstep.train.tryouts.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
+from evenstep.train.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from refused import refused
 
 POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]

@@ -12,8 +12,8 @@ from evenstep import Hook, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
 from evenstep.pipeline import Op
-from evenstep.train import phases as module
-from evenstep.train.phases import PHASES, Phases
+from evenstep.train import timing as module
+from evenstep.train.timing import PHASES, Phases
 from refused import refused
 
 

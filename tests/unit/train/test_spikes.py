@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from evenstep import LossSpikes
 from evenstep.errors import ArgumentError
 from evenstep.events import Record
-from evenstep.train.stragglers import Stragglers
+from evenstep.train.timing import Stragglers
 from refused import refused
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from evenstep.events import Bus, Incident, Storage
 from evenstep.precision import LossScale, Precision
 from evenstep.train.cut import SplitLimit
-from evenstep.train.phases import Phases
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.weighting import Coefficients, Fixed
+from evenstep.train.timing import Phases
 
 
 def _ignore(incident: Incident) -> None:

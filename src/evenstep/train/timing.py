@@ -1,0 +1,147 @@
+"""Seconds of a run by phase, and ranks that take longer than the others.
+
+    data        waiting for a global batch        forward   with the loss        apply     norm, clip, step, average
+    transfer    batches to the device             backward                       hooks     before and after updates
+    weigh       weights, over all ranks           reduce    sums over ranks      messages  between stages
+    compiled    an update that is one graph       evaluate, save, write (metrics), check (losses), loop (the rest)
+
+The host's clock is read, and no device is waited for: where an accelerator runs behind, a phase is the host's time.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Final, final
+
+from evenstep.events import Incident
+from evenstep.pipeline import Op
+
+PHASES: Final = (
+    *("data", "transfer", "weigh", "forward", "backward", "reduce", "messages", "apply", "compiled"),
+    *("hooks", "evaluate", "save", "write", "check", "loop"),
+)
+_OF_OP: Final = {  # ARM sets a flag, and counts for the backward that follows
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.INPUT_BACKWARD: "backward",
+    Op.WEIGHT_BACKWARD: "backward",
+    Op.SEND_OUTPUT: "messages",
+    Op.RECEIVE_INPUT: "messages",
+    Op.SEND_GRADIENT: "messages",
+    Op.RECEIVE_GRADIENT: "messages",
+    Op.REDUCE: "reduce",
+    Op.UNSHARD: "reduce",
+    Op.RESHARD: "reduce",
+}
+_SLOW_FACTOR = 2.0
+_SLOW_IN_A_ROW = 3
+_LEAST_SLOW_S = 0.02
+
+
+@final
+class Phases:
+    """Counts every moment of the training thread for one phase.
+
+    Attributes:
+        lap: counts the time since the last lap for a phase; gives the clock's time, in seconds.
+        acted: the same for an action of a plan, by its kind.
+
+    >>> phases = Phases()
+    >>> before = phases.lap("loop")
+    >>> phases.lap("forward") >= before
+    True
+    >>> spent = phases.take()
+    >>> spent["forward"] > 0, spent["data"]
+    (True, 0.0)
+    """
+
+    __slots__ = ("_spent", "acted", "lap")
+
+    def __init__(self) -> None:
+        self._spent = spent = dict.fromkeys(PHASES, 0.0)
+        clock, of_op = perf_counter, _OF_OP
+        last = clock()
+
+        # functions that share a variable: attributes would take twice as long
+        def lap(phase: str) -> float:
+            nonlocal last
+            now = clock()
+            spent[phase] += now - last
+            last = now
+            return now
+
+        def acted(op: Op) -> None:
+            phase = of_op.get(op)
+            if phase is not None:
+                lap(phase)
+
+        self.lap: Callable[[str], float] = lap
+        self.acted: Callable[[Op], None] = acted
+
+    @contextmanager
+    def only(self, phase: str) -> Generator[None]:
+        """Count the time inside the `with` for `phase`, whatever laps there are."""
+        began = self.lap("loop")
+        before = dict(self._spent)
+        try:
+            yield
+        finally:
+            ended = self.lap(phase)
+            self._spent.update(before)
+            self._spent[phase] += ended - began
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call."""
+        self.lap("hooks")
+        spent = dict(self._spent)
+        self._spent.update(dict.fromkeys(PHASES, 0.0))
+        return spent
+
+
+@final
+class Stragglers:
+    """Finds ranks that were busy twice as long as the median of the others, three times in a row.
+
+    >>> stragglers = Stragglers()
+    >>> [len(stragglers.found([0.1, 0.5], update)) for update in (10, 20, 30, 40)]  # reported once
+    [0, 0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[int, int] = {}
+
+    def found(self, busy_s: Sequence[float], update: int) -> list[Incident]:
+        """Incidents about new stragglers.
+
+        Args:
+            busy_s: seconds per update without waiting for other ranks, by rank; 0 where there was none.
+        """
+        if not any(busy_s):
+            return []
+        slow = [rank for rank in range(len(busy_s)) if self._count(rank, busy_s) == _SLOW_IN_A_ROW]
+        return [
+            Incident(
+                kind="straggler",
+                update=update,
+                message=(
+                    f"rank {rank} is busy for {busy_s[rank]:.3g} s per update, the others for "
+                    f"{_usual(rank, busy_s):.3g} s: all wait for it. Look at its machine (heat, other jobs, its disk "
+                    f"or network) or at how the data are shared."
+                ),
+                details={"busy_s": list(busy_s)},
+            )
+            for rank in slow
+        ]
+
+    def _count(self, rank: int, busy_s: Sequence[float]) -> int:
+        busy, usual = busy_s[rank], _usual(rank, busy_s)
+        is_slow = usual > 0 and busy > _SLOW_FACTOR * usual and busy - usual > _LEAST_SLOW_S
+        self._in_a_row[rank] = self._in_a_row.get(rank, 0) + 1 if is_slow else 0
+        return self._in_a_row[rank]
+
+
+def _usual(rank: int, busy_s: Sequence[float]) -> float:
+    from statistics import median  # loads decimal numbers and fractions
+
+    others = [theirs for other, theirs in enumerate(busy_s) if other != rank]
+    return median(others) if others else busy_s[rank]
