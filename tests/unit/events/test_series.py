@@ -18,6 +18,6 @@ def test_values_are_ordered_by_update_and_then_by_arrival(arrivals: list[list[in
 
 
 def test_only_the_newest_are_kept() -> None:
-    series = Series(range(10), range(10), [1.0] * 10)
+    series = Series((range(10), range(10), [1.0] * 10))
     series.keep(3)
     assert [record.update for record in series.records("x")] == [7, 8, 9]

@@ -1,4 +1,4 @@
-"""Metrics that are computed from settled metrics of all ranks, and then written and followed like any metric."""
+"""Metrics computed from settled metrics of all ranks, written and followed like any metric."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -115,7 +115,6 @@ class Throughput:
 
     def __init__(self, losses: Sequence[str] = (), unit: str = "weight") -> None:
         self._losses = frozenset(losses)
-        self._asked = self._losses | {"perf/samples_per_s", "perf/update_s"}
         self._unit = unit
         self.total = 0.0
         self.flops_per_sample: float | None = None
@@ -125,9 +124,8 @@ class Throughput:
     def __call__(self, records: Sequence[Record]) -> list[Record]:
         """Records that follow from `records`, which come by update, and within an update in any order."""
         found: list[Record] = []
-        own = [one for one in records if one[1] in self._asked]
         # the time of a window may stand before the losses of its last update, which other ranks have put
-        for update, name, value, weight in sorted(own, key=lambda one: (one.update, one.name not in self._losses)):
+        for update, name, value, weight in sorted(records, key=lambda one: (one.update, one.name not in self._losses)):
             if name in self._losses:
                 self.total += weight
                 self._weight += weight

@@ -1,11 +1,11 @@
-"""Metrics with a state of their own, such as torchmetrics' F1 or AUROC, over cuts, retries and ranks.
+"""Metrics with a state, such as torchmetrics' F1 or AUROC, over micro-batches, retries and ranks.
 
-A meter sees each micro-batch, and is taken back to before an update that was given up, or an attempt that is repeated.
+A meter sees each micro-batch. It goes back to its earlier state when an update is given up or an attempt is repeated.
 When metrics settle, the states of all ranks that have seen something are reduced as each metric defines, and computed.
 `merge_state` of torchmetrics can't serve: it refuses most metrics, and its means depend on the order of ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast, final
@@ -37,8 +37,8 @@ class Seen:
 class _Snapshot(NamedTuple):
     update: int
     attempt: int
-    state: State
     last: int | None
+    state: State
 
 
 @final
@@ -82,15 +82,14 @@ class Meters:
             return
         meter = self._of(prefix, key)
         before = meter.before
-        if not before or (before[-1].update, before[-1].attempt) != (update, self._attempt):
+        if not before or before[-1][:2] != (update, self._attempt):
             if len(before) > 1 and before[-2].update == update:
                 before.pop()  # needed: the state before the newest attempt, and before the update
-            before.append(_Snapshot(update, self._attempt, _state(meter.metric), meter.last))
-        lengths = {(path, name): len(value) for path, name, value in _lists(meter.metric)}
+            before.append(_Snapshot(update, self._attempt, meter.last, _state(meter.metric)))
+        lengths = [len(kept) for kept in _lists(meter.metric)]
         meter.metric.update(**values)
-        for path, name, kept in _lists(meter.metric):
-            for place in range(lengths[path, name], len(kept)):
-                kept[place] = kept[place].detach().clone()
+        for kept, length in zip(_lists(meter.metric), lengths, strict=True):
+            kept[length:] = [one.detach().clone() for one in kept[length:]]
         meter.last = update
 
     def begin_attempt(self) -> None:
@@ -103,15 +102,13 @@ class Meters:
 
     def discard_from(self, update: int) -> None:
         for meter in self._meters.values():
-            place = next((place for place, one in enumerate(meter.before) if one.update >= update), None)
-            if place is not None:
-                meter.restore(place)
+            later = [place for place, one in enumerate(meter.before) if one.update >= update]
+            if later:
+                meter.restore(later[0])
 
     def seen(self) -> dict[tuple[int, str], Seen]:
         return {
-            (meter.last, name): Seen(
-                meter.key, _moved(_state(meter.metric), torch.device("cpu")), self._later.get(meter.key)
-            )
+            (meter.last, name): Seen(meter.key, _state(meter.metric, torch.device("cpu")), self._later.get(meter.key))
             for name, meter in self._meters.items()
             if meter.last is not None
         }
@@ -131,22 +128,23 @@ class Meters:
         Raises:
             ArgumentError: a metric computes something else than numbers.
         """
-        found: dict[str, tuple[int, str, list[State]]] = {}
+        found: dict[str, list[tuple[int, Seen]]] = {}
         for theirs in everybody:
             for (update, name), seen in theirs.items():
                 if isinstance(seen, Seen):
                     if seen.later is not None:
                         self._later.setdefault(seen.key, seen.later)
-                    last, key, states = found.get(name, (update, seen.key, []))
-                    found[name] = max(last, update), key, [*states, seen.state]
+                    found.setdefault(name, []).append((update, seen))
         records: list[Record] = []
-        for name, (update, key, states) in found.items():
+        for name, each in found.items():
+            key = each[0][1].key
             metric = self._of(name.removesuffix(key), key).metric
-            _set(metric, _merged(metric, states))
+            _set(metric, _merged(metric, [seen.state for _, seen in each]))
             with torch.no_grad():
                 value = metric.compute()
             metric.reset()
-            records += [Record(update, full, number, 1.0) for full, number in _numbers(name, value)]
+            last = max(update for update, _ in each)
+            records += [Record(last, full, number, 1.0) for full, number in _numbers(name, value)]
         return records
 
     def _of(self, prefix: str, key: str) -> _Meter:
@@ -168,38 +166,32 @@ def _parts(metric: Any) -> dict[str, Any]:
     return {path: part for path, part in metric.named_modules() if hasattr(part, "metric_state")}
 
 
-def _lists(metric: Any) -> Iterator[tuple[str, str, list[Tensor]]]:
-    for path, part in _parts(metric).items():
-        for name, value in part.metric_state.items():
-            if isinstance(value, list):
-                yield path, name, cast("list[Tensor]", value)
+def _lists(metric: Any) -> list[list[Tensor]]:
+    values = [value for part in _parts(metric).values() for value in part.metric_state.values()]
+    return [cast("list[Tensor]", value) for value in values if isinstance(value, list)]
 
 
-def _state(metric: Any) -> State:
+def _state(metric: Any, device: torch.device | None = None) -> State:
     return {
-        path: (part.update_count, {name: _kept(value) for name, value in part.metric_state.items()})
+        path: (part.update_count, {name: _copied(value, device) for name, value in part.metric_state.items()})
         for path, part in _parts(metric).items()
     }
 
 
 def _set(metric: Any, state: State) -> None:
     for path, part in _parts(metric).items():
-        count, values = _moved(state, part.device)[path]
+        count, values = state[path]
         for name, value in values.items():
-            setattr(part, name, _kept(value))
+            setattr(part, name, _copied(value, part.device))
         part._update_count = count
         part._computed = None
 
 
-def _kept(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else list(value)
-
-
-def _moved(state: State, device: torch.device) -> State:
-    def moved(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else [one.to(device) for one in value]
-
-    return {path: (count, {name: moved(one) for name, one in own.items()}) for path, (count, own) in state.items()}
+def _copied(value: Any, device: torch.device | None) -> Any:
+    """A tensor's copy, or a list of tensors, which no metric writes to; on `device` if given."""
+    if isinstance(value, Tensor):
+        return value.to(device, copy=True)
+    return list(value) if device is None else [one.to(device) for one in value]
 
 
 def _merged(metric: Any, states: Sequence[State]) -> State:
@@ -207,19 +199,16 @@ def _merged(metric: Any, states: Sequence[State]) -> State:
         return states[0]
     merged: State = {}
     for path, part in _parts(metric).items():
-        values = {
-            name: _reduced([state[path][1][name] for state in states], reduction)
-            for name, reduction in part._reductions.items()
-        }
+        values: dict[str, Any] = {}
+        for name, reduction in part._reductions.items():
+            each = [state[path][1][name] for state in states]
+            if isinstance(each[0], Tensor):
+                stacked = torch.stack(each)
+                values[name] = stacked if reduction is None else reduction(stacked)
+            else:
+                values[name] = [one for value in each for one in value]
         merged[path] = sum(state[path][0] for state in states), values
     return merged
-
-
-def _reduced(values: Sequence[Any], reduction: Callable[[Any], Any] | None) -> Any:
-    if isinstance(values[0], Tensor):
-        stacked = torch.stack(list(values))
-        return stacked if reduction is None else reduction(stacked)
-    return [one for value in values for one in value]
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:

@@ -34,39 +34,27 @@ def copied(number: Any, name: str) -> Number:
     """
     if type(number) is float:
         return number
-    if isinstance(number, Tensor):
-        if number.dim():
-            name, shape = name.removeprefix(COUNT), list(number.shape)
-            raise ArgumentError(f"metric `{name}` must be one number, but has shape {shape}; sum it.", field=name)
-        if not number.is_cpu:
-            return number.detach().clone()
-        number = (number.detach() if number.requires_grad else number).item()
+    if isinstance(number, Tensor) and not number.dim() and not number.is_cpu:
+        return number.detach().clone()
     try:
-        return float(number)
+        if isinstance(number, Tensor) and number.dim():
+            raise TypeError
+        return float(number.item() if isinstance(number, Tensor) else number)
     except (TypeError, ValueError, OverflowError) as error:
+        given = f"has shape {list(number.shape)}; sum it" if isinstance(number, Tensor) else f"is {number!r}"
         name = name.removeprefix(COUNT)
-        raise ArgumentError(f"metric `{name}` must be one real number, but is {number!r}.", field=name) from error
+        raise ArgumentError(f"metric `{name}` must be one real number, but {given}.", field=name) from error
 
 
 def pairs_of(pending: Sequence[Entry]) -> Pairs:
     """Sums and weights by (update, name), in the order first put."""
-    pairs: Pairs = {}
-    several: dict[tuple[int, str], list[float]] = {}
+    given: dict[tuple[int, str], list[float]] = {}
     numbers = _read(pending)
     for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
         if not 0.0 <= weight < inf:
             weight = nan  # unlike a negative number it stays visible in every sum, so that all ranks raise
-        key = update, name
-        if key not in pairs:
-            pairs[key] = total, weight
-        elif key in several:
-            several[key] += total, weight
-        else:
-            several[key] = [*pairs[key], total, weight]
-    for key, each in several.items():
-        parts = zip_longest(_parts(each[::2]), _parts(each[1::2]), fillvalue=0.0)
-        pairs[key] = tuple(chain.from_iterable(parts))
-    return pairs
+        given.setdefault((update, name), []).extend((total, weight))
+    return {key: tuple(each) if len(each) == 2 else _exact(each) for key, each in given.items()}
 
 
 def joined(everybody: Sequence[Pairs]) -> Pairs:
@@ -86,7 +74,6 @@ def means(pairs: Pairs) -> list[Record]:
         ArgumentError: for a weight that is negative or not finite.
     """
     records: list[Record] = []
-    new = tuple.__new__  # a named tuple's own is Python code
     for (update, name), pair in pairs.items():
         if isinstance(pair, Seen):
             continue
@@ -99,7 +86,7 @@ def means(pairs: Pairs) -> list[Record]:
             )
         if weight:
             value = pair[0] / weight if len(pair) == 2 else _quotient(pair)
-            records.append(new(Record, (update, name, value, weight)))
+            records.append(Record(update, name, value, weight))
     return records
 
 
@@ -123,6 +110,11 @@ def _read(pending: Sequence[Entry]) -> list[float]:
     return numbers
 
 
+def _exact(numbers: list[float]) -> tuple[float, ...]:
+    """Several pairs as one, and the rests of its rounded numbers."""
+    return tuple(chain.from_iterable(zip_longest(_parts(numbers[::2]), _parts(numbers[1::2]), fillvalue=0.0)))
+
+
 def _parts(values: list[float]) -> list[float]:
     rounded = sum(values)
     if not isfinite(rounded):
@@ -134,7 +126,8 @@ def _parts(values: list[float]) -> list[float]:
 
 
 def _quotient(pair: tuple[float, ...]) -> float:
-    totals, weights = pair[::2], pair[1::2]
+    totals = pair[::2]
+    weights = pair[1::2]
     rounded = sum(totals) / sum(weights)
     if not isfinite(rounded):
         return rounded

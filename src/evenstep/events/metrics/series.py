@@ -3,9 +3,7 @@
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, final
-
-_SAVED_VALUES = 1000
+from typing import NamedTuple, final
 
 
 class Record(NamedTuple):
@@ -21,43 +19,35 @@ class Record(NamedTuple):
 class Series:
     """Columns of updates, values and weights."""
 
-    __slots__ = ("updates", "values", "weights")
+    __slots__ = ("columns",)
 
-    def __init__(
-        self, updates: Iterable[int] = (), values: Iterable[float] = (), weights: Iterable[float] = ()
-    ) -> None:
-        self.updates = array("q", updates)
-        self.values = array("d", values)
-        self.weights = array("d", weights)
+    def __init__(self, columns: Sequence[Iterable[float]] = ((), (), ())) -> None:
+        self.columns = array("q", columns[0]), array("d", columns[1]), array("d", columns[2])  # pyright: ignore
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
 
     def add(self, records: Sequence[Record]) -> None:
         """Insert values, which come by update, each behind those of its update and of earlier ones."""
-        if not self.updates or records[0].update >= self.updates[-1]:
-            updates, _, values, weights = zip(*records, strict=True)
-            self.updates.extend(updates)
-            self.values.extend(values)
-            self.weights.extend(weights)
-            return
+        updates = self.columns[0]
+        is_newest = not updates or records[0].update >= updates[-1]
         for update, _, value, weight in records:
-            place = bisect_right(self.updates, update)
-            self.updates.insert(place, update)
-            self.values.insert(place, value)
-            self.weights.insert(place, weight)
+            place = len(updates) if is_newest else bisect_right(updates, update)
+            for column, number in zip(self.columns, (update, value, weight), strict=True):
+                column.insert(place, number)  # pyright: ignore
 
     def keep(self, count: int) -> None:
         """Drop all but the last `count` values."""
-        del self.updates[:-count], self.values[:-count], self.weights[:-count]
+        for column in self.columns:
+            del column[:-count]
 
     def values_before(self, update: int, count: int) -> list[float]:
         """Last `count` values of updates before `update`, or as many as there are."""
-        end = bisect_left(self.updates, update)
-        return self.values[max(0, end - count) : end].tolist()
+        end = bisect_left(self.columns[0], update)
+        return self.columns[1][max(0, end - count) : end].tolist()
 
-    def records(self, name: str, start: int = 0) -> list[Record]:
-        """Values from index `start` on, as records of metric `name`."""
-        columns = zip(self.updates[start:], self.values[start:], self.weights[start:], strict=True)
+    def records(self, name: str, last: int | None = None) -> list[Record]:
+        """The last values, or all, as records of metric `name`."""
+        start = 0 if last is None else max(0, len(self) - last)
+        columns = zip(*(column[start:] for column in self.columns), strict=True)
         return [Record(update, name, value, weight) for update, value, weight in columns]
-
-    def state(self) -> list[list[Any]]:
-        """Newest values as plain lists: the arguments of a new series."""
-        return [column[-_SAVED_VALUES:].tolist() for column in (self.updates, self.values, self.weights)]

@@ -21,6 +21,7 @@ _NORM = "train/grad_norm"
 _CLIPPED = "train/clipped"
 _TOTAL = "progress/weight"
 """Key in a saved state: Σ weights of all updates."""
+_SAVED_VALUES = 1000
 
 
 def _alone(pairs: Pairs) -> list[Pairs]:
@@ -86,8 +87,7 @@ class Storage:
     def show(self, name: str, value: Value, *, update: int) -> None:
         """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
 
-        It reaches the writers of the first rank with the next metrics. The name is letters, digits, `_`, `-` and `.`,
-        in parts divided by `/`.
+        It reaches the writers of the first rank with the next metrics.
         """
         shown = Shown(update=update, name=name, value=value)
         if shown not in self._shown:  # equal: of the same update and name
@@ -100,7 +100,7 @@ class Storage:
         return shown
 
     def follow(self, settled: int) -> None:
-        """Drop pending pairs if another rank has settled more often, while this rank lost its connection."""
+        """Drop pending pairs if other ranks have settled them while this rank was disconnected."""
         if self.settled < settled:
             self._pending.clear()
             self._meters.reset()
@@ -126,11 +126,12 @@ class Storage:
 
     def pending_sum(self, name: str, *, update: int) -> Tensor:
         """Pending Σ sums and Σ weights of metric `name` at `update`, shape [2]; no accelerator is waited for."""
-        pairs = [(total, weight) for number, key, total, weight in self._pending if number == update and key == name]
-        device = next((one.device for pair in pairs for one in pair if isinstance(one, Tensor)), torch.device("cpu"))
+        numbers = [one for entry in self._pending if entry[:2] == (update, name) for one in entry[2:]]
+        device = next((one.device for one in numbers if isinstance(one, Tensor)), torch.device("cpu"))
         wide = torch.float32 if device.type == "mps" else torch.float64
-        numbers = [scalar_on(one, device, wide) for pair in pairs for one in pair]
-        return torch.stack(numbers).view(-1, 2).sum(0) if numbers else torch.zeros(2, dtype=wide, device=device)
+        if not numbers:
+            return torch.zeros(2, dtype=wide, device=device)
+        return torch.stack([scalar_on(one, device, wide) for one in numbers]).view(-1, 2).sum(0)
 
     def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
         """Read and remember all pending metrics; records come by update, then in the order first put.
@@ -163,10 +164,8 @@ class Storage:
             counts = {(update, key[1:]): fsum(pair[::2]) for (update, key), pair in summed.items() if key[:1] == COUNT}
             records += self._derived(records, counts)
         records.sort(key=itemgetter(0))
-        more = self.throughput(records)
-        if more:
-            records += more
-            records.sort(key=itemgetter(0))
+        records += self.throughput(records)
+        records.sort(key=itemgetter(0))
         self._remember(records)
         return records
 
@@ -176,11 +175,11 @@ class Storage:
 
     def history(self, name: str) -> list[Record]:
         """Remembered values of metric `name`, by update; empty if it never came."""
-        return self._series[name].records(name)[-self._limit :] if name in self._series else []
+        return self._series[name].records(name, self._limit) if name in self._series else []
 
     def latest(self, name: str) -> Record | None:
         """Last value of metric `name`, or None if it never came."""
-        return self._series[name].records(name, start=-1)[0] if name in self._series else None
+        return self._series[name].records(name, 1)[0] if name in self._series else None
 
     def values_before(self, update: int, name: str, count: int) -> list[float]:
         """Last `count` values of metric `name` at updates before `update`, or as many as there are."""
@@ -192,7 +191,9 @@ class Storage:
         Left out are times (`perf/…`), which differ between equal runs, and `progress/…`, but for the sum of weights.
         """
         state: dict[str, Any] = {
-            name: series.state() for name, series in self._series.items() if not name.startswith(("perf/", "progress/"))
+            name: [column[-_SAVED_VALUES:].tolist() for column in series.columns]
+            for name, series in self._series.items()
+            if not name.startswith(("perf/", "progress/"))
         }
         return {**state, _TOTAL: self.throughput.total} if self.throughput.total else state
 
@@ -203,24 +204,18 @@ class Storage:
         self._meters.reset()
         self.throughput.forget()
         self.throughput.total = state.get(_TOTAL, 0.0)
-        self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
+        self._series = {name: Series(columns) for name, columns in state.items() if name != _TOTAL}
 
     def _remember(self, records: Iterable[Record]) -> None:
         of_names = defaultdict[str, list[Record]](list)
         for record in records:
-            of_names[record[1]].append(record)
+            of_names[record.name].append(record)
         for name, theirs in of_names.items():
-            if name not in self._series:
-                self._series[_checked(name)] = Series()
-            series = self._series[name]
+            if not name.isprintable() or name in ("", "update"):
+                raise ArgumentError(
+                    f"a metric's name must be printable and not `update`, but is {name!r}; rename it.", field=name
+                )
+            series = self._series.setdefault(name, Series())
             series.add(theirs)
-            if len(series.updates) > 2 * self._limit:
+            if len(series) > 2 * self._limit:
                 series.keep(self._limit)
-
-
-def _checked(name: str) -> str:
-    if not name.isprintable() or name in ("", "update"):
-        raise ArgumentError(
-            f"a metric's name must be printable and not `update`, but is {name!r}; rename it.", field=name
-        )
-    return name
