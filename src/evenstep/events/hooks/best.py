@@ -1,7 +1,6 @@
 """Keeps the checkpoints with the best values of a metric, and a file `best` that names the best one."""
 
 import math
-from pathlib import Path
 from typing import Any, final
 
 from evenstep.events.event import EpochEvent, EvaluateEvent, SaveEvent, TrainEvent
@@ -113,7 +112,7 @@ class Best(Hook):
         place = 0
         if not self._target.better(value, than=self.best_value):
             place = len(self._best)
-            while place > 1 and self._target.beats(value, self._best[place - 1][0]):
+            while place > 1 and self._target.gain(value, self._best[place - 1][0]) > 0:
                 place -= 1
         if place >= self._keep:
             return False
@@ -122,7 +121,7 @@ class Best(Hook):
         return True
 
     def _correct_link(self) -> None:
-        folder: Path = run_folder(self)
+        folder = run_folder(self)
         if not self.trainer.is_first_rank:
             return
         link = folder / self.link

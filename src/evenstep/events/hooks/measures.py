@@ -17,6 +17,7 @@ MemoryUse, in bytes; on several ranks that of the rank with the most, or with th
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -68,6 +69,15 @@ class Timer(Hook):
         self._is_saving = False
         self._begin()
 
+    def _begin(self) -> None:
+        self._began = perf_counter()
+        self._updates = 0
+        self._samples = 0
+        self._fetches = 0
+        self._data_s = 0.0
+        self._task_data_s = Counter[str]()
+        self._task_samples = Counter[str]()
+
     def before_train(self, event: TrainEvent) -> None:
         self.trainer.phases.take()
         self._begin()
@@ -79,15 +89,13 @@ class Timer(Hook):
         if event.data_s is not None:
             self._data_s += event.data_s
             self._fetches += 1
-            for task, seconds in event.task_data_s.items():
-                self._task_data_s[task] = self._task_data_s.get(task, 0.0) + seconds
+            self._task_data_s.update(event.task_data_s)  # pyright: ignore[reportArgumentType]
 
     def after_update(self, event: UpdateEvent) -> None:
         if event.committed:
             self._updates += 1
             self._samples += event.num_samples
-            for task, count in event.task_samples.items():
-                self._task_samples[task] = self._task_samples.get(task, 0) + count
+            self._task_samples.update(event.task_samples)
             if event.update % self._every == 0:
                 self._put(event.update)
 
@@ -112,28 +120,19 @@ class Timer(Hook):
         if event.outcome != "failed" and self._updates:
             self._put(event.update)
 
-    def _begin(self) -> None:
-        self._began = perf_counter()
-        self._updates = 0
-        self._samples = 0
-        self._fetches = 0
-        self._data_s = 0.0
-        self._task_data_s: dict[str, float] = {}
-        self._task_samples: dict[str, int] = {}
-
     def _put(self, update: int) -> None:
         seconds = perf_counter() - self._began
+        phases = self.trainer.phases.take().items()
         values = {
             "perf/time": (time(), 1),
             "progress/samples": (self.trainer.progress.samples, 1),
             "perf/update_s": (seconds, self._updates),
             "perf/samples_per_s": (self._samples, seconds),
             "perf/data_s": (self._data_s, self._fetches),
+            **{f"perf/{task}/samples_per_s": (count, seconds) for task, count in self._task_samples.items()},
+            **{f"perf/{task}/data_s": (waited, self._fetches) for task, waited in self._task_data_s.items()},
+            **{f"perf/{name}_s": (spent, self._updates) for name, spent in phases if spent and name != "data"},
         }
-        values |= {f"perf/{task}/samples_per_s": (count, seconds) for task, count in self._task_samples.items()}
-        values |= {f"perf/{task}/data_s": (waited, self._fetches) for task, waited in self._task_data_s.items()}
-        phases = self.trainer.phases.take().items()
-        values |= {f"perf/{phase}_s": (spent, self._updates) for phase, spent in phases if spent and phase != "data"}
         for name, (total, weight) in values.items():
             self.trainer.storage.put(name, total, weight, update=update)
         self._begin()

@@ -56,7 +56,7 @@ class Profile(Hook):
             self._began_at = event.update
             if self._memory:
                 record_memory_history()
-            # torch 2.11 forgets earlier cycles, of which there are none, unless events are kept
+            # torch 2.11 warns of lost events of earlier cycles unless all events are kept
             profiler = profile(activities=supported_activities(), acc_events=True)
             profiler.start()
             self._profiler = profiler
@@ -65,15 +65,16 @@ class Profile(Hook):
 
     def after_update(self, event: UpdateEvent) -> None:
         self._ranges.close()
-        if self._profiler is not None and event.committed and event.update >= self._last:
+        if event.committed and event.update >= self._last:
             self._end(event.update)
 
     def after_train(self, event: TrainEvent) -> None:
-        if self._profiler is not None:
-            self._end(event.update)
+        self._end(event.update)
 
     def _end(self, update: int) -> None:
         profiler = self._profiler
+        if profiler is None:
+            return
         self._profiler = None
         if any(one.is_cuda for one in self.trainer.model.parameters()):
             torch.cuda.synchronize()  # kernels of these updates belong to them
@@ -87,16 +88,3 @@ class Profile(Hook):
                 end_memory_history()
             with replacing(folder / f"{stem}.trace.json.gz", sync=False) as new:
                 profiler.export_chrome_trace(str(new))
-
-
-def span_of(text: str) -> tuple[int, int]:
-    """First and last update of a text such as "10:13" or "10".
-
-    Raises:
-        ValueError: another text.
-
-    >>> span_of("10:13"), span_of("10")
-    ((10, 13), (10, 10))
-    """
-    first, _, last = text.partition(":")
-    return int(first), int(last or first)

@@ -12,12 +12,12 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
-from typing import Literal, final
+from typing import final
 
 import torch
 
 from evenstep.errors import keepable
-from evenstep.events.event import EpochEvent, Json, Outcome, TrainEvent, UpdateEvent
+from evenstep.events.event import EpochEvent, Json, TrainEvent, UpdateEvent
 from evenstep.events.files import append, appending, replace_text, writing
 from evenstep.events.hook import Hook, run_folder
 from evenstep.schema import NonNegative
@@ -71,7 +71,7 @@ class Status(Hook):
         reason = event.reason if event.error is None else keepable(f"{type(event.error).__name__}: {event.error}")
         self._write(event.outcome, event.update, reason)
 
-    def _write(self, state: Literal["running"] | Outcome, update: int, reason: str | None = None) -> None:
+    def _write(self, state: str, update: int, reason: str | None = None) -> None:
         status = {
             "state": state,
             "update": update,
@@ -117,10 +117,8 @@ def git_state(folder: Path) -> dict[str, Json] | None:
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     try:
-        done = subprocess.run(_GIT, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0:
+        done = subprocess.run(_GIT, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.splitlines()
     heads = dict(line.removeprefix("# ").split(" ", 1) for line in lines if line.startswith("# branch."))
@@ -154,11 +152,9 @@ def describe_environment() -> dict[str, Json]:
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
 
 
 def _accelerators() -> list[Json]:

@@ -1,4 +1,4 @@
-"""Hooks that stop a run: no improvement, time is up, the learning rate is low, a file `stop`."""
+"""Hooks that stop a run: no more improvement, no more time, a low learning rate, a file."""
 
 from time import monotonic
 from typing import Any, final
@@ -59,11 +59,10 @@ class EarlyStop(Hook):
         if value is None or event.update == self._counted_at:
             return
         self._counted_at = event.update
+        self.evaluations_since_best += 1
         if self.follows.better(value, than=self.best_value):
             self.best_value = value
             self.evaluations_since_best = 0
-            return
-        self.evaluations_since_best += 1
         if self.evaluations_since_best >= self._patience:
             best = "no finite value yet" if self.best_value is None else f"the best is {self.best_value:.6g}"
             self.trainer.request_stop(
@@ -88,10 +87,7 @@ class EarlyStop(Hook):
         self._counted_at = state["counted_at"]
         if self.evaluations_since_best < self._patience:
             return None
-        return (
-            f"had stopped the run after {self.evaluations_since_best} evaluations without an improvement, and counts "
-            f"from 0 again"
-        )
+        return f"had stopped the run after {self.evaluations_since_best} evaluations, and counts from 0 again"
 
 
 @final
@@ -122,17 +118,15 @@ class TimeBudget(Hook):
 
     def before_train(self, event: TrainEvent) -> None:
         self._began = monotonic()
-        if self._is_total_used():
-            self._stop_for_good()
+        self._stop_if_total_is_used()
 
     def after_update(self, event: UpdateEvent) -> None:
         self.poll()
 
     def poll(self) -> None:
-        if self._is_total_used():
-            self._stop_for_good()
-        elif self._max_minutes is not None and self._since_s() >= 60 * self._max_minutes:
-            self.trainer.request_stop(f"the time budget of {self._max_minutes:g} minutes is used up", requeue=True)
+        minutes = self._max_minutes
+        if not self._stop_if_total_is_used() and minutes is not None and self._since_s() >= 60 * minutes:
+            self.trainer.request_stop(f"the time budget of {minutes:g} minutes is used up", requeue=True)
 
     def after_train(self, event: TrainEvent) -> None:
         self._earlier_s += self._since_s()
@@ -146,13 +140,12 @@ class TimeBudget(Hook):
         # a run that goes back has used the time since the checkpoint, too
         self._earlier_s = saved_s if self._began is None else max(self._earlier_s, saved_s - self._since_s())
 
-    def _is_total_used(self) -> bool:
+    def _stop_if_total_is_used(self) -> bool:
         total = self._max_total_minutes
-        return total is not None and self._earlier_s + self._since_s() >= 60 * total
-
-    def _stop_for_good(self) -> None:
-        total = self._max_total_minutes
-        self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
+        is_used = total is not None and self._earlier_s + self._since_s() >= 60 * total
+        if is_used:
+            self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
+        return is_used
 
     def _since_s(self) -> float:
         return 0.0 if self._began is None else monotonic() - self._began
@@ -184,21 +177,17 @@ class StopBelowLr(Hook):
             if group.get("lr") is None:
                 raise HookError(f"hook `{self.name}` needs a learning rate, but group {number} has none.", field="lr")
         fallen_to = self._fallen_to
-        if fallen_to is not None:
-            if fallen_to < self._lr and event.updates == self._updates and fallen_to == self._rate():
-                self._stop(fallen_to)
-            else:
-                self._fallen_to = None
+        self._fallen_to = None
+        if fallen_to is not None and event.updates == self._updates and fallen_to == self._rate():
+            self._stop_below(fallen_to)
         self._updates = event.updates
 
     def after_update(self, event: UpdateEvent) -> None:
-        if not event.committed:
-            return
-        rate = self._rate()
-        if self._before is not None and rate <= self._before and rate < self._lr:
-            self._fallen_to = rate
-            self._stop(rate)
-        self._before = rate
+        if event.committed:
+            rate = self._rate()
+            if self._before is not None and rate <= self._before:
+                self._stop_below(rate)
+            self._before = rate
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": self._before, "fallen_to": self._fallen_to, "updates": self._updates}
@@ -211,8 +200,10 @@ class StopBelowLr(Hook):
     def _rate(self) -> float:
         return max(float(group["lr"]) for group in self.trainer.optimizer.param_groups)
 
-    def _stop(self, rate: float) -> None:
-        self.trainer.request_stop(f"the learning rate has fallen to {rate:.6g}, below {self._lr:g}")
+    def _stop_below(self, rate: float) -> None:
+        if rate < self._lr:
+            self._fallen_to = rate
+            self.trainer.request_stop(f"the learning rate has fallen to {rate:.6g}, below {self._lr:g}")
 
 
 @final
@@ -235,12 +226,11 @@ class StopFile(Hook):
 
     def poll(self) -> None:
         now = monotonic()
-        if now - self._looked_at < STOP_FILE_EVERY_S:
+        folder = self.trainer.folder
+        if folder is None or now - self._looked_at < STOP_FILE_EVERY_S:
             return
         self._looked_at = now
-        if self.trainer.folder is None:
-            return
-        file = self.trainer.folder / STOP_FILE
+        file = folder / STOP_FILE
         if file.exists():
             file.unlink(missing_ok=True)
             self.trainer.request_stop(f"there was a file `{file}`", requeue=True)

@@ -34,17 +34,11 @@ class MetricTarget:
 
     def check(self, hook: Hook, *, asked: bool = True) -> None:
         """Raise HookError if the trainer of `hook` lacks the evaluation, or nothing requests it during the run."""
-        evaluations = hook.trainer.evaluations
-        if self.evaluation not in evaluations:
-            raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but there is no evaluation `{self.evaluation}`; "
-                f"{advice(self.evaluation, evaluations)}",
-                field="metric",
-            )
+        self._check_known(hook, self.evaluation, hook.trainer.evaluations)
         if not asked:
             raise HookError(
                 f"hook `{hook.name}` follows `{self.metric}`, but nothing requests evaluations before the end of the "
-                f"run; add `evaluation=Evaluation(every_updates=…)`.",
+                f"run; add `Evaluate(every_updates=…)`.",
                 field="metric",
             )
 
@@ -53,7 +47,7 @@ class MetricTarget:
         place = self.metric.rpartition("/")[0]
         known = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
         if known:
-            self._check_known(hook, known)
+            self._check_known(hook, self.metric, known)
 
     def value(self, hook: Hook, event: EvaluateEvent) -> float | None:
         """Value of the metric in `event`; None for another evaluation, or a failed one.
@@ -63,14 +57,13 @@ class MetricTarget:
         """
         if event.name != self.evaluation or not event.metrics:
             return None
-        self._check_known(hook, event.metrics)
+        self._check_known(hook, self.metric, event.metrics)
         return event.metrics[self.metric]
 
-    def _check_known(self, hook: Hook, known: Collection[str]) -> None:
-        if self.metric not in known:
+    def _check_known(self, hook: Hook, name: str, known: Collection[str]) -> None:
+        if name not in known:
             raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but there is no such metric; "
-                f"{advice(self.metric, known)}",
+                f"hook `{hook.name}` follows `{self.metric}`, but there is no `{name}`; {advice(name, known)}",
                 field="metric",
             )
 
@@ -87,11 +80,8 @@ class MetricTarget:
 
     def better(self, value: float, than: float | None) -> bool:
         """True if `value` is finite and improves on `than` by more than `min_delta`."""
-        if not math.isfinite(value):
-            return False
-        gain = math.inf if than is None else than - value if self.mode == "min" else value - than
-        return gain > self.min_delta
+        return math.isfinite(value) and (than is None or self.gain(value, than) > self.min_delta)
 
-    def beats(self, value: float, other: float) -> bool:
-        """True if `value` is better than `other`, by however little."""
-        return value < other if self.mode == "min" else value > other
+    def gain(self, value: float, other: float) -> float:
+        """Improvement of `value` on `other`, negative if it is worse."""
+        return other - value if self.mode == "min" else value - other

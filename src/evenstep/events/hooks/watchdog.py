@@ -5,12 +5,7 @@ import sys
 from time import monotonic
 from typing import final
 
-from evenstep.events.event import (
-    EvaluateEvent,
-    SaveEvent,
-    TrainEvent,
-    UpdateEvent,
-)
+from evenstep.events.event import EvaluateEvent, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Positive
 
