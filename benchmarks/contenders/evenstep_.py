@@ -15,8 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Logging, StreamData, Task, Trainer, Training
-from evenstep.events.hooks import Statistics, Timer
-from evenstep.events.writers import JsonlWriter
+from evenstep.events import JsonlWriter, Statistics, Timer
 from evenstep.options import Compile
 from evenstep.parallel import Strategy
 from harness.feed import Feed

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.events import UpdateEvent
-from evenstep.events.hooks import Evaluate, Save
+from evenstep.events import Evaluate, Save, UpdateEvent
 from evenstep.optim.schedules import Linear
 from evenstep.options import Compile
 from rows.killed import Classify, Points, digest

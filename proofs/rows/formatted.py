@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import evenstep
-from evenstep.events.hooks import Evaluate, Save
+from evenstep.events import Evaluate, Save
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Processes
 from evenstep.pipeline import PipelineModel

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import evenstep
-from evenstep.events.hooks import Evaluate, Save
+from evenstep.events import Evaluate, Save
 from evenstep.optim.schedules import Linear
 
 UPDATES = 23

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.events.hooks import Evaluate
+from evenstep.events import Evaluate
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy, Zero1
 from rows.cutting import IGNORED, LENGTH, WORDS, Words

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.events.hooks import Evaluate
+from evenstep.events import Evaluate
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Group, Mesh, Processes
 from evenstep.pipeline import Layer, Layers, PipelineModel

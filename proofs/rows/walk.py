@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import evenstep
-from evenstep.events.hooks import Evaluate
+from evenstep.events import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
 from rows.row import Row
 

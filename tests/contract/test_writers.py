@@ -3,7 +3,6 @@
 import csv
 import importlib
 import inspect
-import io
 import json
 import pkgutil
 import time
@@ -197,17 +196,3 @@ def test_it_takes_nothing_any_event_and_numbers_that_are_not_finite(kind: type[W
     writer.write([Record(2, "valid/loss", value, 1.0) for value in (float("inf"),)])
     writer.event("train_end", TrainEvent(update=2, outcome="done", reason="", error=None, metrics={"loss": 1.0}))
     writer.close()
-
-
-def test_the_screen_shows_every_period_and_every_evaluation() -> None:
-    stream = io.StringIO()
-    writer = events.ConsoleWriter(every_updates=4, stream=stream)
-    writer.open(None, 0)
-    for update in range(1, 13):
-        writer.write([Record(update, "train/loss", float(update), 1.0)])
-        if update % 3 == 0:
-            writer.write([Record(update, "valid/loss", float(update), 1.0)])
-    writer.close()
-    lines = [line.split() for line in stream.getvalue().splitlines()]
-    assert [line[1] for line in lines if line[2] == "valid/loss"] == ["3", "6", "9", "12"]
-    assert [(line[1], line[3]) for line in lines if line[2] == "loss"] == [("4", "2.5"), ("8", "6.5"), ("12", "10.5")]

@@ -30,7 +30,7 @@ from work import (
 from evenstep import Engine, MapData, Memory, Profile, Task, Training, chunked_cross_entropy
 from evenstep.checkpoint.background import Staging
 from evenstep.data import ReadOptions
-from evenstep.events.hooks import MemoryUse
+from evenstep.events import MemoryUse
 from evenstep.oom import give_back
 from evenstep.options import Checkpointing
 from evenstep.precision import PRECISIONS

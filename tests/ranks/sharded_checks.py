@@ -238,7 +238,7 @@ def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
 
 
 def training_goes_on_with_whole_parameters_after_an_evaluation(group: Group) -> object:
-    from evenstep.events.hooks import Evaluate
+    from evenstep.events import Evaluate
 
     evaluations = {"valid": MapData(DATA[:6], global_batch_size=2, shuffle=False)}
     with_it = trainer(

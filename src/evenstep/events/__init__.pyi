@@ -34,7 +34,6 @@ from evenstep.events.event import (
 )
 from evenstep.events.hook import Hook as Hook
 from evenstep.events.hooks.best import Best as Best
-from evenstep.events.hooks.console import Console as Console
 from evenstep.events.hooks.measures import (
     MemoryUse as MemoryUse,
     Statistics as Statistics,

@@ -2,7 +2,7 @@
 
     with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
     with evaluations   the hook Evaluate
-    with `console`     the hook Console, which says what happens around the numbers
+    with `console`     that writer is a hook, too, and says what happens around the numbers
     with neither       `console`, where a person watches (a terminal, a notebook); else only incidents, by `logging`
 
 Whoever gives `writers` gets exactly those, and a hook that is given takes the place of the standard one of its class.
@@ -18,7 +18,6 @@ from evenstep.arguments import choose
 from evenstep.events import (
     WRITERS,
     Bus,
-    Console,
     ConsoleWriter,
     Evaluate,
     EvaluateEvent,
@@ -129,7 +128,7 @@ def hooks_of(
     if evaluation is not None:
         before.append(_evaluate(evaluation))
     if screen is not None:
-        after.insert(0, Console(writer=screen))
+        after.insert(0, screen)
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
 

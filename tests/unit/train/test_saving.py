@@ -21,8 +21,7 @@ from evenstep.checkpoint.background import Staging
 from evenstep.checkpoint.tensor_file import TensorFile
 from evenstep.contrib.elastic.membership import Alone
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError
-from evenstep.events import EvaluateEvent, Incident, SaveEvent, TrainEvent, UpdateEvent
-from evenstep.events.hooks import Evaluate, Save
+from evenstep.events import Evaluate, EvaluateEvent, Incident, Save, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Ddp, Zero1
 

@@ -32,7 +32,7 @@ from evenstep import (
 )
 from evenstep.data import AllTasks, Mixing
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
-from evenstep.events.hooks import Timer
+from evenstep.events import Timer
 from evenstep.optim.schedules import Linear
 from refused import refused
 

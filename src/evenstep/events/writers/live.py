@@ -7,7 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TextIO, cast, final
+from functools import cache
+from typing import Any, TextIO, TypeAlias, cast, final
+
+Content: TypeAlias = tuple[int, int | None, Sequence[str]]
+"""Updates done and planned, and values in the order of their importance."""
 
 TICK_S = 0.5
 _PACE_S = 300.0
@@ -15,31 +19,6 @@ _PACE_S = 300.0
 _BAR = 12
 """Least width of the bar beside further values."""
 _DRAWING = threading.RLock()
-_has_guard: list[bool] = []
-
-
-class Progress(NamedTuple):
-    """Content of a live line: updates done and planned, and metrics in the order of their importance."""
-
-    update: int
-    updates: int | None
-    values: Sequence[str]
-
-    def text(self, pace: Sequence[str], width: int | None = None) -> str:
-        """The line without its bar; further values that do not fit into `width` are left out.
-
-        >>> progress = Progress(3, 10, ("loss 1.25", "lr 0.1"))
-        >>> progress.text(["2/s"]), progress.text(["2/s"], 30)
-        ('3/10  loss 1.25  lr 0.1  2/s', '3/10  loss 1.25  2/s')
-        """
-        count = f"{self.update}" if self.updates is None else f"{self.update}/{self.updates}"
-        text = "  ".join([count, *self.values[:1], *pace])
-        for number in range(2, len(self.values) + 1):
-            longer = "  ".join([count, *self.values[:number], *pace])
-            if width is not None and len(longer) + _BAR > width:
-                break
-            text = longer
-        return text
 
 
 @final
@@ -48,18 +27,17 @@ class LiveLine:
 
     Args:
         display: IPython's `display` for a notebook; None for a terminal.
-        progress: content to show now; called from a thread.
+        content: content to show now; called from a thread.
     """
 
-    def __init__(self, stream: TextIO, display: Any, progress: Callable[[], Progress]) -> None:
+    def __init__(self, stream: TextIO, display: Any, content: Callable[[], Content]) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
-        self._progress = progress
+        self._content = content
         self._handle = display and display({"text/plain": ""}, raw=True, display_id=True)
-        self._bar = Bar(
+        self._bar = Progress(
             BarColumn(None, table_column=Column(ratio=1, min_width=4)),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             console=Console(file=stream),
@@ -89,21 +67,25 @@ class LiveLine:
         with _DRAWING:
             if self._ended.is_set():
                 return
-            now = self._progress()
-            self._bar.update(self._task, completed=now.update, total=now.updates)
+            update, updates, values = self._content()
+            self._bar.update(self._task, completed=update, total=updates)
             task = self._bar.tasks[0]
-            pace = [] if not task.speed else [per_second(task.speed)]
+            count = f"{update}" if updates is None else f"{update}/{updates}"
+            pace = [per_second(task.speed)] if task.speed else []
             if pace and task.time_remaining is not None:
                 pace.append(f"{clock(task.time_remaining)} left")
-            self._bar.update(self._task, description=now.text(pace, self.width), refresh=True)
+            while len(values) > 1 and len("  ".join([count, *values, *pace])) + _BAR > (self.width or sys.maxsize):
+                values = values[:-1]
+            text = "  ".join([count, *values, *pace]).rstrip()
+            self._bar.update(self._task, description=text, refresh=True)
             if self._handle is not None:
-                self._handle.update({"text/plain": f"update {now.text(pace)}"}, raw=True)
+                self._handle.update({"text/plain": f"update {text}"}, raw=True)
 
     def print(self, line: str) -> None:
         """Print a line that stays above the live one."""
         with _DRAWING:
             if self._handle is None:
-                self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._bar.console.print(line, markup=False, highlight=False)
             else:
                 print(line, flush=True)
 
@@ -118,23 +100,19 @@ class LiveLine:
         self._thread.join()
 
 
-def live_on(stream: TextIO | None, progress: Callable[[], Progress]) -> LiveLine | None:
+def live_on(stream: TextIO | None, content: Callable[[], Content]) -> LiveLine | None:
     """A live line on `stream`; None where lines can only follow each other.
 
     That is also so under CI, and on terminals without a cursor (TERM=dumb).
     """
     if stream is None:  # a program without standard output
         return None
-    display = None
-    if stream.isatty():
-        is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-        if is_ci or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
-            return None
-    else:
+    if not stream.isatty():
         display = _display_of(stream)
-        if display is None:
-            return None
-    return LiveLine(stream, display, progress)
+        return None if display is None else LiveLine(stream, display, content)
+    is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return None if is_ci or is_dumb else LiveLine(stream, None, content)
 
 
 def is_watched() -> bool:
@@ -153,11 +131,11 @@ def _display_of(stream: TextIO) -> Any:
     return display  # pyright: ignore[reportUnknownVariableType]
 
 
+@cache
 def _guard_forks() -> None:
     """Fork only while nothing is drawn: a child would inherit the locks of rich."""
-    if not _has_guard and hasattr(os, "register_at_fork"):
-        _has_guard.append(True)
-        os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
+    release = _DRAWING.release
+    os.register_at_fork(before=_DRAWING.acquire, after_in_parent=release, after_in_child=release)
 
 
 def per_second(rate: float) -> str:

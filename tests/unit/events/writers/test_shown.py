@@ -129,6 +129,7 @@ def test_hooks_and_tasks_show_and_the_writers_hear_of_the_configuration(tmp_path
     assert [(line["update"], line["name"], line.get("text")) for line in lines(tmp_path)] == [
         (1, "train/first", "update 1, x 0"),
         (1, "weights", None),
+        (1, "valid/first", "evaluation 1, x 0"),
         (2, "train/first", "update 2, x 0"),
         (2, "weights", None),
         (2, "valid/first", "evaluation 2, x 0"),
