@@ -223,5 +223,9 @@ def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
     except BaseException as error:
         saved = complete_checkpoints(folder / "checkpoints")
         if trainer.is_first_rank and trainer.progress.update and saved:
-            error.add_note(f"Saved up to {saved[-1].name}: `evenstep resume {quote(str(folder))}` continues there.")
+            again = f"evenstep resume {quote(str(folder))}"
+            error.add_note(
+                f"Saved up to {saved[-1].name}: `{again}` continues there, with the copy of the recipe in the folder; "
+                f"`{again} --recipe current` takes the recipe as it is now."
+            )
         raise

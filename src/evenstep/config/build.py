@@ -31,7 +31,7 @@ from evenstep.optim.modes import Modes
 from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
-from evenstep.options import Checkpointing, WriterName
+from evenstep.options import Checkpointing, Training, WriterName
 from evenstep.parallel import Mesh, device_of_rank
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
 from evenstep.pipeline.layers import check_covered
@@ -104,7 +104,7 @@ class RunParts:
                 precision=config.train.precision,
                 lr_schedule=build_lr_schedule(config),
                 hooks=hooks,
-                train=config.train,
+                train=_plain(Training, config.train),
                 evaluation=config.evaluation,
                 checkpoint=replace(checkpoint, config=kept),
                 failures=config.failures,
@@ -349,9 +349,13 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
 def _group(run: OpenRun, name: str, call: Call) -> ParameterGroup:
     table = run.config.optimizer.groups[name]
     own = table.name is not None or table.target is not None
-    options = {one.name: getattr(table, one.name) for one in fields(ParameterGroup)}
-    options |= {"optimizer": call.function if own else None, "options": call.arguments}
-    return ParameterGroup(**options)
+    kind = cast("type[torch.optim.Optimizer]", call.function) if own else None
+    return replace(_plain(ParameterGroup, table), optimizer=kind, options=call.arguments)
+
+
+def _plain(kind: type[_Made], table: _Made) -> _Made:
+    """Options of a table that has further keys."""
+    return kind(**{one.name: getattr(table, one.name) for one in fields(cast("Any", kind))})
 
 
 def _groups(model: nn.Module) -> list[Any]:
