@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from evenstep import Evaluation, Hook, MapData, StreamData, Task, Trainer
 from evenstep.errors import ArgumentError
-from evenstep.events.hooks import StopFile, TimeBudget
+from evenstep.events import StopFile, TimeBudget
 from refused import refused
 
 PAIRS = [(torch.full((2,), n / 8), torch.tensor([n / 8])) for n in range(8)]

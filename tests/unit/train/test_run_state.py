@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from evenstep import Hook, MapData, StreamData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ReplicaError
-from evenstep.events import EpochEvent, UpdateEvent
-from evenstep.events.hooks import Save
+from evenstep.events import EpochEvent, Save, UpdateEvent
 from evenstep.parallel import Ddp, Zero1
 from refused import refused
 

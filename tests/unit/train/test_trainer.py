@@ -26,8 +26,7 @@ from evenstep.errors import (
     CheckpointError,
     TaskError,
 )
-from evenstep.events import EvaluateEvent, Incident, TrainEvent, UpdateEvent
-from evenstep.events.hooks import Best, Save
+from evenstep.events import Best, EvaluateEvent, Incident, Save, TrainEvent, UpdateEvent
 from evenstep.optim.schedules import Linear
 
 NEVER = Evaluation(every_epochs=99)  # only at the end
