@@ -132,6 +132,11 @@ class MapData(Data):
         self._used: set[WorkerLoader] = set()
 
     @property
+    def num_samples(self) -> int:
+        """Number of samples of an epoch."""
+        return self._sampling.num_samples - self._sampling.num_skipped
+
+    @property
     def num_skipped(self) -> int:
         """Number of samples left out of every epoch because they are longer than a token budget."""
         return self._sampling.num_skipped
