@@ -3,7 +3,6 @@
 import gc
 import random
 import weakref
-from copy import deepcopy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 import evenstep
 from evenstep import Engine, Memory, Task, Training
-from evenstep.train.randomness import Randomness
-from evenstep.train.recompute import CheckpointedForward, recompute
+from evenstep.train.recompute import CheckpointedForward
 
 BLOCKS, WIDTH, ROWS = 8, 32, 64
 
@@ -137,20 +134,6 @@ def test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all() -
     assert other.recomputed == tuple(f"blocks.{number}" for number in range(BLOCKS)) and one.recomputed == ()
 
 
-def test_torch_alone_moves_running_statistics_twice() -> None:
-    """What the engine must not inherit."""
-    norm = nn.BatchNorm1d(4)
-    out: Any = checkpoint(norm, batches(1)[0][0].requires_grad_(), use_reentrant=False)
-    out.sum().backward()
-    assert norm.num_batches_tracked == 2
-
-
-def test_an_evaluation_computes_nothing_twice_and_gives_the_same() -> None:
-    kept, again = net(), net()
-    assert engine(kept).evaluate(microbatches=batches()) == engine(again, "blocks").evaluate(microbatches=batches())
-    assert again.blocks[0].calls == 2
-
-
 def test_an_update_takes_a_fraction_of_the_memory() -> None:
     """Of each block it keeps what that is called with, and all of one block while that one is computed again."""
     kept, again = peak_of(net(), "none"), peak_of(net(), "blocks")
@@ -219,15 +202,6 @@ def test_one_dropout_that_stands_in_several_blocks_has_the_key_of_its_place_agai
     assert_same_state(kept, again)
 
 
-def test_the_forward_of_a_module_within_is_called_again_with_its_hooks_and_its_own_hooks_are_not() -> None:
-    model = net()
-    heard: list[str] = []
-    model.blocks[0].register_forward_hook(lambda *_: heard.append("block"))
-    model.blocks[0].one.register_forward_hook(lambda *_: heard.append("within"))
-    engine(model, "blocks").update(microbatches=batches(1))
-    assert heard == ["within", "block", "within"]
-
-
 def test_another_engine_of_the_same_model_decides_anew() -> None:
     model, kept = net(), net()
     own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
@@ -241,52 +215,6 @@ def test_another_engine_of_the_same_model_decides_anew() -> None:
     for _ in range(2):
         engine(kept).update(microbatches=batches())
     assert_same_state(model, kept)
-
-
-def test_a_copy_of_the_model_computes_with_its_own_parameters() -> None:
-    model = net()
-    engine(model, "blocks")
-    copied = deepcopy(model).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    x = batches(1)[0][0]
-    copied(x).sum().backward()
-    assert copied(x).abs().sum() > 0 and all(one.grad is not None for one in copied.parameters())
-    assert all(one.grad is None for one in model.parameters())
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it(within: bool) -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = Block()
-
-        def forward(self, x: Tensor) -> Any:
-            return checkpoint(lambda x: self.block(x, shift=x.mean()), x, use_reentrant=False)
-
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, WIDTH), Own(), Own(), nn.Linear(WIDTH, 1))
-
-    kept, again = made(), made()
-    for model, which in ((kept, "none"), (again, "blocks" if not within else "*.block")):
-        run = engine(model, which)
-        for _ in range(3):
-            run.update(microbatches=batches())
-    parameters = zip(kept.parameters(), again.parameters(), strict=True)
-    assert all(torch.equal(one, other) for one, other in parameters)
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_it_is_the_same_in_number_formats(precision: str) -> None:
-    kept, again = net(), net()
-    for model, which in ((kept, "none"), (again, "blocks")):
-        run = engine(model, which, precision=precision)
-        for _ in range(3):
-            run.update(microbatches=batches())
-    assert_same_state(kept, again)
 
 
 class Refusing(Task):
@@ -429,14 +357,6 @@ def test_a_compiled_block_is_computed_again_as_compiled() -> None:
             run.update(microbatches=batches())
     assert_same_state(kept, again)
     assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
-
-
-def test_the_signature_of_a_forward_stays() -> None:
-    from inspect import signature
-
-    block = Block()
-    recompute(nn.Sequential(block), {"0": block}, Randomness())
-    assert list(signature(block.forward).parameters) == ["x", "shift"]
 
 
 @settings(max_examples=10, deadline=None)

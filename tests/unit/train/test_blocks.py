@@ -50,11 +50,6 @@ def test_blocks_are_what_is_repeated_in_lists_and_more_than_a_layer(model: nn.Mo
     assert all(chosen.here[name] is model.get_submodule(name) for name in names)
 
 
-def test_a_block_that_stands_in_several_places_is_chosen_once() -> None:
-    one = Own()
-    assert choose_modules(nn.Sequential(one, one, one), "blocks").names == ("0",)
-
-
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [

@@ -31,11 +31,45 @@ def summed(model: nn.Module) -> Callable[[], None]:
     return lambda: model(torch.ones(3, 2)).sum().backward()
 
 
-def test_watching_leaves_no_hook_behind() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    diagnose(model, summed(model))
+class Infinite(nn.Module):
+    """Gives -inf for the first column, as a mask does."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.masked_fill(torch.tensor([True, False]), -torch.inf)
+
+
+class Ends(nn.Module):
+    def __init__(self, *, mask: bool) -> None:
+        super().__init__()
+        self.mask, self.head = Infinite(), nn.Linear(2, 2)
+        self.ends_masked = not mask
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.ends_masked:
+            return self.mask(self.head(inputs))
+        return self.head(self.mask(inputs).softmax(-1))
+
+
+def spoiled(model: nn.Module, name: str) -> nn.Module:
+    nn.init.constant_(model.get_parameter(name), math.nan)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (spoiled(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "0.weight"), "the output of module `0` (Linear)"),
+        (spoiled(Ends(mask=True), "head.weight"), "the output of module `head` (Linear)"),
+        (spoiled(nn.Sequential(Infinite(), nn.Softmax(-1), nn.Linear(2, 1)), "2.bias"), "the output of module `2`"),
+        (Ends(mask=False), "the output of module `mask` (Infinite)"),
+        (nn.Sequential(zeroed(nn.Linear(2, 2)), Root(), nn.Linear(2, 1)), "but the gradients of 0.weight, 0.bias"),
+        (Ends(mask=True), "all numbers are finite"),
+    ],
+    ids=["first", "behind a mask", "behind a mask that a module removes", "-inf to the end", "gradients", "none"],
+)
+def test_the_first_module_that_is_not_finite_is_named(model: nn.Module, words: str) -> None:
+    assert words in diagnose(model, summed(model))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
 def test_norms_are_of_each_parameter_and_say_inf_in_words() -> None:

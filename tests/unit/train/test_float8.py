@@ -1,7 +1,5 @@
 """Linear layers in float8, emulated: their products, and that all else of a run knows nothing of it."""
 
-import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +9,8 @@ from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Float8Mixed, Memory, Task, Training
 from evenstep.errors import CheckpointError
-from evenstep.pipeline import Layers, PipelineModel
-from evenstep.tools.planning.layers import measure
-from evenstep.train.blocks import choose_modules
+from evenstep.pipeline import PipelineModel
 from evenstep.train.footprint import footprint, per_parameter
-from evenstep.train.linear_layers import choose_linear_layers
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")
 
@@ -154,40 +149,6 @@ def test_a_layer_keeps_its_parameters_names_and_hooks_and_all_who_hold_it() -> N
     assert per_parameter(footprint(engine.parts.saved), count).startswith("16 bytes")
 
 
-def test_a_model_that_trains_on_in_another_precision_has_plain_layers_again() -> None:
-    model: Any = net()
-    train(engine_of(model), 1)
-    other: Any = copy.deepcopy(model)
-    for one in (model, other):
-        engine_of(one, "bf16-mixed")
-        assert type(one[1].inner) is nn.Linear
-        assert vars(one[1].inner).keys() == vars(nn.Linear(1, 1)).keys()
-    engine_of(model, Float8Mixed(emulate=True, layers="1.inner"))
-    assert type(model[1].inner) is not nn.Linear and type(model[1].outer) is nn.Linear
-
-
-def test_blocks_are_found_alike_after_a_run() -> None:
-    """A layer in float8 is one layer, as it was."""
-    block = lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))  # noqa: E731
-    model = nn.ModuleList([block(), block()])
-    before = choose_modules(model, "blocks").names
-    mode = Float8Mixed(emulate=True)
-    mode.convert_layers(one for one in model.modules() if isinstance(one, nn.Linear))
-    assert choose_modules(model, "blocks").names == before == ("0", "1")
-    assert choose_linear_layers(model, mode).names == ("0.0", "0.2", "1.0", "1.2")
-
-
-def test_a_model_can_be_pickled_and_used_outside_of_a_run() -> None:
-    model = net()
-    train(engine_of(model), 1)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    x, _ = points()
-    torch.testing.assert_close(torch.load(file, weights_only=False).eval()(x), model.eval()(x))
-    assert model(x).dtype == torch.float32
-
-
 # --- with the rest of a run
 
 
@@ -236,16 +197,3 @@ def test_blocks_are_compiled_and_train_alike(made: bool, monkeypatch: pytest.Mon
     plain, start = values(train(engine_of(net()), 2)), values(engine_of(net()))
     # another last digit of bfloat16 may be the next value of float8
     assert float((compiled - plain).norm()) <= (0.25 if made else 0.0) * float((plain - start).norm())
-
-
-def test_a_plan_is_measured_with_the_linear_layers_inside_of_layers_in_float8() -> None:
-    block, head = Block(), nn.Linear(16, 16)
-    costs = measure(
-        Layers.of(nn.Sequential(block, head)),
-        torch.ones(4, 16),
-        context=lambda: torch.autocast("cpu", torch.bfloat16),
-        convert=Float8Mixed(emulate=True).convert_standalone,
-        repeats=1,
-    )
-    assert len(costs) == 2
-    assert type(block.inner) is not nn.Linear and type(head) is nn.Linear

@@ -4,7 +4,6 @@ import gc
 import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ import torch
 from fake_group import Fake
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
+from evenstep import Committed, Ema, Engine, Loss, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.parallel import Fsdp
-from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, FullPrecision, SixteenBits
+from evenstep.precision import PRECISIONS, Bf16True, FullPrecision
 from evenstep.train.footprint import footprint
 from evenstep.train.number_formats import check_formats
 
@@ -84,23 +83,6 @@ def engine_batch(engine: Engine) -> Any:
     return global_batch((points(7),), engine.progress.position, engine.reducers.group)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_losses_are_computed_in_float32_unless_it_is_said_otherwise(name: str) -> None:
-    seen: list[torch.dtype] = []
-
-    class Watching(Squares):
-        def loss(self, output: Tensor, batch: Any) -> Tensor:
-            seen.append(output.dtype)
-            return super().loss(output, batch)
-
-    engine_of(net(), name, task=Watching()).update(points())
-    assert set(seen) == {torch.float32}
-    seen.clear()
-    kind: Any = PRECISIONS[name]
-    engine_of(net(), kind(float32_outputs=False), task=Watching()).update(points())
-    assert set(seen) == {DTYPES[name]}
-
-
 def test_inputs_are_cast_at_the_model_or_with_all_of_the_batch_before_the_transfer() -> None:
     seen: list[tuple[torch.dtype, torch.dtype, torch.dtype]] = []
 
@@ -140,47 +122,6 @@ def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_model_that_is_given_in_16_bits_is_trained_alike_and_its_statistics_become_float32(name: str) -> None:
-    found: list[Tensor] = []
-    for given in (torch.float32, DTYPES[name]):
-        torch.manual_seed(0)
-        model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(DTYPES[name]).to(given)
-        engine = engine_of(model, name, optimizer=torch.optim.Adagrad(model.parameters(), lr=0.1))
-        train(engine, 3)
-        assert model[1].weight.dtype == model[1].running_var.dtype == torch.float32
-        found.append(values(engine))
-    assert torch.equal(*found)
-
-
-def test_a_buffer_that_stands_in_two_places_is_one_still() -> None:
-    class Half(nn.Module):
-        def __init__(self, table: Tensor) -> None:
-            super().__init__()
-            self.linear = nn.Linear(3, 3)
-            self.register_buffer("table", table)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x) + self.table
-
-    table = torch.ones(3)
-    model: Any = nn.Sequential(Half(table), Half(table), nn.Linear(3, 1))
-    train(engine_of(model, "bf16-true"), 1)
-    assert model[0].table is model[1].table and model[0].table.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_frozen_parameter_that_the_optimizer_does_not_hold_costs_16_bits_only(name: str) -> None:
-    model = net()
-    model[0].requires_grad_(False)
-    held = [one for one in model.parameters() if one.requires_grad]
-    engine = engine_of(model, name, optimizer=torch.optim.AdamW(held, lr=1e-2))
-    before = model[0].weight.clone()
-    train(engine, 2)
-    assert model[0].weight.dtype == DTYPES[name] and torch.equal(model[0].weight, before)
-    assert "0.weight" not in engine.parts.saved.stepper.masters
-
-
-@pytest.mark.parametrize("name", FORMATS)
 def test_a_parameter_may_be_frozen_and_unfrozen(name: str) -> None:
     model = net()
     engine = engine_of(model, name)
@@ -191,28 +132,6 @@ def test_a_parameter_may_be_frozen_and_unfrozen(name: str) -> None:
     model[0].requires_grad_(True)
     train(engine, 1, begin=1)
     assert not torch.equal(values(engine)[:24], before)
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.lstm(x[:, None])[0][:, -1])
-
-
-def assert_trains(model: nn.Module, precision: str) -> None:
-    engine = engine_of(model, precision)
-    before = values(engine)
-    train(engine, 2)
-    assert not torch.equal(values(engine), before) and bool(values(engine).isfinite().all())
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_recurrent_layers_train(name: str) -> None:
-    torch.manual_seed(0)
-    assert_trains(Recurrent(), name)
 
 
 # --- against float64
@@ -255,22 +174,6 @@ def test_plain_sgd_goes_the_way_of_float64_but_for_the_mantissa(name: str, clip:
     assert float((values(engine) - wanted).norm()) <= bound
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", FP16)
-def test_the_loss_scale_changes_nothing_but_the_last_bits(name: str, fused: bool) -> None:
-    found: list[Tensor] = []
-    for scale in (1.0, 128.0, 2.0**12):
-        model = net()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
-        kind: Any = PRECISIONS[name]
-        engine = engine_of(model, kind(initial=scale), optimizer=sgd, train=Training(clip_norm=0.3))
-        begin = values(engine)
-        train(engine, 5)
-        found.append(values(engine) - begin)
-    for other in found[1:]:
-        assert float((other - found[0]).norm()) <= 0.1 * float(found[0].norm())
-
-
 def test_gradients_of_many_micro_batches_are_added_in_float32() -> None:
     """A sum of equal numbers stops growing in bfloat16 at 256 of them."""
 
@@ -309,21 +212,6 @@ def test_an_overflow_advances_nothing_and_is_tried_again_at_half_the_scale(name:
     for part in ("model", "ema"):
         assert all(torch.equal(one[part][name], other[part][name]) for name in one[part])
     assert one["optimizer"]["state"]["0.weight"]["step"] == 1
-
-
-@pytest.mark.parametrize("name", FP16)
-def test_where_no_scale_above_the_floor_helps_nothing_changes_and_it_is_said(name: str) -> None:
-    kind: Any = PRECISIONS[name]
-    model = net()
-    engine = engine_of(model, kind(initial=2.0**40, floor=2.0**38))
-    before = values(engine)
-    outcome = engine.update(points())
-    assert isinstance(outcome, Aborted)
-    _, error = engine.explain(outcome)
-    said = f"at a loss scale of {2.0**40:g} or any other down to the `floor` of {2.0**38:g}"
-    assert isinstance(error, NonFiniteError) and said in str(error)
-    assert torch.equal(values(engine), before) and engine.progress.update == 0
-    assert engine.loss_scale.state_dict() == kind(initial=2.0**40, floor=2.0**38).build_loss_scale().state_dict()
 
 
 @pytest.mark.parametrize("name", FP16)
@@ -406,33 +294,6 @@ def test_what_a_user_writes_into_the_model_stays(name: str) -> None:
 # --- what can't be
 
 
-class Averaging(torch.optim.SGD):
-    def train(self) -> None: ...
-
-    def eval(self) -> None: ...
-
-
-@pytest.mark.parametrize(("optimizer", "says"), [(Averaging, "evaluates other parameters than it trains")])
-def test_optimizers_that_stand_ins_would_pass_by_are_refused(optimizer: Any, says: str) -> None:
-    model = net()
-    with pytest.raises(ArgumentError, match=says):
-        engine_of(model, "bf16-true", optimizer=optimizer(model.parameters(), lr=0.1))
-    assert {one.dtype for one in model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_float64_model_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ArgumentError, match=f"with precision '{name}' .* `0.weight` is float64"):
-        engine_of(net().double(), name)
-
-
-@pytest.mark.parametrize("kind", [partial(Fsdp, reduction="fast"), Fsdp])
-def test_another_format_to_gather_in_is_refused(kind: Any) -> None:
-    group = Fake(0, 2)
-    with pytest.raises(ArgumentError):
-        engine_of(net(), "16-true", strategy=kind(group, gather_dtype=torch.bfloat16))
-
-
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "says"),
     [
@@ -493,68 +354,3 @@ def test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated(name: 
     computed = sum(footprint(engine.parts.saved).values())
     assert computed == per_parameter * count
     assert abs(allocated - computed) <= 0.01 * computed
-
-
-@pytest.mark.parametrize("kind", [Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True])
-def test_a_format_says_itself_what_it_is(kind: type[SixteenBits]) -> None:
-    made = kind()
-    assert PRECISIONS[made.name] is kind
-    assert made.keeps_masters == ("no-master" not in made.name)
-    assert made.retries_overflow == made.name.startswith("16")
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_verdict_that_comes_late_has_changed_nothing_either(name: str) -> None:
-    """As on an accelerator: the kernel skips the steps, and the host learns of it up to 4 updates later."""
-    pairs = [(torch.randn(3), torch.tensor(torch.inf if number // 4 == 2 else 1.0)) for number in range(40)]
-    found: list[dict[str, Any]] = []
-    for settle in (1, 4):
-        model = net()
-        trainer = Trainer(
-            model=model,
-            task=Squares(),
-            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
-            data=MapData(pairs, global_batch_size=4, shuffle=False),
-            updates=6,
-            device="cpu",
-            precision=name,
-            train=Training(settle_every_updates=settle, check_loss=False, ema=Ema(decay=0.5)),
-            failures=Failures(non_finite="skip"),
-            log=Logging(writers=()),
-        )
-        trainer.train()
-        found.append(trainer.state_dict())
-    assert found[1]["progress"]["skipped"] == 1
-    for part in ("model", "ema"):
-        assert all(torch.equal(found[0][part][key], found[1][part][key]) for key in found[0][part]), part
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_sparse_gradients_train_in_one_process(name: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
-
-        def forward(self, index: Tensor) -> Tensor:
-            return self.out(self.words(index))
-
-    torch.manual_seed(0)
-    model = Net()
-    engine = engine_of(model, name, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    before = model.words.weight.detach().clone()
-    engine.update(microbatches=[(torch.arange(4), torch.randn(4)), (torch.arange(2, 6), torch.randn(4))])
-    moved = (model.words.weight.detach() != before.to(model.words.weight.dtype)).any(1)
-    assert moved.tolist() == [True] * 6 + [False] * 3
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_plan_is_measured_in_the_format_that_is_trained(name: str) -> None:
-    from evenstep.pipeline import Layers
-    from evenstep.tools.planning.layers import measure
-
-    layer = nn.Linear(8, 4, bias=False)
-    inputs = torch.ones(2, 8, dtype=DTYPES[name])
-    (cost,) = measure(Layers.of(nn.Sequential(layer)), inputs, convert=PRECISIONS[name]().convert_standalone, repeats=1)
-    assert layer.weight.dtype == DTYPES[name]
-    assert cost.output_bytes == 2 * 2 * 4 and cost.state_bytes == (2 + 4) * 32

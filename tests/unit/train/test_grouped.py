@@ -1,6 +1,5 @@
 """Parameter groups: who is in which, and that each is stepped as a plain loop over parameters would."""
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,12 +83,6 @@ def test_one_word_takes_weight_decay_from_biases_and_norms() -> None:
     ]
     assert [group["weight_decay"] for group in made.param_groups] == [0.2, 0.0]
     assert sum(len(group["params"]) for group in made.param_groups) == len([*model.parameters()])
-
-
-def test_a_norm_over_matrices_is_no_matrix() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm((2, 3)))
-    made = grouped_optimizer(model, lr=0.1, weight_decay_on="matrices")
-    assert groups_of(model, made) == {"others": ["0.weight"], "others/no_decay": ["0.bias", "1.weight", "1.bias"]}
 
 
 def test_layers_have_rates_that_fall_towards_the_input() -> None:
@@ -221,20 +214,6 @@ def test_groups_with_schedules_of_their_own_are_resumed_to_the_bit(stop: int, tm
     assert [group["lr"] for group in second.optimizer.param_groups] == [0.02 / 8, 0.05, 0.05]
 
 
-def test_a_schedule_for_a_group_is_for_its_parts_too() -> None:
-    model = net()
-    head = {"head": ParameterGroup(patterns=("head.*",))}
-    optimizer = grouped_optimizer(model, lr=0.1, groups=head, weight_decay_on="matrices")
-    schedule = PerGroup({"head": Step(every=1, factor=0.5), "head/no_decay": Step(every=1, factor=0.1)})
-    data = MapData(POINTS, global_batch_size=8)
-    Trainer(
-        model=model, task=Square(), optimizer=optimizer, data=data, updates=2, device="cpu", lr_schedule=schedule
-    ).train()
-    assert {group["name"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
-        {"others": 0.1, "others/no_decay": 0.1, "head": 0.05, "head/no_decay": 0.01}
-    )
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two": (
         {"groups": {"a": ParameterGroup(patterns=("head.*",)), "b": ParameterGroup(patterns=("*.weight",))}},
@@ -291,27 +270,3 @@ def test_copies_of_a_tied_parameter_in_stages_are_in_one_group() -> None:
     model = PipelineModel(layers, stages_per_rank=2, schedule="interleaved")
     made = grouped_optimizer(model, lr=0.1, groups={"head": ParameterGroup(patterns=("head.*",), lr_factor=3.0)})
     assert groups_of(model, made) == {"head": ["embed.weight", "head.weight", "head.bias"]}
-
-
-def test_the_last_layer_decays_also_where_nothing_is_behind_it() -> None:
-    """As before a head that the task holds, or that a group has for itself: lr · d^(L + 1 - l)."""
-    model = nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
-    made = grouped_optimizer(model, torch.optim.SGD, lr=1.0, layer_decay=0.5, layers="blocks")
-    rates = {group["name"]: group["lr"] for group in made.param_groups}
-    assert rates == {"others/layer_0": 0.125, "others/layer_1": 0.25, "others/layer_2": 0.5}
-
-
-def test_groups_that_are_refused_leave_the_model_as_it_was() -> None:
-    model = net()
-    groups = {
-        "embed": ParameterGroup(patterns=("embed.*",), frozen=True),
-        "head": ParameterGroup(patterns=("head.*",), options={"nonsense": 1}),
-    }
-    with refused(ArgumentError, "nonsense"):
-        grouped_optimizer(model, lr=0.1, groups=groups)
-    assert all(one.requires_grad for one in model.parameters())
-
-
-def test_a_group_goes_to_other_processes() -> None:
-    group = ParameterGroup(patterns=("head.*",), lr_factor=3.0)
-    assert pickle.loads(pickle.dumps(group)) == group

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evenstep import Hook, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Hook, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.precision import Bf16Mixed, Fp16Mixed
 from refused import refused
@@ -133,12 +133,6 @@ def test_sums_pass_in_every_cut(task: type[Task], micro: int) -> None:
 
 def test_a_sum_whose_terms_cancel_passes() -> None:
     assert trainer_of(Policy()).train().update == 2
-
-
-def test_the_task_is_named() -> None:
-    data = {name: MapData(SAMPLES, global_batch_size=8, micro_batch_size=4) for name in ("a", "b")}
-    with refused(TaskError, "b"):
-        trainer_of({"a": Sums(), "b": Means()}, data=Mixture(data)).train()
 
 
 @pytest.mark.parametrize("precision", [Bf16Mixed, Fp16Mixed])

@@ -1,7 +1,6 @@
 """The host never waits for the device inside an update: shown with a device whose values can't be read."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -107,11 +106,6 @@ def test_a_late_weight_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, weight
     dispatched(engine_of(monkeypatch, network(), Late(weight), clip_norm=1.0))
 
 
-def test_two_tasks_of_which_one_is_late_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = {"one": Squares(), "two": Late(lambda output: 3.0)}
-    dispatched(engine_of(monkeypatch, network(), tasks), tasks=("one", "two"))
-
-
 @pytest.mark.parametrize("strategy", [Ddp(), Ddp(Group(), reduction="fast")], ids=["ordered", "ddp"])
 def test_no_reduction_of_one_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
     dispatched(engine_of(monkeypatch, network(), Squares(), strategy=strategy, clip_norm=1.0))
@@ -125,14 +119,6 @@ class NextToken(Task):
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         return chunked_cross_entropy(output, self._head.weight, batch[1].long(), chunk_tokens=2)
-
-
-def test_a_loss_in_chunks_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # torch knows none for the stand-in
-    monkeypatch.setattr(torch, "autocast", lambda kind, enabled: nullcontext())
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False))
-    head = on_fake(nn.Linear(8, 16, bias=False))
-    dispatched(engine_of(monkeypatch, model, NextToken(head)))
 
 
 def test_stages_of_one_process_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,18 +170,3 @@ def test_the_loss_of_an_update_is_summed_without_waiting(monkeypatch: pytest.Mon
 def test_the_stand_in_finds_what_waits(waits: Any) -> None:
     with pytest.raises((HostWaitsError, RuntimeError, NotImplementedError)), no_waiting():
         waits(torch.zeros(3, device=FAKE))
-
-
-@pytest.mark.parametrize(
-    "does_not",
-    [
-        lambda one: one + torch.tensor(1.0),
-        lambda one: torch.full((), 1.0, device=one.device),
-        lambda one: torch.ones(3).to(one.device, non_blocking=True),
-        lambda one: one[1].fill_(2.0),
-        lambda one: torch.where(one > 0, one, 0.0),
-    ],
-)
-def test_the_stand_in_lets_pass_what_does_not_wait(does_not: Any) -> None:
-    with no_waiting():
-        does_not(torch.zeros(3, device=FAKE))

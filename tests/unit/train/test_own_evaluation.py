@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import TaskError
-from evenstep.events import Best, EarlyStop, Evaluate
-from evenstep.events.metrics.derived import DerivedMetrics
 from evenstep.parallel import Ddp, Zero1
-from refused import refused
 
 WORDS, LONGEST = 5, 6
 ORDERS = range(1, 5)
@@ -193,14 +189,6 @@ def test_the_loss_is_there_beside_it_if_the_task_computes_it() -> None:
     assert {name: found[f"valid/{name}"] for name in ("wer", "bleu")} == by_hand(model)
 
 
-def test_the_best_and_early_stopping_follow_what_is_generated(tmp_path: Path) -> None:
-    best, stop = Best("valid/bleu", mode="max"), EarlyStop("valid/wer", patience_evaluations=9)
-    trainer = trainer_of(folder=tmp_path, hooks=[best, stop, Evaluate(every_updates=1)])
-    trainer.train()
-    assert best.best_value == max(record.value for record in trainer.storage.history("valid/bleu"))
-    assert len(trainer.storage.history("valid/wer")) == 3
-
-
 def test_it_is_evaluated_with_the_average_the_parameters_or_both() -> None:
     model = writer()
     trainer = trainer_of(model=model, train=Training(ema=Ema(decay=0.9, evaluated="both")), updates=6)
@@ -295,15 +283,3 @@ def test_counts_of_training_are_derived_too(compile: Any) -> None:
     )
     outcome: Any = engine.update(microbatches=[(torch.ones(2, 3),), (torch.ones(3, 3),)])
     assert outcome.metrics()["hits"] == 25
-
-
-def test_a_name_that_only_training_has_leaves_a_metric_out_of_evaluations() -> None:
-    derived = DerivedMetrics({"": {"twice": lambda metrics: 2 * metrics["only_in_training"]}}, evaluating=[""])
-    from evenstep.events.metrics.series import Record
-
-    assert derived([Record(1, "train/loss", 1.0, 1.0), Record(1, "train/only_in_training", 3.0, 1.0)])[0].value == 6.0
-    assert derived([Record(1, "valid/wer", 1.0, 1.0)], {(1, "valid/"): 4.0}) == []
-    wrong = DerivedMetrics({"": {"twice": lambda metrics: metrics["lost"]}}, evaluating=[""])
-    assert wrong([Record(1, "train/loss", 1.0, 1.0)]) == []
-    with refused(TaskError, "twice"):
-        wrong([Record(1, "valid/wer", 1.0, 1.0)], {(1, "valid/"): 4.0})

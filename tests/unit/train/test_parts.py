@@ -1,6 +1,5 @@
 """The small parts of an update: weighing, moving, guarding, diagnosing."""
 
-import math
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,6 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
-from evenstep.train.aborts import diagnose
 from evenstep.train.buffers import Buffers
 from evenstep.train.checks import check_same_on_all_ranks
 from evenstep.train.randomness import seed_all
@@ -114,11 +112,6 @@ def test_a_batch_without_tensors_needs_a_weight_of_its_own() -> None:
         Plain().weight({"name": "x"})
 
 
-def test_inputs_are_the_first_part_of_a_pair_or_the_batch_itself() -> None:
-    assert Plain().inputs((1, 2)) == 1
-    assert Plain().inputs({"x": 1}) == {"x": 1}
-
-
 def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
     batch = {
         "pair": Pair(torch.zeros(1), [torch.zeros(2), "text"]),
@@ -137,10 +130,6 @@ def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
     assert (moved["record"].x.device, moved["record"].name) == (META, "name")
     assert moved["own"].device == "meta"
     assert moved["tuple"][1:] == (None, 3)
-
-
-def test_a_tensor_that_is_on_its_device_is_not_copied() -> None:
-    assert build_transfer(CPU) is None
 
 
 @pytest.mark.parametrize("aborted", [1.0, torch.tensor(1.0)])
@@ -172,33 +161,6 @@ def test_any_buffer_that_is_changed_in_place_is_restored() -> None:
     assert counts.calls.item() == 0  # type: ignore[operator]
 
 
-def test_diagnosis_names_the_innermost_module_first() -> None:
-    class Root(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (-1 - x.abs()).log()
-
-    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Root(), nn.ReLU()))
-    model[0].requires_grad_(True)
-    text = diagnose(model, lambda: model(torch.full((1, 2), -9.0)).sum().backward())
-    assert text == "the output of module `1.0` (Root) is not finite"
-
-
-def test_diagnosis_of_a_bad_gradient_names_parameters_when_all_outputs_are_finite() -> None:
-    model = nn.Linear(2, 1)
-    text = diagnose(model, lambda: (model(torch.zeros(1, 2)).sum() * math.inf).backward())
-    assert text.startswith("all outputs are finite, but the gradients of weight, bias are not")
-
-
-def test_a_mask_of_minus_infinity_is_not_what_broke() -> None:
-    class Mask(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.masked_fill(torch.tensor([True, False]), -math.inf)
-
-    model = nn.Sequential(nn.Linear(2, 2), Mask(), nn.Softmax(dim=-1))
-    text = diagnose(model, lambda: model(torch.ones(1, 2)).sum().backward())
-    assert "differently" in text
-
-
 def test_generators_are_left_as_they_were() -> None:
     torch.manual_seed(0)
     wanted = torch.rand(2)
@@ -224,12 +186,6 @@ def test_the_loss_of_a_mean_is_its_sum_in_float32_and_0_of_nothing() -> None:
     mean = torch.tensor(float("nan"), requires_grad=True)
     nothing = Loss.of_mean(mean, torch.tensor(0))
     assert nothing.sum.item() == 0 and nothing.weight is None and int(nothing.count) == 0
-
-
-def test_a_packed_sequence_moves_as_a_whole() -> None:
-    packed = pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)])
-    moved = build_transfer(META)({"x": packed})["x"]
-    assert (moved.data.device, moved.batch_sizes.device.type) == (META, "cpu")
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import EvenstepError, TaskError
+from evenstep.errors import EvenstepError
 from evenstep.parallel import Ddp, Group, Mesh, Single, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Prediction
@@ -156,12 +156,6 @@ def test_the_ranks_that_ask_get_them(on_ranks: OnRanks, alone: list[Prediction])
     check_same(found[2], alone)
 
 
-def test_nobody_has_to_ask(on_ranks: OnRanks) -> None:
-    assert on_ranks(
-        2, lambda group: trainer(layers(), Ddp(group, reduction="fast")).predict(data(), collect=False)
-    ) == [[], []]
-
-
 class Rows(Task):
     def loss(self, output: Any, batch: Any) -> Tensor:
         return output.square().sum()
@@ -223,13 +217,6 @@ def test_outputs_in_dataclasses_are_copies_as_those_in_dicts_are() -> None:
     assert [float(one.seen) for one in kept] == [2.0, 4.0] and all(one.rows._base is None for one in kept)
 
 
-def test_a_shuffled_set_comes_in_its_order_with_the_numbers_of_its_samples() -> None:
-    found = trainer(layers()).predict(data(shuffle=True))
-    numbers = [sample for one in found for sample in one.samples]
-    assert sorted(numbers) == list(range(11)) != numbers
-    assert [name for one in found for name in one.output["names"]] == [f"sample {number}" for number in numbers]
-
-
 def test_the_average_is_what_predicts_and_training_goes_on_as_if_nothing_had_been(alone: list[Prediction]) -> None:
     class Fit(Name):
         def weight(self, batch: Any) -> float:
@@ -271,12 +258,6 @@ def test_each_task_keeps_its_own() -> None:
     found = trainer(layers(), task=tasks, data=given).predict(given)
     kinds = [(one.task, len(one.samples), type(one.output)) for one in found]
     assert set(kinds) == {("a", 2, dict), ("b", 2, tuple), ("b", 1, tuple)}
-
-
-def test_a_batch_of_an_unknown_task_is_named() -> None:
-    given = Mixture({"a": data(4), "other": data(3)}, end="max")
-    with pytest.raises(TaskError):
-        trainer(layers()).predict(given)
 
 
 def test_an_error_of_one_rank_is_told_to_the_others(on_ranks: OnRanks) -> None:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Ddp
-from evenstep.pipeline import Layer, Layers, PipelineModel
-from evenstep.train.layer_keys import key_layers, may_draw
-from evenstep.train.randomness import Randomness
+from evenstep.pipeline import Layer, PipelineModel
+from evenstep.train.layer_keys import may_draw
 
 CPU = torch.device("cpu")
 
@@ -30,15 +29,6 @@ class Sampled(Square):
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         return ((output.sum(-1) - batch[1]) ** 2 * torch.rand(len(output))).sum()
-
-
-class Heard(Hook):
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def on_incident(self, event: Any) -> None:
-        if event.kind == "dependence":
-            self.messages.append(event.message)
 
 
 def points(count: int = 16) -> list[tuple[Tensor, Tensor]]:
@@ -96,21 +86,6 @@ def test_numpys_and_pythons_generators_are_keyed_for_forwards(kind: str) -> None
     first, second = trained(noisy(DRAWS[kind])), trained(noisy(DRAWS[kind]))
     assert same(first, second)
     assert not same(first, trained(noisy(DRAWS[kind]), seed=7))
-
-
-def test_the_first_forward_is_keyed_already_and_each_micro_batch_has_numbers_of_its_own() -> None:
-    drawn: list[list[float]] = []
-    for _ in range(2):
-        drawn.append([])
-        mine = drawn[-1]
-
-        def draw(mine: list[float] = mine) -> float:
-            mine.append(random.random())
-            return mine[-1]
-
-        random.seed()
-        trained(noisy(draw), updates=1, evaluations={}, train=Training(clip_norm=0.5, check_loss=False))
-    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
 
 
 def test_the_callers_generators_of_numpy_and_python_are_left_as_they_were() -> None:
@@ -360,20 +335,6 @@ def test_layers_that_are_compiled_one_by_one_are_keyed_as_in_stages() -> None:
     assert same(trained(built(made)), trained(PipelineModel(built(made), stages_per_rank=2)))
 
 
-def test_a_method_called_layers_that_is_something_else_is_let_alone() -> None:
-    class Other(nn.Linear):
-        def layers(self, which: int) -> int:
-            return which
-
-    class Another(nn.Linear):
-        def layers(self) -> list[str]:
-            return ["a name"]
-
-    for model in (Other(4, 1), Another(4, 1)):
-        key_layers(model, Randomness())
-        trained(model)
-
-
 def test_classes_of_torch_that_are_taken_to_draw_nothing_draw_nothing() -> None:
     shapes = [(2, 4), (2, 4, 4), (2, 4, 4, 4), (2, 4, 4, 4, 4)]
     arguments: list[tuple[Any, ...]] = [(), (2,), (4,), (4, 4), (4, 4, 1), (4, 4, 4), (2, 2)]
@@ -400,21 +361,3 @@ def test_classes_of_torch_that_are_taken_to_draw_nothing_draw_nothing() -> None:
                 tried.add(kind.__name__)
     assert {"Linear", "ReLU", "Conv2d", "BatchNorm1d", "LayerNorm", "MaxPool2d", "GELU"} <= tried
     assert all(may_draw(one) for one in (nn.RReLU(), nn.Dropout(), nn.AlphaDropout(), nn.LSTM(1, 1), Noisy(float)))
-
-
-def test_a_module_that_stands_twice_in_a_sequential_stands_twice_in_its_stages() -> None:
-    act = nn.ReLU()
-    model = nn.Sequential(nn.Linear(2, 3), act, nn.Linear(3, 3), act)
-    assert [layer.name for layer in Layers.of(model).layers] == ["0", "1", "2", "3"]
-    x = torch.randn(5, 2)
-    assert torch.equal(PipelineModel(model, stages_per_rank=3)(x), model(x))
-
-
-def test_a_sequential_with_a_forward_of_its_own_is_not_taken_for_a_chain() -> None:
-    class Residual(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + super().forward(x)
-
-    with pytest.raises(ValueError):
-        Layers.of(Residual(nn.Linear(2, 2)))
-    assert [layer.name for layer in Layers.of(nn.Sequential(Residual(nn.Linear(2, 2)))).layers] == ["0"]

@@ -76,20 +76,6 @@ def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
         SplitLimit(2).pieces(Once(), SubBatch(torch.zeros(4)))
 
 
-def test_a_late_weight_is_not_asked_for() -> None:
-    class Late(Count):
-        late_weight = True
-
-        def weight(self, batch: Any) -> float:
-            raise AssertionError("not called")
-
-    assert len(SplitLimit(2).pieces(Late(), SubBatch(torch.zeros(4)))) == 2
-
-
-def test_what_can_not_be_cut_is_said() -> None:
-    assert not SplitLimit().finer(Count(), SubBatch(torch.zeros(1, 9)))
-
-
 def test_two_pairs_that_the_default_collate_function_has_made_columns_of_are_cut_in_two_where_memory_is_short() -> None:
     """They are a list of two tensors of two rows each, which could be two samples as well."""
 

@@ -27,7 +27,7 @@ from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError, ReplicaError
 from evenstep.events import Hook, UpdateEvent
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Ddp, Group, Mesh, Reducer, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
 from refused import refused
 
@@ -136,17 +136,6 @@ def test_replicas_of_pipelines_train_what_one_process_does(
         torch.testing.assert_close(state["model"][name], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch_size", [10, 6])
-def test_fewer_micro_batches_than_ranks_are_enough(on_ranks: OnRanks, micro_batch_size: int) -> None:
-    data = {"data": MapData(points(), global_batch_size=10, micro_batch_size=micro_batch_size)}
-
-    def act(group: Any) -> State:
-        mesh = Mesh.of(group, pipeline=3)
-        return trained(PipelineModel(deep(), mesh=mesh), Single(mesh.data), **data)[1]
-
-    check_same(on_ranks(3, act)[0], trained(PipelineModel(deep()), Single(), **data)[1])
-
-
 class Memory(nn.Module):
     """Gives a tree: values, a mask, and something that may be missing."""
 
@@ -228,25 +217,6 @@ def test_tied_parameters_stay_equal_wherever_their_owners_are(on_ranks: OnRanks,
     assert "10.weight" not in state["optimizer"]["state"]
 
 
-def test_tied_parameters_train_as_one_parameter_does() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(layer.build() for layer in deep().layers)  # type: ignore[operator]
-            self.layers[4].weight = self.layers[10].weight = self.layers[0].weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    model = Shared()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-    wanted = trained(model, Single(), optimizer=optimizer)[1]["model"]  # type: ignore[arg-type]
-    for name, value in trained(PipelineModel(tied()), Single())[1]["model"].items():
-        torch.testing.assert_close(value, wanted[f"layers.{name}"], rtol=1e-5, atol=1e-6)
-
-
 def test_an_overflow_in_one_stage_is_answered_by_all(on_ranks: OnRanks) -> None:
     def more() -> dict[str, Any]:
         return {"precision": Fp16Mixed(initial=2.0**22), "updates": 3, "train": Training()}
@@ -260,18 +230,6 @@ def test_an_overflow_in_one_stage_is_answered_by_all(on_ranks: OnRanks) -> None:
     assert wanted["precision"]["scale"] < 2.0**22  # there was an overflow
     assert first["precision"] == second["precision"] == wanted["precision"]
     check_same(first, wanted)
-
-
-def test_running_statistics_are_those_of_one_process(on_ranks: OnRanks) -> None:
-    def model(**more: Any) -> PipelineModel:
-        layers = [layer.build for layer in deep(4).layers]
-        return PipelineModel([*layers[:1], lambda: nn.BatchNorm1d(3), *layers[1:]], **more)
-
-    def act(group: Any) -> State:
-        mesh = Mesh.of(group, pipeline=2)
-        return trained(model(mesh=mesh), Single(mesh.data))[1]
-
-    check_same(on_ranks(2, act)[0], trained(model(), Single())[1])
 
 
 def test_metrics_and_evaluations_are_known_on_all_ranks(on_ranks: OnRanks) -> None:
@@ -382,13 +340,6 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
     assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
 
 
-class Other(Strategy):
-    """A strategy of somebody's own, with another's reducers."""
-
-    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return Ddp(self.group).reducer(module, per_plan=per_plan)
-
-
 def test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_leaves_out_is_not(
     on_ranks: OnRanks,
 ) -> None:
@@ -435,15 +386,6 @@ def test_a_sample_that_one_rank_of_a_pipeline_can_not_read_is_left_out_by_all_or
     state = on_ranks(2, lambda group: act(group, sample=7))[0]
     more: State = {"data": data(7), "failures": Failures(max_skipped_samples=9)}
     check_same(state, trained(PipelineModel(deep(4)), Single(), **more)[1])
-
-
-def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks) -> None:
-    def act(group: Any, kind: Any) -> Any:
-        mesh = Mesh.of(group, pipeline=2)
-        return trained(PipelineModel(deep(), mesh=mesh), kind(mesh.data))[1]
-
-    ours, theirs = (on_ranks(4, lambda group, kind=kind: act(group, kind))[0] for kind in (Other, Ddp))
-    check_same(ours, theirs)
 
 
 def test_a_strategy_that_is_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
@@ -619,24 +561,6 @@ def test_several_tasks_in_stages_train_what_the_model_whole_does(on_ranks: OnRan
     assert state["valid"] == wanted["valid"]
 
 
-@pytest.mark.parametrize("strategy", [Ddp, zero1])
-@pytest.mark.parametrize("case", ["one in each update", "some batches without a loss", "numbers as coefficients"])
-def test_replicas_of_stages_train_several_tasks_as_the_model_whole_does(
-    on_ranks: OnRanks, case: str, strategy: Any
-) -> None:
-    def model() -> list[nn.Module]:
-        return [layer for layer in with_heads() if not isinstance(layer, nn.BatchNorm1d)]  # whose mean depends on ranks
-
-    def act(group: Any) -> State:
-        mesh = Mesh.of(group, pipeline=2)
-        return several(PipelineModel(model(), mesh=mesh), strategy(mesh.data), **SEVERAL[case]())
-
-    state = on_ranks(4, act)[0]
-    wanted = several(nn.Sequential(*model()), Ddp(), **SEVERAL[case]())
-    check_same(state, wanted)
-    assert state["valid"] == wanted["valid"]
-
-
 def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRanks) -> None:
     begin = Several()
 
@@ -650,21 +574,6 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
     moved = {name for name, value in begin.state_dict().items() if not torch.equal(value, state["model"][f"5.{name}"])}
     assert moved == {"heads.a.weight", "heads.a.bias"}
     assert [name for name in state["optimizer"]["state"] if "heads" in name] == ["5.heads.a.weight", "5.heads.a.bias"]
-
-
-class Decaying(Square):
-    """Holds the model, for the squares of its parameters."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-
-class Listens(Hook):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def on_incident(self, event: Any) -> None:
-        self.said.append(event.message)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """What a task is told, in which order, and what it is asked: under one name each."""
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Engine, Hook, Loss, MapData, Mixture, Task, Trainer, Training
-from evenstep.train.tasks.now import Now
 
 MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_")))
 
@@ -126,15 +123,6 @@ def test_it_hears_before_hooks_do_and_of_its_own_micro_batches_only() -> None:
     assert "b" in tasks["b"].told and "a" not in tasks["b"].told
 
 
-def test_what_a_task_raises_when_it_is_told_ends_the_run() -> None:
-    class Raises(Squares):
-        def before_epoch(self, event: Any) -> None:
-            raise KeyError("curriculum")
-
-    with pytest.raises(KeyError, match="curriculum"):
-        trainer_of(Raises()).train()
-
-
 def test_an_engine_tells_of_updates_and_evaluations() -> None:
     class Hears(Squares):
         before_update, after_update = _tells("before_update"), _tells("after_update")
@@ -174,14 +162,3 @@ def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win()
     assert gradient_of(1.0, 10.0, 100.0) == pytest.approx(37.0, rel=1e-12)  # not 100, the last one's
     assert gradient_of(100.0, 1.0, 10.0) == pytest.approx(37.0, rel=1e-12)
     assert gradient_of(5.0) == pytest.approx(5.0, rel=1e-12)  # nothing is left over for the next
-
-
-def test_the_page_names_what_there_is() -> None:
-    page = (Path(__file__).parents[3] / "docs/tasks.md").read_text()
-    table = page.partition("| fairseq | HAT | here |\n")[2].partition("\n\n")[0].splitlines()[1:]
-    named = [name for row in table for name in re.findall(r"`(\w+)`", row.split("|")[3])]
-    assert len(named) > 25
-    known = {*vars(Task), *MOMENTS, *vars(Now)}
-    assert [name for name in named if name not in known] == []
-    assert f"`{test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win.__name__}`" in page
-    assert set(MOMENTS) - {"before_save", "after_save", "after_evaluate"} <= set(named)

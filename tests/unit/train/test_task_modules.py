@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import Mixing
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Group, Zero1
+from evenstep.parallel import Ddp, Zero1
 from refused import refused
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
@@ -129,24 +127,6 @@ def test_they_are_trained_clipped_and_averaged_as_a_plain_loop_does(kind: Any) -
     assert ("task_parameters.seen" in saved) == (kind is Module)
 
 
-@settings(max_examples=15)  # there are 29 cuts
-@given(cuts=st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_no_cut_changes_what_is_trained(cuts: list[int]) -> None:
-    model, task = network(), Centers()
-    engine = Engine(model, task, optimizer_of(model, task), device="cpu", train=training())
-    x, y = (torch.stack([point[part] for point in points()]) for part in (0, 1))
-    for update in range(2):
-        half = slice(0, 6) if update % 2 == 0 else slice(6, 12)
-        batches, begin = list[Any](), half.start
-        for size in (*cuts, 6):
-            if begin < half.stop:
-                part = slice(begin, min(begin + size, half.stop))
-                batches.append((x[part], y[part]))
-                begin += size
-        engine.update(microbatches=batches)
-    close(of(model, task), plain_loop(2)[0])
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "strategy",
@@ -161,17 +141,6 @@ def test_ranks_train_what_one_process_does(on_ranks: Callable[..., list[Any]], s
     first, *others = on_ranks(ranks, act)
     close(first, plain_loop()[0])
     assert all(torch.equal(one, mine) for other in others for one, mine in zip(other, first, strict=True))
-
-
-def test_ordered_sums_give_the_bits_of_one_process(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> list[Tensor]:
-        model, task = network(), Centers()  # without dropout: threads share one generator, which processes do not
-        trainer_of(model, task, micro=2, strategy=Ddp(group)).train()
-        return of(model, task)
-
-    alone = act(Group())
-    for found in on_ranks(2, act):
-        assert all(torch.equal(one, other) for one, other in zip(found, alone, strict=True))
 
 
 @pytest.mark.parametrize("kind", [Centers, Module])
@@ -291,21 +260,6 @@ def test_in_16_bits_they_stay_float32() -> None:
     engine.update((torch.ones(2, 3),))
     assert (model.weight.dtype, task.scale.dtype) == (torch.bfloat16, torch.float32)
     assert task.scale.item() == 1.0 - 9 * 2.0**-20  # a step too small for 16 bits
-
-
-def test_another_run_of_the_same_model_and_task_goes_on_and_one_of_another_task_leaves_them() -> None:
-    model, task = network(), Centers()
-    trainer_of(model, task, updates=2, train=Training()).train()
-    trainer_of(model, task, updates=2, train=Training(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1)).train()
-    assert "task_parameters.scale" in dict(model.named_parameters())
-
-    class Plain(Task):
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            return (output**2).sum()
-
-    trained = [one for name, one in model.named_parameters() if not name.startswith("task")]
-    trainer_of(model, Plain(), train=Training(), optimizer=torch.optim.SGD(trained, lr=0.1)).train()
-    assert not any(name.startswith("task_parameters") for name, _ in model.named_parameters())
 
 
 def test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was() -> None:

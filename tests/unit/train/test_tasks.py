@@ -1,6 +1,5 @@
 """Several tasks in one update, against plain PyTorch in float64."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,12 @@ from torch import Tensor, nn
 from evenstep import (
     Batch,
     Engine,
-    Failures,
-    GradNorm,
     Hook,
     Loss,
     MapData,
     Mixture,
     PcGrad,
     Scheduled,
-    Skip,
-    Stop,
     Task,
     Trainer,
     Training,
@@ -31,7 +26,7 @@ from evenstep import (
     UpdateData,
 )
 from evenstep.data import AllTasks, Mixing
-from evenstep.errors import ArgumentError, NonFiniteError, TaskError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Timer
 from evenstep.optim.schedules import Linear
 from refused import refused
@@ -194,62 +189,6 @@ def test_a_batch_without_a_loss_is_accepted_and_counted_and_its_weight_counts(se
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
 
 
-class Fails(Task):
-    """Task b, which does something to the micro-batch that begins with a certain sample."""
-
-    def __init__(self, several: Any, what: str) -> None:
-        self.task = several.Regress("b")
-        self.what = what
-        self.bad = several.samples(24, 1)[6][1]  # the second micro-batch of the second update
-
-    def inputs(self, batch: Any) -> Any:
-        return self.task.inputs(batch)
-
-    def weight(self, batch: Any) -> Any:
-        if self.what == "weight" and batch[1][0] == self.bad:
-            raise RuntimeError("no such weight")
-        return self.task.weight(batch)
-
-    def loss(self, output: Any, batch: Any) -> Any:
-        loss = self.task.loss(output, batch)
-        if batch[1][0] != self.bad:
-            return loss
-        if self.what == "loss":
-            raise RuntimeError("no such loss")
-        if self.what == "gradient":  # the loss is finite, but its derivative is not
-            return Loss(loss.sum + (output - output.detach()).square().sum().sqrt())
-        return Loss(loss.sum * float(self.what))
-
-
-@pytest.mark.parametrize("policy", [Stop()])
-def test_a_task_that_stays_bad_stops_the_run_and_is_named(several: Any, policy: Any) -> None:
-    class Nan(Task):
-        def inputs(self, batch: Any) -> Any:
-            return {"x": batch[0], "head": "b"}
-
-        def loss(self, output: Any, batch: Any) -> Any:
-            return output.sum() * math.nan
-
-    model = several.model_of("a", "b")
-    trainer = trainer_of(
-        several, model, task={"a": several.Regress("a"), "b": Nan()}, failures=Failures(non_finite=policy)
-    )
-    with pytest.raises(NonFiniteError):
-        trainer.train()
-    assert torch.isfinite(several.flat(model)).all()
-
-
-def test_what_a_task_raises_is_raised_as_it_is_without_a_policy_for_it(several: Any) -> None:
-    bad = Fails(several, "loss")
-    model = several.model_of("a", "b")
-    trainer = trainer_of(
-        several, model, task={"a": several.Regress("a"), "b": bad}, failures=Failures(non_finite=Skip())
-    )
-    with pytest.raises(RuntimeError, match="no such loss"):
-        trainer.train()
-    assert trainer.progress.update == 1
-
-
 def test_coefficients_follow_their_schedule(several: Any) -> None:
     model = several.model_of("a", "b")
     schedule = Scheduled({"b": Linear(end_factor=0.0)}, values={"b": 2.0})
@@ -264,17 +203,6 @@ def test_coefficients_follow_their_schedule(several: Any) -> None:
             (factor * divided(several, wanted, name, [some])).backward()
         optimizer.step()
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("more", [{"combine": GradNorm()}, {"coefficients": Uncertainty()}])
-def test_what_is_learned_about_tasks_is_not_said_to_be_changed_by_forwards(several: Any, more: Any) -> None:
-    class Listens(Hook):
-        def on_incident(self, event: Any) -> None:
-            said.append(event.message)
-
-    said: list[str] = []
-    trainer_of(several, several.model_of("a", "b"), hooks=[Listens()], train=Training(**more)).train()
-    assert said == []
 
 
 def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(several: Any, tmp_path: Path) -> None:
@@ -370,38 +298,6 @@ def test_the_loss_of_all_is_their_weighted_sum_where_weights_come_late_and_batch
     )
 
 
-def test_an_engine_counts_weights_that_come_late_beside_others(several: Any) -> None:
-    ends: list[Any] = []
-    for late in ("", "b"):
-        model = several.model_of("a", "b")
-        tasks = {name: several.Regress(name, late=name in late) for name in BATCHES}
-        engine = Engine(model=model, task=tasks, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-        ends.append(
-            engine.update(
-                microbatches=[
-                    (several.stacked(several.samples(size, seed)), name)
-                    for seed, (name, size) in enumerate(BATCHES.items())
-                ]
-            )
-        )
-    assert ends[1].loss == pytest.approx(ends[0].loss, rel=1e-12)
-    assert [one.weight for one in ends] == [10, 10]
-
-
-def test_where_all_weights_come_late_and_are_0_nothing_moves_and_it_is_said(several: Any) -> None:
-    batches = {name: several.stacked(several.samples(4, seed)) for seed, name in enumerate(BATCHES)}
-    nothing = {name: [x, y, v * 0] for name, (x, y, v) in batches.items()}
-    model = several.model_of("a", "b")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    tasks = {name: several.Regress(name, late=name == "b") for name in BATCHES}
-    engine = Engine(model=model, task=tasks, optimizer=optimizer, device="cpu")
-    engine.update(microbatches=[(batch, name) for name, batch in batches.items()])
-    before = several.flat(model)
-    aborted = engine.update(microbatches=[(batch, name) for name, batch in nothing.items()])
-    assert aborted.incident.kind == "no_weight"
-    assert torch.equal(several.flat(model), before)
-
-
 @pytest.mark.parametrize("method", [None, PcGrad])
 def test_a_head_is_left_alone_where_the_weight_of_its_task_is_0_whether_that_comes_late_or_not(
     several: Any, method: Any
@@ -495,13 +391,6 @@ def test_what_cannot_be_is_refused_when_the_trainer_is_built(several: Any, chang
     data = MapData(several.samples(4, 0), global_batch_size=2) if more.pop("plain", False) else None
     with pytest.raises(ArgumentError):
         trainer_of(several, several.model_of("a", "b"), data=data, **{"task": task, **more})
-
-
-def test_a_batch_of_no_task_is_an_error_that_says_what_to_do(several: Any) -> None:
-    whole = several.stacked(several.samples(6, 0))
-    for item in (whole, (whole, "aa")):
-        with pytest.raises(TaskError):
-            trainer_of(several, several.model_of("a", "b"), data=UpdateData([item])).train()
 
 
 def test_a_task_looks_at_the_model_once_before_anything_is_trained_and_may_refuse_it() -> None:
