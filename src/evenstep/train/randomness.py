@@ -35,13 +35,19 @@ def seed_all(device: torch.device, number: int) -> None:
     """
     # torch.manual_seed also walks over every other backend: 0.3 ms in each micro-batch
     _seed_cpu(number)
+    if device.type != "cpu":
+        seed_device(device, number)
+    random.seed(number)
+    np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
+
+
+def seed_device(device: torch.device, number: int) -> None:
+    """Seed the generator of an accelerator."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(number)
-    elif device.type != "cpu":
+    else:
         torch.get_device_module(device).manual_seed(number)
-    random.seed(number)
-    np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
 
 
 class RandomnessSnapshot(NamedTuple):

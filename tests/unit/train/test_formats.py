@@ -3,7 +3,7 @@
 import gc
 import math
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -294,22 +294,13 @@ def test_what_a_user_writes_into_the_model_stays(name: str) -> None:
 # --- what can't be
 
 
-@pytest.mark.parametrize(
-    ("strategy", "optimizer", "says"),
-    [
-        (Fsdp, torch.optim.SGD, "`ordered` sums would not have the bits of one process; use `zero1`"),
-        (Fsdp, torch.optim.SGD, ""),
-    ],
-)
-def test_shards_of_parameters_that_are_meant_to_be_of_16_bits_are_refused_where_they_can_not_be_stepped(
-    strategy: Any, optimizer: Any, says: str
-) -> None:
+def test_ordered_shards_of_16_bit_parameters_are_refused_and_fast_ones_taken() -> None:
     precision, group = FullPrecision(bfloat16_parameters=True), Fake(0, 2)
     model = net().bfloat16()
-    refused = pytest.raises(ArgumentError) if says else nullcontext()
-    with refused:
-        check_formats(precision, optimizer=optimizer(model.parameters(), lr=0.1), strategy=strategy(group))
-    check_formats(precision, optimizer=optimizer(net().parameters()), strategy=strategy(group))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ArgumentError):
+        check_formats(precision, optimizer=sgd, strategy=Fsdp(group))
+    check_formats(precision, optimizer=sgd, strategy=Fsdp(group, reduction="fast"))
 
 
 # --- memory

@@ -88,7 +88,9 @@ def test_a_task_is_told_what_hooks_are_told_in_the_order_of_the_page() -> None:
     trainer_of(task, evaluations={"valid": data(micro=4)}).train()
     passes = [*ONE, *BACK] * 2
     assert task.told == [
-        *("before_train", "before_epoch", "before_update"),
+        *("before_train", "before_epoch"),
+        *("transform", "inputs", "postprocess", "loss"),  # the evaluation is tried
+        "before_update",
         *passes,
         *("before_step", "after_step", "after_update", "after_epoch"),
         *("before_evaluate", *ONE, "after_microbatch", "after_evaluate"),
