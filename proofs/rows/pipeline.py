@@ -13,7 +13,7 @@ UPDATES = 30
 
 # ranks, of which in one pipeline, pipeline schedule, stages per rank (0: its own), how replicas share
 Layout = tuple[int, int, str, int, str]
-ALONE: Layout = (1, 1, "sequential", 1, "ordered")
+ALONE: Layout = (1, 1, "sequential", 1, "ddp")
 
 
 def run(folder: Path, case: str, layout: Layout, updates: int = UPDATES) -> str:
@@ -44,28 +44,28 @@ def moved(ways: Sequence[Layout], case: str = "tied") -> tuple[str, str]:
 
 WAYS: dict[str, tuple[str, Layout]] = {
     **{
-        f"{ranks} × {schedule}": ("chain", (ranks, ranks, schedule, 0, "ordered"))
+        f"{ranks} × {schedule}": ("chain", (ranks, ranks, schedule, 0, "ddp"))
         for ranks in (2, 4)
         for schedule in ("1f1b", "interleaved", "zb_v")
     },
-    "2 × 1f1b × 2 replicas": ("chain", (4, 2, "1f1b", 0, "ordered")),
-    "2 × 1f1b × fsdp 2": ("chain", (4, 2, "1f1b", 0, "fsdp-ordered")),
-    "2 × zb_v × fsdp 2, tied embeddings": ("tied", (4, 2, "zb_v", 0, "fsdp-ordered")),
-    "2 × 1f1b × zero1 2": ("chain", (4, 2, "1f1b", 0, "zero1-ordered")),
-    "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0, "ordered")),
-    "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0, "ordered")),
-    "2 × 1f1b of a plain model": ("plain", (2, 2, "1f1b", 0, "ordered")),
-    "2 × interleaved × 2 replicas of a plain model": ("plain", (4, 2, "interleaved", 0, "ordered")),
-    "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0, "ordered")),
+    "2 × 1f1b × 2 replicas": ("chain", (4, 2, "1f1b", 0, "ddp")),
+    "2 × 1f1b × fsdp 2": ("chain", (4, 2, "1f1b", 0, "fsdp")),
+    "2 × zb_v × fsdp 2, tied embeddings": ("tied", (4, 2, "zb_v", 0, "fsdp")),
+    "2 × 1f1b × zero1 2": ("chain", (4, 2, "1f1b", 0, "zero1")),
+    "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0, "ddp")),
+    "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0, "ddp")),
+    "2 × 1f1b of a plain model": ("plain", (2, 2, "1f1b", 0, "ddp")),
+    "2 × interleaved × 2 replicas of a plain model": ("plain", (4, 2, "interleaved", 0, "ddp")),
+    "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0, "ddp")),
 }
-RESUMED: list[Layout] = [(2, 2, "1f1b", 0, "ordered"), (4, 4, "interleaved", 0, "ordered"), ALONE]
-PLAIN: list[Layout] = [ALONE, (2, 2, "1f1b", 0, "ordered"), (2, 1, "sequential", 0, "ordered")]
+RESUMED: list[Layout] = [(2, 2, "1f1b", 0, "ddp"), (4, 4, "interleaved", 0, "ddp"), ALONE]
+PLAIN: list[Layout] = [ALONE, (2, 2, "1f1b", 0, "ddp"), (2, 1, "sequential", 0, "ddp")]
 SHARED: list[Layout] = [
-    (4, 2, "1f1b", 0, "fsdp-ordered"),
+    (4, 2, "1f1b", 0, "fsdp"),
     ALONE,
-    (4, 4, "1f1b", 0, "ordered"),
-    (4, 2, "interleaved", 0, "zero1-ordered"),
-    (4, 1, "sequential", 0, "fsdp-ordered"),
+    (4, 4, "1f1b", 0, "ddp"),
+    (4, 2, "interleaved", 0, "zero1"),
+    (4, 1, "sequential", 0, "fsdp"),
 ]
 
 SHA = "sha256 of all that training changes"

@@ -112,7 +112,7 @@ def main(
         task=Words() if decoders is None else Translate(),
         # torch's fused kernels round the ends of a tensor differently on the CPU, so shards would differ in bits.
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True),
-        data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=2, **collate),
+        data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=1, **collate),
         updates=updates,
         device="cpu",
         strategy=STRATEGIES[strategy](mesh.data),
