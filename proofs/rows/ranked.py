@@ -1,8 +1,8 @@
 """One rank of a run on several: `python ranked.py FOLDER STRATEGY UPDATES`; RANK and WORLD_SIZE as torchrun sets them.
 
-Dropout, unequal numbers of tokens, shuffling, sixteen micro-batches in eight blocks, a last global batch of four (so that of
-eight ranks four have no work), evaluation in between. It goes on from the newest checkpoint in FOLDER. Rank 0 prints the sha256 of what
-training changes and writes the parameters to FOLDER/parameters.pt.
+Dropout, unequal numbers of tokens, shuffling, sixteen micro-batches in eight blocks, a last global batch of four (so
+that of eight ranks four have no work), evaluation in between. It goes on from the newest checkpoint in FOLDER. Rank 0
+prints the sha256 of what training changes and writes the parameters to FOLDER/parameters.pt.
 """
 
 import os

@@ -111,7 +111,10 @@ ROWS = [
         Row(name=f"ranks {strategy} × {ranks}", measure=SHA, run=partial(same, strategy, ranks))
         for strategy, ranks in LAYOUTS
     ),
-    *(Row(name=f"ranks resumed on {name}", measure=SHA, run=partial(moved, layouts)) for name, layouts in MOVES.items()),
+    *(
+        Row(name=f"ranks resumed on {name}", measure=SHA, run=partial(moved, layouts))
+        for name, layouts in MOVES.items()
+    ),
     *(
         Row(name=f"ranks {name} × {ranks}", measure=NEAR, run=partial(fast, name, ranks))
         for name, ranks in (("fast ddp", 4), ("fast zero1", 2), ("fast fsdp", 2), ("fast hybrid", 4))

@@ -111,6 +111,19 @@ def near(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
+def clipped_large_and_odd_tensors_have_the_bits_of_one_process(group: Group) -> object:
+    """Tensors of 8 pieces, of rows that 8 does not divide, of few elements, and of a single number."""
+
+    def run(strategy: Strategy) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4096), nn.Linear(4096, 50), nn.Linear(50, 8), nn.PReLU(), nn.Linear(8, 1))
+        one = trainer(strategy, Plain(), model=model, train=Training(clip_norm=0.01))
+        one.train()
+        return values(one)
+
+    return same(run(Fsdp(group)), run(Single()))
+
+
 def a_head_without_work_keeps_parameters_and_state(group: Group) -> object:
     one = trainer(Fsdp(group, reduction="fast"))
     before = values(one)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 WANTED: dict[str, Any] = {
+    "clipped_large_and_odd_tensors_have_the_bits_of_one_process": True,
     "a_head_without_work_keeps_parameters_and_state": [True, False],
     "a_rank_without_work_changes_nothing": [True, True],
     "a_dummy_pass_can_be_told_and_leaves_no_trace": [[[0, 3, 0], [3, 0, 3]], True],

@@ -14,6 +14,10 @@ from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
 
 States = Mapping[str, Mapping[str, Any]]
+Norms = Callable[[list[Tensor]], Tensor]  # the norm of each of some tensors, as one tensor
+_PIECES = 8  # of rows of a large tensor: 1, 2, 4 or 8 shards hold whole ones
+_LEAST = 2**13  # elements of a piece
+_ALIGNED = 64  # bytes: kernels may add by alignment
 
 
 @final
@@ -95,6 +99,14 @@ class ParameterLayout:
     def all_reduce_shards(self, values: Tensor) -> None:
         """Sum over all ranks, in place, what each has computed from its `local_shard`s."""
 
+    def whole(self, tensors: list[Tensor]) -> list[Tensor]:
+        """All elements of some tensors, on every rank; all ranks ask for the same ones in one order."""
+        return tensors
+
+    def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
+        """Norms of the pieces of rows of large tensors, shape [len(tensors), pieces], alike on all ranks."""
+        return norms([piece for one in tensors for piece in one.chunk(_PIECES)]).view(len(tensors), _PIECES)
+
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
         """All of a tensor of which this rank may hold a shard; all ranks ask for the same ones in one order."""
         return cast("Tensor", tensor)
@@ -151,6 +163,38 @@ class Shards(ParameterLayout):
     def all_reduce_shards(self, values: Tensor) -> None:
         if not self.exact:
             self.group.sum(values)()
+
+    def whole(self, tensors: list[Tensor]) -> list[Tensor]:
+        flats: dict[torch.dtype, list[Tensor]] = {}
+        whole: dict[int, Tensor] = {}
+        for one in tensors:
+            local = local_tensor(one)
+            if local is one or one.numel() >= _PIECES * _LEAST:
+                whole[id(one)] = whole_tensor(one)
+                continue
+            flat = local.new_zeros(one.numel())
+            if self.group.rank < self._num_shards:  # other ranks hold copies
+                first = self.first_element(one)
+                flat[first : first + local.numel()] = local.reshape(-1)
+            flats.setdefault(one.dtype, []).append(flat)
+            whole[id(one)] = flat
+        for alike in flats.values():  # small ones: one message for all
+            total = torch.cat(alike)
+            self.group.sum(total)()
+            for flat, sum in zip(alike, total.split([flat.numel() for flat in alike]), strict=True):
+                flat.copy_(sum)
+        return [whole[id(one)] for one in tensors]
+
+    def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
+        if _PIECES % self._num_shards:
+            return super().piece_norms(self.whole(tensors), norms)
+        count = _PIECES // self._num_shards
+        own = norms([piece for one in tensors for piece in local_tensor(one).chunk(count)]).view(len(tensors), count)
+        each = own.new_zeros(len(tensors), _PIECES)
+        if self.group.rank < self._num_shards:  # other ranks hold copies
+            each[:, self.shard_index * count : (self.shard_index + 1) * count] = own
+        self.group.sum(each.view(-1))()
+        return each
 
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
         return whole_tensor(cast("Tensor", tensor))
@@ -215,38 +259,49 @@ def cut_like(live: Tensor, full: Tensor) -> Tensor:
     return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
 
 
-def _local_norms(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
-    if layout.exact:  # one at a time is whole
-        each = [norms([layout.local_shard(gradient)]) for gradient in gradients]
-        return torch.cat(each) if each else norms([])
-    return norms([layout.local_shard(gradient) for gradient in gradients])
+def _is_large(tensor: Tensor) -> bool:
+    rows = tensor.shape[0] if tensor.ndim else 0
+    piece = tensor.numel() // _PIECES
+    return piece >= _LEAST and rows % _PIECES == 0 and piece * tensor.itemsize % _ALIGNED == 0
 
 
-def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
-    """‖g‖₂² over all parameters and their shards, 0-dim, the same on every rank, which all call it together.
+def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
+    """‖g‖₂ of each gradient, whole, shape [len(gradients)]; the same on every rank, which all call it together.
+
+    A large tensor's is that of the norms of its eight pieces of rows, so that shards need not be gathered.
 
     Args:
         gradients: this rank's, complete, perhaps in shards.
         norms: gives the norm of each of some tensors, as one tensor.
+    """
+    if layout.sums_are_partial:
+        squares = norms([layout.local_shard(gradient) for gradient in gradients]).square()
+        layout.all_reduce_shards(squares)
+        return squares.sqrt()
+    are_large = [_is_large(gradient) for gradient in gradients]
+    small = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if not is_large]
+    of_small = norms(layout.whole(small)) if small or not gradients else None
+    if not any(are_large):
+        return cast("Tensor", of_small)
+    large = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if is_large]
+    of_large = torch.linalg.vector_norm(layout.piece_norms(large, norms), dim=1)
+    if of_small is None:
+        return of_large
+    each = {False: iter(of_small.unbind()), True: iter(of_large.unbind())}
+    return torch.stack([next(each[is_large]) for is_large in are_large])
+
+
+def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
+    """‖g‖₂² over all parameters and their shards, 0-dim; the arguments are those of `each_norm`.
 
     >>> three_four = [torch.tensor([3.0]), torch.tensor([4.0])]
     >>> squared_norm(ParameterLayout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
     tensor(25.)
     """
-    if layout.divides != "elements":
-        each = norms(gradients)
-        return each.dot(each)
-    each = _local_norms(layout, gradients, norms)
-    squared = each.dot(each)
-    layout.all_reduce_shards(squared)
-    return squared
-
-
-def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
-    """‖g‖₂ of each gradient, whole, shape [len(gradients)]; the arguments are those of `squared_norm`."""
-    each = _local_norms(layout, gradients, norms)
-    if not layout.sums_are_partial:
-        return each
-    squares = each.square()
-    layout.all_reduce_shards(squares)
-    return squares.sqrt()
+    if layout.sums_are_partial:
+        each = norms([layout.local_shard(gradient) for gradient in gradients])
+        squared = each.dot(each)
+        layout.all_reduce_shards(squared)
+        return squared
+    each = each_norm(layout, gradients, norms)
+    return each.dot(each)

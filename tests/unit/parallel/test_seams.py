@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.parallel import (
     Ddp,
@@ -110,16 +110,3 @@ def test_what_every_rank_holds_whole_counts_once_in_sums_over_shards(on_ranks: O
         for rank, (squared, each, held) in enumerate(on_ranks(4, lambda group, n=num_shards: act(group, n))):
             assert squared == 25 and each.tolist() == [3, 4]
             assert held == (rank % num_shards, num_shards)
-
-
-def test_exact_norms_are_those_of_whole_tensors_one_at_a_time() -> None:
-    layout = Shards(Group(), num_shards=1, exact=True)
-    seen: list[int] = []
-
-    def norms(some: list[Tensor]) -> Tensor:
-        seen.append(len(some))
-        return torch.stack([one.norm() for one in some]) if some else torch.zeros(0)
-
-    assert squared_norm(layout, [torch.tensor([3.0]), torch.tensor([4.0])], norms) == 25
-    assert seen == [1, 1]
-    assert squared_norm(layout, [], norms) == 0
