@@ -103,7 +103,6 @@ class Microbatch:
     Args:
         index: number 0..n-1 in the global batch, counted over all ranks.
         data: the collated samples, on the CPU.
-        num_samples: number of samples.
         samples: numbers of the samples in the dataset, if they have any.
         task: name of the task; "" where a run has one task without a name.
         counted: whether `num_samples` is certain, and not taken from the shapes of a ready-made batch.
@@ -126,11 +125,9 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One task's batch in a global batch of several; its micro-batches have consecutive numbers.
+    """One task's batch in a global batch of several; its micro-batches, over all ranks, have consecutive numbers.
 
     Args:
-        num_microbatches: over all ranks.
-        num_samples: over all ranks.
         data_s: time that this rank waited for it, in seconds.
     """
 
@@ -142,15 +139,11 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class GlobalBatch:
-    """All samples of one update, of which this rank holds `microbatches`.
+    """All samples of one update. This rank holds `microbatches`, in order; the numbers count all ranks.
 
     Args:
-        position: position of this batch.
-        following: position after it, at which a checkpoint taken now resumes.
-        microbatches: those of this rank, in order; may be none.
-        num_microbatches: over all ranks.
-        num_samples: over all ranks, samples that were left out included.
-        ends_epoch: whether `following` is in the next epoch.
+        following: position after this batch, at which a checkpoint taken now resumes.
+        num_samples: samples that were left out included.
         faults: faults on this rank while it was read.
         parts: batches of several tasks, in the order of their micro-batches; none for one batch of one task.
     """
@@ -190,38 +183,35 @@ def batches_in(item: object) -> list[Batch]:
     >>> [(batch.task, batch.data) for batch in batches_in(([1], ([2], "box"), Batch(task="class", data=[3])))]
     [('', [1]), ('box', [2]), ('class', [3])]
     """
-    if type(item) is not tuple or _is_pair(cast("tuple[object, ...]", item)):
+    if type(item) is not tuple or _is_pair(item):
         return [named_batch(item)]
     several = cast("tuple[object, ...]", item)
     if not several:
         raise DataError("an update was given as an empty tuple, but must hold one batch at least.", field="data")
-    bare = next((one for one in several if _is_bare(one)), None)
-    if bare is not None and len(several) > 1:
+    bare = [one for one in several if isinstance(one, Tensor | np.ndarray | np.generic | int | float | complex)]
+    if bare and len(several) > 1:
         raise DataError(
-            f"an update was given as a tuple of {len(several)} with a bare {type(bare).__name__} in it, which may be "
-            f"one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
+            f"an update was given as a tuple of {len(several)} with a bare {type(bare[0]).__name__} in it, which may "
+            f"be one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
             f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.',
             field="data",
         )
     return [named_batch(one) for one in several]
 
 
-def _is_bare(one: object) -> bool:
-    return isinstance(one, Tensor | np.ndarray | np.generic | int | float | complex)
-
-
-def _is_pair(item: tuple[object, ...]) -> bool:
-    return len(item) == 2 and isinstance(item[1], str)
-
-
 def named_batch(item: object) -> Batch:
     """A batch with its task's name: as given in a `Batch` or a pair (data, name), else ""."""
     if isinstance(item, Batch):
         return item
-    if type(item) is tuple and _is_pair(cast("tuple[object, ...]", item)):
+    if _is_pair(item):
         data, task = cast("tuple[object, str]", item)
         return Batch(task=task, data=data)
     return Batch(task="", data=item)
+
+
+def _is_pair(item: object) -> bool:
+    pair = cast("tuple[object, ...]", item)
+    return type(item) is tuple and len(pair) == 2 and isinstance(pair[1], str)
 
 
 class State(Protocol):

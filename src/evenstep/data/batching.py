@@ -77,11 +77,7 @@ def cut_by_tokens(
 ) -> list[int]:
     """Cut greedily, in order, into batches of longest × count ≤ `max_tokens`.
 
-    A batch takes samples while it fits. Then a count of `multiple` or more is rounded down to a multiple of it and
-    the rest goes to the next batch; so a batch either has a multiple or fewer than `multiple` samples.
-
-    Args:
-        multiple: what batch sizes are rounded down to.
+    A batch takes samples while it fits. Then a count of `multiple` or more is rounded down to a multiple of it.
 
     >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
     [0, 2, 4, 6]
@@ -123,8 +119,8 @@ def pack(
 ) -> list[list[int]]:
     """Put each sample, longest first, into the first of the bins that has room for it; gives the bins' places.
 
-    First-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", 1973): at most 11/9 of the fewest
-    possible bins, and 2/3 of one more. Equally long samples stay in their order.
+    First-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", 1973). Equally long samples stay in
+    their order.
 
     Args:
         lengths: `[samples]`, in tokens; each fits alone.
@@ -175,10 +171,7 @@ def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, w
 def shuffle_batches(
     samples: NDArray[np.int64], edges: list[int], *, shuffle_key: int
 ) -> tuple[NDArray[np.int64], list[int]]:
-    """Put the batches of a cut in another order, leaving each as it is.
-
-    Returns:
-    """
+    """Put the batches of a cut in another order; returns the samples and the edges."""
     sizes = np.diff(np.asarray(edges, dtype=np.int64))
     places = np.argsort(scatter(shuffle_key, np.arange(len(sizes), dtype=np.int64)), kind="stable")
     moved = [samples[edges[place] : edges[place + 1]] for place in places.tolist()]

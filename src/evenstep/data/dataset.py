@@ -1,8 +1,9 @@
 """Properties of map-style datasets, also inside torch's `Subset` and `ConcatDataset`."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol, cast, final
+from typing import ClassVar, Protocol, cast, final
 from weakref import WeakValueDictionary
 from zlib import crc32
 
@@ -26,19 +27,17 @@ class MapDataset(Protocol):
 def count_samples(dataset: object) -> int:
     """Number of samples of a map-style dataset, at least 1."""
     name = type(dataset).__name__
-    is_text = isinstance(dataset, str | bytes)
     is_table = isinstance(dataset, Mapping) and 0 not in dataset
-    is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    if is_text or is_table or is_stream or not hasattr(dataset, "__len__"):
+    is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_map or is_table or isinstance(dataset, str | bytes | IterableDataset):
         raise ArgumentError(
             f"`dataset` must have `dataset[i]` and `len(dataset)`, but is a {name}; give a DataLoader's `.dataset`, or "
             f"feed a stream with `StreamData`.",
             field="dataset",
         )
-    num_samples = len(cast(MapDataset, dataset))
-    if num_samples == 0:
+    if not len(cast(MapDataset, dataset)):
         raise ArgumentError(f"`dataset` must hold at least one sample, but this {name} is empty.", field="dataset")
-    return num_samples
+    return len(cast(MapDataset, dataset))
 
 
 def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
@@ -56,14 +55,9 @@ def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
 
 @final
 class EpochSetters:
-    """Calls `set_epoch` of objects, and knows whether another reader of the same objects has called it since.
+    """Calls `set_epoch` of objects that other readers, each in its own epoch, may share: parts of one dataset."""
 
-    Parts of one dataset may be read in turns, each in its own epoch: training and evaluation, or tasks of a mixture.
-    """
-
-    _callers: ClassVar["WeakValueDictionary[int, EpochSetters]"] = (
-        WeakValueDictionary()
-    )  # the last ones, by ids of the objects
+    _callers: ClassVar["WeakValueDictionary[int, EpochSetters]"] = WeakValueDictionary()  # the last, by object
 
     def __init__(self, setters: Sequence[Callable[[int], object]]) -> None:
         self._setters = setters
@@ -71,7 +65,7 @@ class EpochSetters:
         self._epoch: int | None = None
 
     def are_at(self, epoch: int) -> bool:
-        """Whether the objects are in `epoch` by the last call, which was this reader's."""
+        """Whether the last call was this reader's and for `epoch`."""
         if not self._setters:
             return True
         return self._epoch == epoch and all(self._callers.get(one) is self for one in self._objects)
@@ -111,13 +105,14 @@ def fingerprint_of(dataset: object) -> JSON:
     if callable(fingerprint):
         fingerprint = fingerprint()
     if fingerprint is not None:
-        if not _is_json(fingerprint):
+        try:
+            return json.loads(json.dumps(fingerprint))
+        except TypeError as error:
             raise DataError(
-                f"`fingerprint` of {type(dataset).__name__} must be made of str, int, float, bool, None, list and "
-                f"dict, but is {fingerprint!r}; give a string, for example a hash of its files.",
+                f"`fingerprint` of {type(dataset).__name__} must be text or other JSON, but is {fingerprint!r}; give a "
+                f"hash of its files, for example.",
                 field="fingerprint",
-            )
-        return cast(JSON, fingerprint)
+            ) from error
     if isinstance(dataset, Subset):
         subset = cast("Subset[object]", dataset)
         chosen = np.asarray(subset.indices, dtype=np.int64)
@@ -125,18 +120,8 @@ def fingerprint_of(dataset: object) -> JSON:
     return None
 
 
-def _is_json(value: Any) -> bool:
-    if isinstance(value, dict):
-        items = cast("dict[object, object]", value).items()
-        return all(isinstance(name, str) and _is_json(part) for name, part in items)
-    if isinstance(value, list):
-        return all(map(_is_json, cast("list[object]", value)))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def rows_of(dataset: object) -> Callable[[list[int]], list[Tensor]] | None:
-    """Reader of many rows at once of a `TensorDataset`, or a `Subset` of one, as `default_collate` batches them; None
-    for any other dataset.
+    """Reader of many rows of a `TensorDataset` or a `Subset` of one, collated; None for any other dataset.
 
     >>> rows_of(Subset(TensorDataset(torch.arange(5)), [-1, 0]))([0, 1])
     [tensor([4, 0])]

@@ -26,10 +26,7 @@ def seed_generators(number: int) -> None:
 
 
 def numpy_words() -> bytes:
-    """The words of numpy's generator and its place among them; `np.random.get_state` takes 65 µs to tell them.
-
-    They are others after any draw, unless it takes the second of two normal numbers that were drawn together.
-    """
+    """The words of numpy's generator and its place among them, in less time than the 65 µs of `np.random.get_state`."""
     return string_at(cast("Any", np.random).get_bit_generator().ctypes.state_address, _NUMPY_BYTES)
 
 
@@ -43,14 +40,13 @@ _CHANGING = threading.Lock()
 
 @contextmanager
 def drawing_alone(method: str) -> Generator[None]:
-    """Inside, no other thread of this process may begin the same: both would draw from the same generators."""
+    """Refuse other threads of this process inside the `with`."""
     mine = threading.get_ident()
     with _CHANGING:
         if any(one != mine for one in _THREADS):
             raise ArgumentError(
-                f"`{method}` was called while another thread of this process trains; both would draw from the same "
-                f"random generators (torch's, numpy's, Python's), and neither would have the numbers of its seed. Let "
-                f"one wait for the other, or give each a process.",
+                f"`{method}` was called while another thread of this process trains, and both draw from torch's, "
+                f"numpy's and Python's global generators. Let one wait for the other, or give each a process.",
                 field=method,
             )
         _THREADS.append(mine)

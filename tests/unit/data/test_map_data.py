@@ -1,17 +1,25 @@
+"""Global batches of map-style datasets: sampling, cuts, augmentation, fingerprints."""
+
+import json
 import random
 import time
 import tracemalloc
-from itertools import chain, islice
+from collections.abc import Callable
+from itertools import chain, islice, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from evenstep.data import GlobalBatch, MapData, Position, Reading, ReadOptions
-from evenstep.errors import DataError
+from evenstep.data import GlobalBatch, MapData, Mixture, Position, Reading, ReadOptions
+from evenstep.data.dataset import count_samples, draws_nothing, epoch_setters, fetches_many, fingerprint_of, rows_of
+from evenstep.data.sampling import BatchSizes, Sampling
+from evenstep.errors import ArgumentError, DataError
+from refused import refused
 
 
 class Noisy(Dataset[tuple[int, float, float, float]]):
@@ -35,6 +43,8 @@ class NoisyMany(Noisy):
 class Remembering(Dataset[tuple[int, int]]):
     """Each sample is its number and the epoch that the dataset was last told."""
 
+    fingerprint: object = "remembering"
+
     def __init__(self) -> None:
         self.told: list[int] = []
 
@@ -48,170 +58,118 @@ class Remembering(Dataset[tuple[int, int]]):
         self.told.append(epoch)
 
 
-class Failing(Dataset[int]):
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        if index == 17:
-            raise ValueError("bad pixel")
-        return index
+def taken(data: MapData, count: int | None = None, **read: Any) -> list[GlobalBatch]:
+    return list(islice(data.batches(ReadOptions(**{"seed": 1, **read})), count))
 
 
 def samples(batch: GlobalBatch) -> list[list[int]]:
-    """The samples of a batch of a dataset of numbers, collated by `list`."""
-    return [list(microbatch.data) for microbatch in batch.microbatches]
+    return [list(one.samples) for one in batch.microbatches]
 
 
-@given(
-    num_samples=st.integers(1, 30),
-    global_batch_size=st.integers(1, 12),
-    micro_batch_size=st.integers(1, 12),
-    ranks=st.integers(1, 5),
-    seed=st.integers(0, 9),
-)
-def test_ranks_together_see_what_one_rank_sees(
-    num_samples: int, global_batch_size: int, micro_batch_size: int, ranks: int, seed: int
+def updates(data: MapData, count: int | None = None, **read: Any) -> list[list[int]]:
+    return [list(chain(*samples(batch))) for batch in taken(data, count, **read)]
+
+
+SIZES = st.sampled_from([(1, 1), (4, 3), (6, None), (12, 5)])
+
+
+@given(num_samples=st.integers(1, 30), sizes=SIZES, ranks=st.integers(1, 5), shuffle=st.booleans())
+def test_ranks_together_see_each_sample_of_an_epoch_once_as_one_rank_does(
+    num_samples: int, sizes: tuple[int, int | None], ranks: int, shuffle: bool
 ) -> None:
-    data = MapData(
-        range(num_samples),
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro_batch_size,
-        collate=list,
-        num_epochs=2,
-    )
-    alone = [batch.microbatches for batch in data.batches(ReadOptions(seed=seed))]
-    of_ranks = [list(data.batches(ReadOptions(seed=seed, rank=rank, ranks=ranks))) for rank in range(ranks)]
-    together = [sum((batch.microbatches for batch in same), ()) for same in zip(*of_ranks, strict=True)]
-    assert together == alone
+    options: Any = {"global_batch_size": sizes[0], "micro_batch_size": sizes[1], "shuffle": shuffle, "num_epochs": 2}
+    data = MapData(range(num_samples), **options)
+    alone = taken(data)
+    of_ranks = [taken(data, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for batch, *theirs in zip(alone, *of_ranks, strict=True):
+        assert list(chain(*(chain(*samples(one)) for one in theirs))) == list(chain(*samples(batch)))
+        if sizes[1] is not None:
+            assert list(chain(*(samples(one) for one in theirs))) == samples(batch)
+        elif batch.num_samples >= ranks:
+            assert all(len(one.microbatches) == 1 for one in theirs)
+    epochs = updates(MapData(range(num_samples), **options))
+    assert sorted(chain(*epochs)) == sorted([*range(num_samples)] * 2)
 
 
-@given(
-    num_samples=st.integers(1, 30),
-    global_batch_size=st.integers(1, 12),
-    micro_batch_size=st.none() | st.integers(1, 12),
-    shuffle=st.booleans(),
-)
-def test_every_cut_sees_every_sample_of_an_epoch_once_and_the_same_ones_per_update(
-    num_samples: int, global_batch_size: int, micro_batch_size: int | None, shuffle: bool
-) -> None:
-    assume(not micro_batch_size or micro_batch_size <= global_batch_size)
-
-    def updates(micro: int | None) -> list[list[int]]:
-        data = MapData(
-            range(num_samples),
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro,
-            shuffle=shuffle,
-            collate=list,
-            num_epochs=1,
-        )
-        return [list(chain(*samples(batch))) for batch in data.batches(ReadOptions(seed=3))]
-
-    assert updates(micro_batch_size) == updates(None)
-    assert sorted(chain(*updates(None))) == list(range(num_samples))
-
-
-@given(
-    num_samples=st.integers(1, 20),
-    global_batch_size=st.integers(1, 8),
-    curriculum_epochs=st.integers(0, 2),
-    skip=st.integers(0, 30),
-)
+@given(num_samples=st.integers(1, 20), size=st.integers(1, 8), curriculum=st.integers(0, 2), skip=st.integers(0, 30))
 def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(
-    num_samples: int, global_batch_size: int, curriculum_epochs: int, skip: int
+    num_samples: int, size: int, curriculum: int, skip: int
 ) -> None:
-    def data() -> MapData:
-        return MapData(
-            range(num_samples),
-            global_batch_size=global_batch_size,
-            curriculum_epochs=curriculum_epochs,
-            collate=list,
-        )
-
-    uninterrupted = list(islice(data().batches(ReadOptions(seed=5)), skip + 12))
-    start = uninterrupted[skip - 1].following if skip else Position()
-    assert list(islice(data().batches(ReadOptions(start=start, seed=5)), 12)) == uninterrupted[skip:]
+    data = MapData(range(num_samples), global_batch_size=size, curriculum_epochs=curriculum, collate=list)
+    whole = taken(data, skip + 12)
+    start = whole[skip - 1].following if skip else Position()
+    assert taken(data, 12, start=start) == whole[skip:]
 
 
 def test_nothing_is_given_after_the_last_epoch() -> None:
     data = MapData(range(10), global_batch_size=4, num_epochs=2)
-    assert list(data.batches(ReadOptions(start=Position(epoch=2), seed=1))) == []
-    assert len(list(data.batches(ReadOptions(start=Position(epoch=1), seed=1)))) == 3
+    assert taken(data, start=Position(epoch=2)) == []
+    assert len(taken(data, start=Position(epoch=1))) == 3
+    with pytest.raises(DataError):
+        taken(data, start=Position(batch=3))
 
 
-def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
-    data = MapData(
-        range(6),
-        global_batch_size=6,
-        micro_batch_tokens=6,
-        lengths=[1, 6, 2, 3, 2, 1],
-        shuffle=False,
-        collate=list,
-    )
-    assert samples(next(data.batches(ReadOptions(seed=1)))) == [[0, 5, 2], [4, 3], [1]]
+def test_epochs_of_a_curriculum_are_in_order_and_later_ones_are_shuffled() -> None:
+    data = MapData(range(20), global_batch_size=20, curriculum_epochs=2)
+    assert [one == [*range(20)] for one in updates(data, 4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_limited_epochs_are_the_beginnings_of_the_whole_ones(num_workers: int) -> None:
+    whole = MapData(range(20), global_batch_size=4)
+    first = MapData(range(20), global_batch_size=4, num_workers=num_workers, limit_batches=2)
+    by_position = {one.position: samples(one) for one in taken(whole, 15)}
+    found = taken(first, 6)
+    first.close()
+    assert [tuple(one.position) for one in found] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [samples(one) for one in found] == [by_position[one.position] for one in found]
+    assert [one.following for one in found[:-1]] == [one.position for one in found[1:]]
+
+
+# --- Random numbers.
 
 
 def test_augmentation_does_not_depend_on_the_cut_or_the_ranks() -> None:
-    def values(rank: int, ranks: int, micro_batch_size: int | None) -> list[tuple[float, ...]]:
+    def values(micro_batch_size: int | None, rank: int = 0, ranks: int = 1) -> list[Any]:
         data = MapData(Noisy(12), global_batch_size=6, micro_batch_size=micro_batch_size, collate=list, num_epochs=2)
         return [
-            sample
-            for batch in data.batches(ReadOptions(seed=1, rank=rank, ranks=ranks))
-            for microbatch in batch.microbatches
-            for sample in microbatch.data
+            sample for batch in taken(data, rank=rank, ranks=ranks) for one in batch.microbatches for sample in one.data
         ]
 
-    expected = values(0, 1, None)
-    assert values(0, 1, 1) == values(0, 1, 4) == expected
-    assert sorted(values(0, 2, 2) + values(1, 2, 2)) == sorted(expected)
+    expected = values(None)
+    assert values(1) == values(4) == expected
+    for micro in (2, None):
+        assert sorted(values(micro, 0, 2) + values(micro, 1, 2)) == sorted(expected)
     assert len({sample[1:] for sample in expected}) == 24
 
 
-def test_augmentation_differs_between_epochs_and_seeds() -> None:
-    data = MapData(Noisy(4), global_batch_size=4, shuffle=False, collate=list)
-
-    def values(epoch: int, seed: int) -> object:
-        return next(data.batches(ReadOptions(start=Position(epoch=epoch), seed=seed))).microbatches[0].data
-
-    assert values(0, 1) != values(1, 1)
-    assert values(0, 1) != values(0, 2)
-    assert values(1, 1) == values(1, 1)
-
-
-def test_a_dataset_that_fetches_many_is_seeded_for_each_micro_batch() -> None:
-    def values(start: Position) -> list[object]:
-        data = MapData(NoisyMany(8), global_batch_size=4, micro_batch_size=2, collate=list)
-        return [microbatch.data for microbatch in next(data.batches(ReadOptions(start=start, seed=1))).microbatches]
-
-    assert values(Position(batch=1)) == values(Position(batch=1))
-    first, second = values(Position())
-    assert first[0][1:] != second[0][1:]
+@pytest.mark.parametrize("dataset", [Noisy(8), NoisyMany(8)])
+def test_augmentation_is_keyed_and_the_users_generators_are_left_as_they_were(dataset: Noisy) -> None:
+    data = MapData(dataset, global_batch_size=4, micro_batch_size=2, collate=list, shuffle=False)
+    torch.manual_seed(3)
+    np.random.seed(4)
+    random.seed(5)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    first, second = (batch.microbatches[0].data for batch in taken(data, 2))
+    assert taken(data, 1, start=Position(batch=1))[0].microbatches[0].data == second
+    others = [taken(data, 1, start=Position(epoch=1))[0], taken(data, 1, seed=2)[0]]
+    drawn = {
+        repr([one[1:] for one in values]) for values in (first, second, *(one.microbatches[0].data for one in others))
+    }
+    assert len(drawn) == 4
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1][1])
+    assert random.getstate() == states[2]
 
 
 def test_a_random_collate_function_is_seeded_even_over_a_plain_list() -> None:
     def noise(batch: list[int]) -> float:
         return random.random()
 
-    def values() -> list[object]:
-        data = MapData(range(8), global_batch_size=2, collate=noise)
-        return [batch.microbatches[0].data for batch in islice(data.batches(ReadOptions(seed=1)), 4)]
-
-    assert values() == values()
-    assert len(set(values())) == 4
-
-
-@pytest.mark.parametrize("dataset", [Noisy(6), NoisyMany(6)])
-def test_the_users_generators_are_left_as_they_were(dataset: Noisy) -> None:
-    torch.manual_seed(3)
-    np.random.seed(4)
-    random.seed(5)
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    for _ in islice(MapData(dataset, global_batch_size=3).batches(ReadOptions(seed=1)), 5):
-        pass
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert np.array_equal(np.random.get_state()[1], states[1][1])
-    assert random.getstate() == states[2]
+    data = MapData(range(8), global_batch_size=2, collate=noise)
+    values = [[batch.microbatches[0].data for batch in taken(data, 4)] for _ in range(2)]
+    assert values[0] == values[1]
+    assert len(set(values[0])) == 4
 
 
 def test_without_seeding_the_generators_are_the_users() -> None:
@@ -219,71 +177,250 @@ def test_without_seeding_the_generators_are_the_users() -> None:
     expected = float(torch.rand(()))
     torch.manual_seed(3)
     data = MapData(Noisy(6), global_batch_size=1, collate=list, reading=Reading(seed_samples=False))
-    assert next(data.batches(ReadOptions(seed=1))).microbatches[0].data[0][1] == expected
+    assert taken(data, 1)[0].microbatches[0].data[0][1] == expected
 
 
 def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -> None:
     dataset = Remembering()
     data = MapData(dataset, global_batch_size=2, collate=list)
-    batches = list(islice(data.batches(ReadOptions(start=Position(epoch=3, batch=1), seed=1)), 7))
-    assert dataset.told == [3, 4, 5]
-    for batch in batches:
+    for batch in taken(data, 7, start=Position(epoch=3, batch=1)):
         assert all(epoch == batch.position.epoch for _, epoch in batch.microbatches[0].data)
+    assert dataset.told == [3, 4, 5]
 
 
 def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch() -> None:
     dataset = Remembering()
     trained, evaluated = (MapData(Subset(dataset, part), global_batch_size=2) for part in ([0, 1, 2, 3], [4]))
     batches = trained.batches(ReadOptions(start=Position(epoch=3), seed=1))
-    epochs: list[list[int]] = []
-    for _ in range(3):
-        epochs.append(next(batches).microbatches[0].data[1].tolist())
-        epochs.append(next(evaluated.batches(ReadOptions(seed=1))).microbatches[0].data[1].tolist())
-    assert epochs == [[3, 3], [0], [3, 3], [0], [4, 4], [0]]
+    for expected in ([3, 3], [3, 3], [4, 4]):
+        assert next(batches).microbatches[0].data[1].tolist() == expected
+        assert taken(evaluated, 1)[0].microbatches[0].data[1].tolist() == [0]
+
+
+# --- Token budgets.
+
+
+def whole_epoch(sampling: Sampling, epoch: int = 0) -> list[list[int]]:
+    batches = sampling.epoch(epoch, seed=1)
+    return [batches.batch(number).tolist() for number in range(batches.num_batches)]
+
+
+def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
+    lengths = [1, 6, 2, 3, 2, 1]
+    data = MapData(range(6), global_batch_size=6, micro_batch_tokens=6, lengths=lengths, shuffle=False)
+    assert samples(taken(data, 1)[0]) == [[0, 5, 2], [4, 3], [1]]
+
+
+def test_sorting_by_length_wastes_little_of_the_budget() -> None:
+    lengths = np.random.default_rng(3).integers(1, 200, 4000)
+
+    def padding(window: int) -> float:
+        batches = whole_epoch(
+            Sampling(num_samples=4000, global_batch_tokens=4000, lengths=lengths, length_window=window)
+        )
+        longest = [lengths[batch].max() for batch in batches]
+        assert longest != sorted(longest)
+        return 1 - lengths.sum() / sum(most * len(batch) for most, batch in zip(longest, batches, strict=True))
+
+    assert padding(4000) < 0.03
+    assert padding(1) > 0.4
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
+    tokens=st.tuples(st.integers(40, 90), st.integers(20, 40)),
+    micro_batch_size=st.none() | st.integers(1, 6),
+    multiple=st.integers(1, 4),
+    packed=st.booleans(),
+)
+def test_batches_hold_every_sample_once_within_every_budget(
+    lengths: list[int], tokens: tuple[int, int], micro_batch_size: int | None, multiple: int, packed: bool
+) -> None:
+    def size(batch: list[int]) -> int:
+        taken = [lengths[index] for index in batch]
+        return sum(taken) if packed else max(taken) * len(taken)
+
+    sampling = Sampling(
+        num_samples=len(lengths),
+        global_batch_tokens=tokens[0],
+        micro_batch_tokens=tokens[1],
+        micro_batch_size=micro_batch_size,
+        batch_size_multiple=multiple,
+        length_window=8,
+        lengths=np.array(lengths),
+        packed=packed,
+    )
+    batches = whole_epoch(sampling, 1)
+    if packed:  # in the order of the epoch, each as full as can be
+        order = Sampling(num_samples=len(lengths), global_batch_size=len(lengths))
+        assert list(chain(*batches)) == whole_epoch(order, 1)[0]
+        assert all(size([*one, other[0]]) > tokens[0] for one, other in pairwise(batches))
+    assert sorted(chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert size(batch) <= tokens[0]
+        microbatches = sampling.microbatches(np.array(batch))
+        assert sorted(chain(*microbatches)) == sorted(batch)
+        assert all(size(one) <= tokens[1] and len(one) <= (micro_batch_size or 40) for one in microbatches)
+
+
+def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:
+    lengths = [9 if index % 4 == 0 else 1 for index in range(30)]
+    fitting = Sampling(num_samples=30, global_batch_size=5, micro_batch_tokens=5, lengths=lengths, oversized="skip")
+    every = chain(*whole_epoch(Sampling(num_samples=30, global_batch_size=5), 1))
+    assert list(chain(*whole_epoch(fitting, 1))) == [index for index in every if index % 4 != 0]
+    assert fitting.num_skipped == 8
+
+
+# --- Sizes that change.
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
+    begins = sorted({1, *draw(st.sets(st.integers(2, 40), max_size=4))})
+    return [(begin, draw(st.integers(1, 12))) for begin in begins]
+
+
+@settings(deadline=None, max_examples=60)
+@given(pairs(), st.integers(1, 30), st.sampled_from(["updates", "epochs"]))
+def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(
+    given: list[tuple[int, int]], num_samples: int, unit: Any
+) -> None:
+    sizes = BatchSizes.of("global_batch_size", given, unit)
+    number = 0
+    for epoch in range(12):
+        expected, place = [], 0
+        while place < num_samples:
+            expected.append(place)
+            at = number if unit == "updates" else epoch
+            place += [size for begin, size in given if begin <= at + 1][-1]
+            number += 1
+        begins = sizes.cut(num_samples, epoch)
+        assert [begins[n] for n in range(len(begins))] == [*begins] == expected
+
+
+def test_a_long_run_is_not_walked_through() -> None:
+    sizes = BatchSizes(begins=(0, 10), sizes=(2, 4), unit="updates")
+    assert len(sizes.cut(10**12, 10**9)) == 10**12 // 4
+
+
+def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None:
+    data = MapData(range(6), global_batch_size=[(1, 1), (4, 2)], shuffle=False, limit_batches=2)
+    assert [one.num_samples for one in taken(data, 6)] == [1, 1, 1, 2, 2, 2]
+    some = MapData([*range(6)], global_batch_size=[(1, 1), (3, 2)], shuffle=False)
+    mixture = Mixture({"a": some, "b": MapData([*range(9)], global_batch_size=3, shuffle=False)})
+    given = [[len(one.samples) for one in batch.microbatches] for batch in taken(mixture, 5)]  # type: ignore[arg-type]
+    assert given == [[1, 3], [1, 3], [2, 3], [2, 3], [2, 3]]
+
+
+def test_budgets_of_tokens_change_by_epochs_and_the_longest_sample_must_fit_the_smallest() -> None:
+    lengths = [1 + n % 5 for n in range(40)]
+    options: Any = {"global_batch_tokens": [(1, 10), (2, 40)], "batch_size_unit": "epochs"}
+    for batch in taken(MapData([*range(40)], lengths=lengths, num_epochs=2, **options)):
+        some = [lengths[sample] for sample in batch.microbatches[0].samples]
+        assert max(some) * len(some) <= (10 if batch.position.epoch == 0 else 40)
+    with pytest.raises(DataError):
+        MapData([0, 1, 2], lengths=[1, 2, 11], **options)
+    assert MapData([0, 1, 2], lengths=[1, 2, 11], oversized="skip", **options).num_skipped == 1
+
+
+@pytest.mark.parametrize("given", [[], [(2, 8)], [(1, 8), (1, 16)], [(1, 0)], 0])
+def test_sizes_that_cannot_be_are_refused(given: Any) -> None:
+    with refused(ArgumentError, "global_batch_size"):
+        MapData([1, 2], global_batch_size=given)
+
+
+# --- Datasets.
 
 
 def test_reading_can_go_on_after_a_failure() -> None:
-    data = MapData(Failing(), global_batch_size=4, shuffle=False, collate=list)
+    data = MapData([[1], [2], [1, 2], [3]], global_batch_size=2, shuffle=False)
     with pytest.raises(DataError):
-        next(data.batches(ReadOptions(start=Position(batch=4), seed=1)))
-    assert samples(next(data.batches(ReadOptions(start=Position(epoch=1), seed=1)))) == [[0, 1, 2, 3]]
+        taken(data, 2)
+    assert updates(data, 1, start=Position(epoch=1)) == [[0, 1]]
+
+
+VARIANTS: list[Callable[[dict[str, Any]], dict[str, Any]]] = [
+    lambda base: base,
+    lambda base: base | {"lengths": [1, 2, 4, 3]},
+    lambda base: base | {"global_batch_tokens": 9},
+    lambda base: base | {"micro_batch_tokens": 3, "oversized": "skip"},
+    lambda base: base | {"batch_size_multiple": 2},
+    lambda base: base | {"length_window": 2},
+    lambda base: base | {"shuffle": False},
+    lambda base: base | {"curriculum_epochs": 1},
+    lambda base: base | {"packed": True},
+    lambda base: {"global_batch_size": 2},
+    lambda base: {"global_batch_size": [(1, 1), (3, 2)]},
+    lambda base: {"global_batch_size": [(1, 1), (4, 2)]},
+]
 
 
 def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update() -> None:
-    lengths = [1, 2, 3, 4]
-    base = {"global_batch_tokens": 8, "lengths": lengths}
-    variants = [
-        MapData(range(4), **base),
-        MapData(range(3), **(base | {"lengths": lengths[:3]})),
-        MapData(range(4), **(base | {"lengths": [1, 2, 4, 3]})),
-        MapData(range(4), **(base | {"global_batch_tokens": 9})),
-        MapData(range(4), **base, micro_batch_tokens=3, oversized="skip"),
-        MapData(range(4), **base, batch_size_multiple=2),
-        MapData(range(4), **base, length_window=2),
-        MapData(range(4), **base, shuffle=False),
-        MapData(range(4), **base, curriculum_epochs=1),
-        MapData(Subset(range(4), [0, 1, 2, 3]), **base),
-        MapData(range(4), global_batch_size=2),
-    ]
-    fingerprints = [repr(variant.fingerprint()) for variant in variants]
-    assert len(set(fingerprints)) == len(fingerprints)
-
-
-def test_the_fingerprint_does_not_depend_on_how_a_global_batch_is_cut() -> None:
     base = {"global_batch_tokens": 8, "lengths": [1, 2, 3, 4]}
+    prints = [MapData(range(4), **variant(base)).fingerprint() for variant in VARIANTS]
+    prints.append(MapData(range(3), **(base | {"lengths": [1, 2, 3]})).fingerprint())
+    prints.append(MapData(Subset(range(4), [0, 1, 2, 3]), **base).fingerprint())
+    assert all(json.loads(json.dumps(one)) == one for one in prints)
+    assert len({*map(repr, prints)}) == len(prints)
     cuts = [{}, {"micro_batch_tokens": 4}, {"micro_batch_size": 1}]
     prints = [MapData(range(4), **base, **cut).fingerprint() for cut in cuts]
     assert len({repr(one.pop("cut")) for one in prints}) == 3
     assert prints[0] == prints[1] == prints[2]
 
 
-@pytest.mark.parametrize("num_samples", [10**6, 10**9, 10**12])
+def test_a_dataset_is_asked_for_its_fingerprint_once_and_it_must_be_json() -> None:
+    asked: list[str] = []
+    dataset = Remembering()
+    dataset.fingerprint = lambda: asked.append("a") or "numbers"
+    data = MapData(dataset, global_batch_size=2)
+    assert data.fingerprint() == data.fingerprint()
+    assert len(asked) == 1
+    one, same, other = (fingerprint_of(Subset(dataset, chosen)) for chosen in ([1, 2], [1, 2], [2, 1]))
+    assert one == same != other
+    dataset.fingerprint = b"bytes"
+    with refused(DataError, "fingerprint"):
+        fingerprint_of(dataset)
+
+
+def test_datasets_inside_others_are_told_of_epochs_and_fetch_many() -> None:
+    first, second = Remembering(), Remembering()
+    for set_epoch in epoch_setters(ConcatDataset([Subset(Subset(first, [0, 1]), [1]), second, [1, 2]])):
+        set_epoch(4)
+    assert (first.told, second.told) == ([4], [4])
+    assert fetches_many(Subset(NoisyMany(3), [1]))
+    assert not fetches_many(Subset(Noisy(3), [1]))
+
+
+def test_rows_are_those_of_the_default_collate_function() -> None:
+    whole = TensorDataset(torch.randn(9, 2, 3), torch.arange(9), torch.arange(9) > 4)
+    for dataset in (whole, Subset(whole, [8, 1, 5, 5, -2]), Subset(Subset(whole, [7, 8, 1, 3, 4]), [4, 0, 2, 1, 3])):
+        rows = rows_of(dataset)
+        assert rows is not None
+        expected = default_collate([dataset[index] for index in [3, 0, 2]])
+        for one, other in zip(rows([3, 0, 2]), expected, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+    class Own(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            return (torch.rand(()),)
+
+    assert rows_of(Own(torch.zeros(3))) is None
+    assert not draws_nothing(Own(torch.zeros(3)))
+
+
+@pytest.mark.parametrize("dataset", ["train.csv", {"train": [1]}, iter([1]), [], DataLoader([1])])
+def test_an_object_that_is_no_dataset_is_refused(dataset: Any) -> None:
+    with refused(ArgumentError, "dataset"):
+        count_samples(dataset)
+
+
+@pytest.mark.parametrize("num_samples", [10**6, 10**12])
 def test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset(num_samples: int) -> None:
     def start() -> set[int]:
         data = MapData(range(num_samples), global_batch_size=32)
         assert [data.num_batches(epoch, seed=1) for epoch in range(50)] == [num_samples // 32] * 50
-        batches = data.batches(ReadOptions(start=Position(epoch=7, batch=num_samples // 64), seed=1))
-        return {sample for batch in islice(batches, 3) for sample in batch.microbatches[0].samples}
+        return set(chain(*updates(data, 3, start=Position(epoch=7, batch=num_samples // 64))))
 
     assert len(start()) == 96
     tracemalloc.start()
@@ -299,17 +436,3 @@ def test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset(num_sa
         start()
         times.append(time.process_time() - began)
     assert min(times) < 0.05
-
-
-def test_a_fingerprint_asks_the_dataset_once() -> None:
-    class Asked(list[int]):
-        count = 0
-
-        def fingerprint(self) -> str:
-            self.count += 1
-            return "numbers"
-
-    dataset = Asked([1, 2, 3])
-    data = MapData(dataset, global_batch_size=2)
-    assert data.fingerprint() == data.fingerprint()
-    assert dataset.count == 1

@@ -129,8 +129,6 @@ def test_a_start_at_a_late_update_takes_no_time_that_grows_with_it() -> None:
 
 
 def test_a_state_of_other_tasks_is_refused() -> None:
-    state = Mixture({"a": tasks()["a"]}).state_dict()
-    Mixture(tasks()).load_state_dict(state)  # which is empty: nothing was read
     with pytest.raises(DataError):
         Mixture(tasks()).load_state_dict({"places": {"a": [0, 0]}})
 

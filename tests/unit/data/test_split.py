@@ -1,4 +1,6 @@
-from typing import Any
+from collections import OrderedDict, defaultdict
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from torch.utils.data import default_collate
 import evenstep
 from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.data.split import num_arrived, num_samples, samples_in
+from evenstep.data.tree import can_pin, pin
 from evenstep.errors import DataError
 from refused import refused
 
@@ -37,6 +40,41 @@ def test_samples_of_a_ready_made_batch(batch: object, expected: int) -> None:
 def test_a_ready_made_batch_that_does_not_tell_its_samples_is_refused() -> None:
     with refused(DataError, "samples_in"):
         samples_in(object())
+
+
+class Part:
+    """Stands for anything that can be pinned, without an accelerator."""
+
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+class Pair(NamedTuple):
+    inputs: object
+    targets: object
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ((Part(), [3, "text"]), ("pinned", [3, "text"])),
+        (Pair(Part(), [Part()]), Pair("pinned", ["pinned"])),
+        (OrderedDict(inputs=(Part(),)), OrderedDict(inputs=("pinned",))),
+        (defaultdict(list, inputs=Part()), defaultdict(list, inputs="pinned")),
+        (None, None),
+    ],
+)
+def test_every_part_is_pinned_and_every_type_kept(batch: object, expected: object) -> None:
+    assert pin(batch) == expected
+    assert type(pin(batch)) is type(expected)
+    assert pin(MappingProxyType({"inputs": batch})) == {"inputs": expected}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_are_pinned_where_there_is_an_accelerator() -> None:
+    assert can_pin()
+    assert pin({"inputs": torch.zeros(3)})["inputs"].is_pinned()
 
 
 @pytest.mark.parametrize(

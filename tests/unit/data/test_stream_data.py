@@ -1,15 +1,20 @@
-from collections.abc import Iterator, Mapping
+"""Streams of samples, of batches and of updates, on one rank and on several."""
+
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from itertools import islice
+from itertools import chain, islice
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
-from evenstep.data import GlobalBatch, MapData, Position, ReadOptions, StreamData
+from evenstep.data import Batch, GlobalBatch, MapData, Position, ReadOptions, StreamData, UpdateData, batches_in
 from evenstep.data.iterable import stream_epoch_setters
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
@@ -18,18 +23,16 @@ from refused import refused
 class Counting:
     """A stream with a state: `length` numbers an epoch, which differ from epoch to epoch."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.epoch = 0
-        self.next = 0
+    def __init__(self, length: int, first: int = 0) -> None:
+        self.length, self.first, self.epoch, self.next = length, first, 0, 0
         self.given: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         while self.next < self.length:
-            number = 100 * self.epoch + self.next
+            number = self.first + 100 * self.epoch + self.next
             self.next += 1
             self.given.append(number)
             yield number
@@ -42,8 +45,8 @@ class Counting:
         self.next = state["next"]
 
 
-class Shared(Counting):
-    """One that hands out its live state, to be changed as it goes on."""
+class LiveState(Counting):
+    """Its state is changed as it goes on."""
 
     def __init__(self, length: int) -> None:
         self.state = {"next": 0}
@@ -61,19 +64,34 @@ class Shared(Counting):
         return self.state
 
 
-class Breaking:
-    """Gives `good` numbers an epoch, then fails."""
+class Stale(Counting):
+    """Its state is that of the item given last, also right after another one was loaded."""
 
-    def __init__(self, good: int) -> None:
-        self.good = good
+    told: Mapping[str, int] = {"next": 0}
 
     def __iter__(self) -> Iterator[int]:
-        yield from range(self.good)
-        raise OSError("connection lost")
+        for number in super().__iter__():
+            self.told = {"next": self.next}
+            yield number
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.told)
 
 
-def numbers(batch: GlobalBatch) -> list[list[int]]:
-    return [list(microbatch.data) for microbatch in batch.microbatches]
+class Dealt(Counting):
+    """Items `rank`, `rank + ranks`, … of 0..length-1; its state counts the items of all ranks."""
+
+    global_state = True
+
+    def __init__(self, length: int, rank: int, ranks: int) -> None:
+        super().__init__(length)
+        self.rank, self.ranks = rank, ranks
+
+    def __iter__(self) -> Iterator[int]:
+        while self.next + self.rank < self.length:
+            self.next += self.ranks
+            yield self.next - self.ranks + self.rank
+        self.next = 0
 
 
 class Remembering(Dataset[int]):
@@ -95,201 +113,141 @@ def by_samples(stream: object, global_batch_size: int, **options: object) -> Str
     return StreamData(stream, global_batch_size=global_batch_size, collate=list, **options)
 
 
+def taken(data: Any, count: int, start: Position | None = None, **read: Any) -> list[GlobalBatch]:
+    return list(islice(data.batches(ReadOptions(start=start or Position(), **{"seed": 1, **read})), count))
+
+
+def samples(batches: Sequence[GlobalBatch]) -> list[list[int]]:
+    return [[sample for one in batch.microbatches for sample in one.data] for batch in batches]
+
+
+class Summing:
+    """Sums lists of numbers over ranks that are threads."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier, self._lock = Barrier(ranks, timeout=5), Lock()
+        self._sums: list[float] = []
+
+    def __call__(self, values: Sequence[float]) -> list[float]:
+        with self._lock:
+            self._sums = [sum(pair) for pair in zip(self._sums or [0.0] * len(values), values, strict=True)]
+        self._barrier.wait()
+        sums = list(self._sums)
+        if self._barrier.wait() == 0:
+            self._sums = []
+        self._barrier.wait()
+        return sums
+
+
+def together(data: Sequence[StreamData], count: int, start: Position | None = None) -> list[Any]:
+    """The first `count` global batches of each rank, or the message of its error."""
+    total = Summing(len(data))
+
+    def read(rank: int) -> object:
+        try:
+            return taken(data[rank], count, start, rank=rank, ranks=len(data), total=total)
+        except DataError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(data)) as pool:
+        return list(pool.map(read, range(len(data))))
+
+
 def test_a_global_batch_is_cut_into_micro_batches() -> None:
-    batch = next(by_samples(range(10), 10, micro_batch_size=4).batches(ReadOptions(seed=1)))
-    assert numbers(batch) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [microbatch.index for microbatch in batch.microbatches] == [0, 1, 2]
-    assert [microbatch.num_samples for microbatch in batch.microbatches] == [4, 4, 2]
+    (batch,) = taken(by_samples(range(10), 10, micro_batch_size=4), 1)
+    assert [list(one.data) for one in batch.microbatches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [(one.index, one.num_samples) for one in batch.microbatches] == [(0, 4), (1, 4), (2, 2)]
     assert batch.num_microbatches == 3
 
 
 def test_ready_made_batches_are_grouped_and_the_last_group_may_be_short() -> None:
     ready = [torch.full((size,), float(size)) for size in (3, 5, 2, 4, 1)]
-    data = StreamData(ready, batched=True, num_microbatches=2)
-    batches = list(islice(data.batches(ReadOptions(seed=1)), 4))
+    batches = taken(StreamData(ready, batched=True, num_microbatches=2), 4)
     assert [batch.num_samples for batch in batches] == [8, 6, 1, 8]
     assert [batch.num_microbatches for batch in batches] == [2, 2, 1, 2]
     assert [batch.ends_epoch for batch in batches] == [False, False, True, False]
     assert batches[1].microbatches[1].data is ready[3]
 
 
-def test_an_iterator_that_begins_anew_gives_epoch_after_epoch() -> None:
-    class Rewinding:
-        def __iter__(self) -> "Rewinding":
-            self.left = 3
-            return self
-
-        def __next__(self) -> int:
-            if not self.left:
-                raise StopIteration
-            self.left -= 1
-            return self.left
-
-    batches = list(islice(by_samples(Rewinding(), 2).batches(ReadOptions(seed=1)), 5))
-    assert [numbers(batch) for batch in batches] == [[[2, 1]], [[0]], [[2, 1]], [[0]], [[2, 1]]]
-
-
 @pytest.mark.parametrize("stream", [[], iter(())])
 def test_a_stream_that_gives_nothing_is_an_error(stream: object) -> None:
     with pytest.raises(DataError):
-        next(by_samples(stream, 2).batches(ReadOptions(seed=1)))
+        taken(by_samples(stream, 2), 1)
 
 
 @given(
     length=st.integers(1, 12),
-    global_batch_size=st.integers(1, 5),
-    micro_batch_size=st.none() | st.integers(1, 3),
+    sizes=st.sampled_from([(1, None), (2, 1), (3, 2), (5, None)]),
     skip=st.integers(1, 20),
-    stream_type=st.sampled_from([Counting, Shared]),
+    kind=st.sampled_from([Counting, LiveState, Stale]),
 )
 def test_a_stream_with_state_resumes_at_every_position_without_replay(
-    length: int, global_batch_size: int, micro_batch_size: int | None, skip: int, stream_type: type[Counting]
+    length: int, sizes: tuple[int, int | None], skip: int, kind: type[Counting]
 ) -> None:
-    assume(not micro_batch_size or micro_batch_size <= global_batch_size)
-
     def data(stream: Counting) -> StreamData:
-        return by_samples(stream, global_batch_size, micro_batch_size=micro_batch_size)
+        return by_samples(stream, sizes[0], micro_batch_size=sizes[1])
 
-    uninterrupted = list(islice(data(stream_type(length)).batches(ReadOptions(seed=1)), skip + 6))
-    first = data(stream_type(length))
-    first_batches = first.batches(ReadOptions(seed=1))
-    last = list(islice(first_batches, skip))[-1]
+    whole = taken(data(kind(length)), skip + 6)
+    first = data(kind(length))
+    position = taken(first, skip)[-1].following
     state = deepcopy(first.state_dict())
-
-    stream = stream_type(length)
+    stream = kind(length)
     second = data(stream)
     second.load_state_dict(state)
     assert second.state_dict() == state
-    assert list(islice(second.batches(ReadOptions(start=last.following, seed=1)), 6)) == uninterrupted[skip:]
-    num_needed = sum(batch.num_samples for batch in uninterrupted[skip:])
-    # One more is looked ahead at, and one may be needed to learn that the state is that of a new epoch.
-    assert len(stream.given) <= num_needed + 2
+    second.batches(ReadOptions(start=position, seed=1))  # such as to try a batch out
+    assert second.state_dict(position) == state
+    assert taken(second, 6, position) == whole[skip:]
+    # One more is looked ahead at, and two may be needed to learn that the state is that of a new epoch.
+    assert len(stream.given) <= sum(batch.num_samples for batch in whole[skip:]) + 3
 
 
-def test_the_state_is_that_of_the_batch_handed_out_and_not_of_what_was_read_ahead() -> None:
+def test_the_state_is_that_before_or_after_the_last_batch() -> None:
     stream = Counting(10)
-    data = by_samples(stream, 3)
-    batches = data.batches(ReadOptions(seed=1))
+    data = by_samples(stream, 2)
     assert data.state_dict() == {}
-    next(batches)
-    assert stream.next == 4
-    assert data.state_dict()["stream"] == {"next": 3}
+    batches = taken(data, 3)
+    assert stream.next == 7  # one is read ahead
+    assert data.state_dict(batches[2].position)["stream"] == {"next": 4}
+    assert data.state_dict()["stream"] == data.state_dict(batches[2].following)["stream"] == {"next": 6}
+    with pytest.raises(DataError):
+        data.state_dict(batches[1].position)
 
 
-def test_a_state_of_another_position_is_refused() -> None:
-    first = by_samples(Counting(10), 2)
-    list(islice(first.batches(ReadOptions(seed=1)), 2))
-    second = by_samples(Counting(10), 2)
+@pytest.mark.parametrize(
+    ("length", "start"),
+    [(10, Position(batch=1)), (4, Position(batch=2))],
+    ids=["another position", "a shorter stream"],
+)
+def test_a_state_that_does_not_fit_is_refused(length: int, start: Position) -> None:
+    first, second = by_samples(Counting(10), 2), by_samples(Counting(length), 2)
+    taken(first, 2)
     second.load_state_dict(first.state_dict())
     with pytest.raises(DataError):
-        second.batches(ReadOptions(start=Position(batch=1), seed=1))
-
-
-def test_a_state_after_which_a_shorter_stream_has_nothing_is_refused() -> None:
-    first = by_samples(Counting(10), 2)
-    list(islice(first.batches(ReadOptions(seed=1)), 2))
-    second = by_samples(Counting(4), 2)
-    second.load_state_dict(first.state_dict())
+        second.batches(ReadOptions(start=start, seed=1))
     with pytest.raises(DataError):
-        second.batches(ReadOptions(start=Position(batch=2), seed=1))
-
-
-def test_a_state_of_other_data_is_refused() -> None:
+        second.load_state_dict({"step": 3})
     with pytest.raises(DataError):
-        by_samples(Counting(4), 2).load_state_dict({"step": 3})
+        by_samples(Counting(10), 2).batches(ReadOptions(start=Position(epoch=1, batch=3), seed=1))
 
 
 def test_a_stream_without_state_begins_its_epoch_again_and_says_so_once() -> None:
     data = by_samples(range(5), 2)
     assert (data.state.positions, data.state.scope, data.state_dict()) == ("epochs", "run", {})
-    first, second, third = islice(data.batches(ReadOptions(start=Position(epoch=1, batch=3), seed=1)), 3)
-    assert [numbers(batch) for batch in (first, second, third)] == [[[0, 1]], [[2, 3]], [[4]]]
+    first, second, third = taken(data, 3, Position(epoch=1, batch=3))
+    assert samples([first, second, third]) == [[0, 1], [2, 3], [4]]
     assert (first.position, third.following) == (Position(epoch=1, batch=3), Position(epoch=2))
     assert "StatefulDataLoader" in first.faults[0].message
     assert not second.faults
 
 
-def test_a_stream_with_state_cannot_start_where_it_has_none() -> None:
-    with pytest.raises(DataError):
-        by_samples(Counting(10), 2).batches(ReadOptions(start=Position(epoch=1, batch=3), seed=1))
-
-
-class Stale(Counting):
-    """Its state is that of the item given last, also right after another one was loaded."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.told = {"next": 0}
-
-    def __iter__(self) -> Iterator[int]:
-        for number in super().__iter__():
-            self.told = {"next": self.next}
-            yield number
-
-    def state_dict(self) -> dict[str, int]:
-        return self.told
-
-
-@pytest.mark.parametrize("resumed_at", [0, 1, 2, 3, 4])
-def test_a_state_that_is_stale_until_an_item_is_given_loses_nothing(resumed_at: int) -> None:
-    whole = list(islice(by_samples(Stale(6), 2).batches(ReadOptions(seed=1)), 8))
-    first = by_samples(Stale(6), 2)
-    position = ([Position(), *(one.following for one in islice(first.batches(ReadOptions(seed=1)), resumed_at))])[-1]
-    second = by_samples(Stale(6), 2)
-    second.load_state_dict(first.state_dict(position))
-    second.batches(ReadOptions(start=position, seed=1))  # such as to try a batch out
-    assert second.state_dict(position) == first.state_dict(position)
-    assert list(islice(second.batches(ReadOptions(start=position, seed=1)), 8 - resumed_at)) == whole[resumed_at:]
-
-
-def test_a_stream_goes_on_where_it_was_left_in_the_same_process() -> None:
+def test_a_generator_goes_on_where_it_was_left_and_ends_the_data() -> None:
     data = by_samples((number for number in range(7)), 2)
-    first = next(data.batches(ReadOptions(seed=1)))
-    rest = list(data.batches(ReadOptions(start=first.following, seed=1)))
-    assert [numbers(batch) for batch in rest] == [[[2, 3]], [[4, 5]], [[6]]]
+    (first,) = taken(data, 1)
+    assert samples(taken(data, 9, first.following)) == [[2, 3], [4, 5], [6]]
 
 
-def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream() -> None:
-    of_ranks = [
-        next(by_samples(range(20), 10, micro_batch_size=4).batches(ReadOptions(seed=1, rank=rank, ranks=2)))
-        for rank in range(2)
-    ]
-    assert [numbers(batch) for batch in of_ranks] == [[[0, 1, 2, 3]], [[0, 1, 2, 3], [4, 5]]]
-    assert [[microbatch.index for microbatch in batch.microbatches] for batch in of_ranks] == [[0], [1, 2]]
-    assert [batch.num_microbatches for batch in of_ranks] == [3, 3]
-
-
-def test_a_rank_that_would_get_nothing_is_refused() -> None:
-    with pytest.raises(ArgumentError):
-        StreamData([1], batched=True, num_microbatches=2).batches(ReadOptions(seed=1, rank=0, ranks=3))
-    with pytest.raises(ArgumentError):
-        StreamData([1], global_batch_size=2).batches(ReadOptions(seed=1, rank=0, ranks=3))
-
-
-def test_the_fingerprint_holds_the_sizes_and_the_streams_own() -> None:
-    class Named(list[int]):
-        fingerprint = "numbers-1"
-
-    assert by_samples(Named([1]), 4, micro_batch_size=2).fingerprint() == {
-        "kind": "stream",
-        "global_batch_size": 4,
-        "batched": False,
-        "num_microbatches": 1,
-        "stream": "numbers-1",
-        "cut": {"micro_batch_size": 2},
-    }
-
-
-def test_the_state_before_the_last_global_batch_is_kept_for_a_run_that_fails_in_it() -> None:
-    data = by_samples(Counting(10), 2)
-    batches = list(islice(data.batches(ReadOptions(seed=1)), 3))
-    assert data.state_dict(batches[2].position)["stream"] == {"next": 4}
-    assert data.state_dict(batches[2].following)["stream"] == {"next": 6}
-    with pytest.raises(DataError):
-        data.state_dict(batches[1].position)
-
-
-def test_what_could_not_be_counted_is_given_again_to_whoever_begins_there_again() -> None:
+def test_items_of_a_batch_that_failed_are_given_again() -> None:
     faults = ["no weight"]
 
     def samples_in(number: int) -> int:
@@ -297,35 +255,18 @@ def test_what_could_not_be_counted_is_given_again_to_whoever_begins_there_again(
             raise DataError(faults.pop())
         return 1
 
-    data = StreamData(Counting(5), batched=True, samples_in=samples_in)
-    batches = data.batches(ReadOptions(seed=1))
-    assert [batch.microbatches[0].data for batch in islice(batches, 2)] == [0, 1]
-    with pytest.raises(DataError):
-        next(batches)
-    again = data.batches(ReadOptions(start=Position(batch=2), seed=1))
-    assert next(again).microbatches[0].data == 2
+    for stream in (Counting(5), (number for number in range(5))):
+        data = StreamData(stream, batched=True, samples_in=samples_in)
+        with pytest.raises(DataError):
+            taken(data, 5)
+        assert [batch.microbatches[0].data for batch in taken(data, 3, Position(batch=2))] == [2, 3, 4]
+        faults = ["no weight"]
 
 
-def test_a_stream_that_iterating_goes_on_with_is_read_from_its_beginning_where_a_run_goes_back_there() -> None:
-    class GoesOn:
-        at = 0
-
-        def __iter__(self) -> Iterator[int]:
-            while self.at < 6:
-                self.at += 1
-                yield self.at
-            self.at = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"at": self.at}
-
-        def load_state_dict(self, state: Mapping[str, int]) -> None:
-            self.at = state["at"]
-
-    data = StreamData(GoesOn(), global_batch_size=2)
+def test_a_stream_that_goes_on_when_iterated_is_read_from_its_beginning_again() -> None:
+    data = by_samples(Counting(6), 2)
     for read in (1, 2):
-        batches = [next(data.batches(ReadOptions(seed=0))).microbatches[0].data.tolist() for _ in range(read)]
-        assert batches[0] == [1, 2]
+        assert samples(taken(data, read))[0] == [0, 1]
         data.load_state_dict({})
 
 
@@ -334,17 +275,9 @@ def test_a_stream_stays_in_its_epoch_though_a_part_of_its_dataset_is_evaluated_m
     trained = StreamData(DataLoader(dataset, batch_size=2), batched=True, samples_in=len)
     evaluated = MapData(Subset(dataset, [0, 1]), global_batch_size=2)
     batches = trained.batches(ReadOptions(start=Position(epoch=3), seed=1))
-    seen: list[list[int]] = []
-    for _ in range(4):
-        seen.append(next(batches).microbatches[0].data.tolist())
-        assert next(evaluated.batches(ReadOptions(seed=1))).microbatches[0].data.tolist() == [0, 0]
-    assert seen == [[3, 3], [3, 3], [3, 3], [4, 4]]
-
-
-@pytest.mark.parametrize("stream", ["train.csv", {"train": [1]}, 3, lambda: iter([1])])
-def test_what_is_no_stream_is_refused(stream: Any) -> None:
-    with refused(ArgumentError, "stream"):
-        StreamData(stream, global_batch_size=4)
+    for expected in ([3, 3], [3, 3], [3, 3], [4, 4]):
+        assert next(batches).microbatches[0].data.tolist() == expected
+        assert taken(evaluated, 1)[0].microbatches[0].data.tolist() == [0, 0]
 
 
 class ToldSampler(RandomSampler):
@@ -360,9 +293,187 @@ def test_an_epoch_reaches_the_dataset_and_the_sampler_inside_a_data_loader() -> 
     for set_epoch in stream_epoch_setters(DataLoader(dataset, batch_size=2, sampler=sampler)):
         set_epoch(3)
     assert (dataset.epoch, sampler.epoch) == (3, 3)
+    with refused(ArgumentError, "stream"):  # its workers never hear of an epoch
+        stream_epoch_setters(DataLoader(dataset, num_workers=1, persistent_workers=True))
 
 
-def test_persistent_workers_that_never_hear_of_an_epoch_are_refused() -> None:
-    loader = DataLoader(Remembering(), num_workers=1, persistent_workers=True)
-    with pytest.raises(ArgumentError):
-        stream_epoch_setters(loader)
+@pytest.mark.parametrize("stream", ["train.csv", {"train": [1]}, 3, DataLoader([1, 2], batch_size=2)])
+def test_an_object_that_is_no_stream_of_samples_is_refused(stream: Any) -> None:
+    with refused(ArgumentError, "stream"):
+        StreamData(stream, global_batch_size=4)
+
+
+def test_the_data_end_with_the_limit() -> None:
+    first = StreamData(iter(range(9)), global_batch_size=2, limit_batches=2)
+    assert [one.ends_epoch for one in taken(first, 7)] == [False, True]
+    assert first.state.positions == "epochs"
+
+
+# --- Several ranks.
+
+
+def stream(first: int, length: int) -> StreamData:
+    return by_samples(Counting(length, first), 4, micro_batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_size", "expected"), [(4, [[[0, 1, 2, 3]], [[0, 1, 2, 3], [4, 5]]]), (None, [[[0, 1, 2, 3, 4]]] * 2)]
+)
+def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream(
+    micro_batch_size: int | None, expected: list[Any]
+) -> None:
+    data = [by_samples(range(20), 10, micro_batch_size=micro_batch_size) for _ in range(2)]
+    of_ranks = [taken(one, 1, rank=rank, ranks=2)[0] for rank, one in enumerate(data)]
+    assert [[list(one.data) for one in batch.microbatches] for batch in of_ranks] == expected
+    numbers = [one.index for batch in of_ranks for one in batch.microbatches]
+    assert numbers == list(range(of_ranks[0].num_microbatches))
+
+
+def test_a_rank_that_would_get_nothing_is_refused() -> None:
+    for data in (StreamData([1], batched=True, num_microbatches=2), StreamData([1], global_batch_size=2)):
+        with refused(ArgumentError, "micro_batch_size"):
+            data.batches(ReadOptions(seed=1, ranks=3))
+    with refused(ArgumentError, "micro_batch_size"):  # ranks of a global state must take equally many
+        by_samples(Dealt(21, 0, 3), 8, micro_batch_size=2).batches(ReadOptions(seed=1, ranks=3))
+
+
+def test_an_epoch_of_unequal_streams_ends_with_the_longest_and_nothing_is_dropped_or_repeated() -> None:
+    first, second = together([stream(0, 7), stream(1000, 3)], 5)
+    assert samples(first) == [[0, 1], [2, 3], [4, 5], [6], [100, 101]]
+    assert samples(second) == [[1000, 1001], [1002], [], [], [1100, 1101]]
+    for rank in (first, second):
+        assert [batch.ends_epoch for batch in rank] == [False, False, False, True, False]
+        assert [batch.num_samples for batch in rank] == [4, 3, 2, 1, 4]
+        assert rank[3].following == rank[4].position == Position(epoch=1)
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+def test_unequal_streams_resume_at_every_position_each_with_its_own_state(stop: int) -> None:
+    def data() -> list[StreamData]:
+        return [stream(1000 * rank, length) for rank, length in enumerate((7, 3))]
+
+    whole = together(data(), stop + 6)
+    left, taken_up = data(), data()
+    position = together(left, stop)[0][-1].following
+    for before, after in zip(left, taken_up, strict=True):
+        after.load_state_dict(before.state_dict(position))
+    for rank, batches in enumerate(together(taken_up, 6, position)):
+        assert samples(batches) == samples(whole[rank][stop:])
+        assert [batch.following for batch in batches] == [batch.following for batch in whole[rank][stop:]]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 1), (1, 2)])
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_a_stream_with_global_numbers_resumes_on_another_number_of_ranks(before: int, after: int, stop: int) -> None:
+    def dealt(ranks: int) -> list[StreamData]:
+        return [by_samples(Dealt(21, rank, ranks), 8, micro_batch_size=2) for rank in range(ranks)]
+
+    def of_updates(ranks: list[list[GlobalBatch]]) -> list[list[int]]:
+        return [sorted(chain(*(samples([one])[0] for one in of_ranks))) for of_ranks in zip(*ranks, strict=True)]
+
+    first, second = dealt(before), dealt(after)
+    position = together(first, stop)[0][-1].following
+    for one in second:
+        assert one.state.scope == "run"
+        one.load_state_dict(first[0].state_dict(position))
+    assert of_updates(together(second, 5, position)) == of_updates(together(dealt(1), stop + 5))[stop:]
+
+
+def test_ranks_fail_together() -> None:
+    assert all(isinstance(one, str) for one in together([stream(0, 0), stream(0, 0)], 1))
+    streams = [by_samples(one, 4, micro_batch_size=2) for one in (iter(range(5)), iter(range(2)))]
+    assert [len(rank) for rank in together(streams, 9)] == [3, 3]
+    streams = [by_samples(one, 4, micro_batch_size=2) for one in (iter(range(2)), range(2))]
+    assert all(isinstance(one, str) for one in together(streams, 9))
+
+
+@pytest.mark.parametrize("micro_batch_size", [2, None])
+def test_ranks_that_share_a_stream_get_the_samples_of_one_process(micro_batch_size: int | None) -> None:
+    def data() -> StreamData:
+        return by_samples(Counting(11), 6, micro_batch_size=micro_batch_size, shared=True)
+
+    ranks = together([data(), data()], 5)
+    for batch, *of_ranks in zip(taken(data(), 5), *ranks, strict=True):
+        assert [one.index for rank in of_ranks for one in rank.microbatches] == list(
+            range(of_ranks[0].num_microbatches)
+        )
+        assert list(chain(*samples(of_ranks))) == samples([batch])[0]
+        assert {(rank.num_samples, rank.ends_epoch) for rank in of_ranks} == {(batch.num_samples, batch.ends_epoch)}
+        if micro_batch_size is None:
+            assert all(len(rank.microbatches) == 1 for rank in of_ranks)
+
+
+@pytest.mark.parametrize("kind", ["shared", "updates"])
+def test_shared_streams_that_differ_are_refused_on_all_ranks_instead_of_waiting(kind: str) -> None:
+    def data(length: int) -> StreamData:
+        if kind == "updates":
+            return UpdateData([[1]] * length, samples_in=len)
+        return by_samples([1] * length, 2, micro_batch_size=1, shared=True)
+
+    assert all(isinstance(one, str) for one in together([data(4), data(6)], 9))
+
+
+def test_ranks_that_read_the_same_items_from_streams_of_their_own_say_so_once() -> None:
+    for rank in together([stream(0, 8), stream(0, 8)], 6):
+        said = [fault.message for batch in rank for fault in batch.faults]
+        assert len(said) == 1 and "have read the same first items" in said[0] and "`data.shared = true`" in said[0]
+    assert not any(batch.faults for rank in together([stream(0, 8), stream(1000, 8)], 6) for batch in rank)
+
+
+# --- Ready-made updates.
+
+Named = namedtuple("Named", "images labels")
+OWN = object()
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ([1, 2], [("", [1, 2])]),
+        ({"x": 1}, [("", {"x": 1})]),
+        (OWN, [("", OWN)]),
+        (Named([1], "box"), [("", Named([1], "box"))]),
+        (Batch(task="box", data=(1, 2)), [("box", (1, 2))]),
+        (([1], "box"), [("box", [1])]),
+        (([1], [2]), [("", [1]), ("", [2])]),
+        ((Named(1, 2), ([1], "box")), [("", Named(1, 2)), ("box", [1])]),
+        (([1],), [("", [1])]),
+    ],
+)
+def test_a_tuple_is_several_batches_and_everything_else_is_one(item: Any, expected: list[tuple[str, Any]]) -> None:
+    assert [(batch.task, batch.data) for batch in batches_in(item)] == expected
+
+
+@pytest.mark.parametrize("item", [(torch.ones(2), torch.zeros(2)), ([1], 2.0), ()])
+def test_a_tuple_of_bare_tensors_is_a_question(item: Any) -> None:
+    with refused(DataError, "data"):
+        batches_in(item)
+    assert [batch.data for batch in batches_in((item,))] == [item]
+
+
+class Updates(Counting):
+    """One to three batches an update."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in super().__iter__():
+            yield tuple((torch.full((1 + number % 6,), float(k)), "ab"[k % 2]) for k in range(1 + number % 3))
+
+
+def shown(batches: Sequence[GlobalBatch]) -> list[Any]:
+    return [
+        (batch.num_microbatches, batch.num_samples, batch.ends_epoch, [(m.index, m.task) for m in batch.microbatches])
+        for batch in batches
+    ]
+
+
+def test_ranks_share_the_batches_of_every_update_and_go_on_where_it_was_saved() -> None:
+    data = UpdateData(Updates(6))
+    whole = taken(data, 8)
+    for ranks in (2, 4):
+        parts = [shown(taken(UpdateData(Updates(6)), 8, rank=rank, ranks=ranks)) for rank in range(ranks)]
+        for one, *theirs in zip(shown(whole), *parts, strict=True):
+            assert all(part[:3] == one[:3] for part in theirs)
+            assert [micro for part in theirs for micro in part[3]] == one[3]
+    resumed = UpdateData(Updates(6))
+    resumed.load_state_dict(data.state_dict(whole[7].position))
+    assert shown(taken(resumed, 1, whole[6].following)) == shown(whole[7:])

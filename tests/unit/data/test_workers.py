@@ -1,3 +1,5 @@
+"""Data workers: the same batches as without, faults that are survived, processes that end."""
+
 import gc
 import multiprocessing
 import os
@@ -7,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,9 +36,7 @@ class Noisy(Dataset[tuple[int, float, float, float]]):
 class Remembering(Dataset[tuple[int, int, float]]):
     """Each sample is the worker's process, the epoch it was last told, and a mask that was drawn then."""
 
-    def __init__(self) -> None:
-        self.epoch = -1
-        self.mask = 0.0
+    epoch, mask = -1, 0.0
 
     def __len__(self) -> int:
         return 6
@@ -48,33 +49,39 @@ class Remembering(Dataset[tuple[int, int, float]]):
         self.mask = random.random()
 
 
-class Failing(Dataset[int]):
+class Faulty(Dataset[int]):
+    """Twenty numbers; the worker that reads sample 9 has an accident."""
+
+    def __init__(self, accident: str) -> None:
+        self.accident = accident
+
     def __len__(self) -> int:
         return 20
 
     def __getitem__(self, index: int) -> int:
-        if index == 17:
+        if index == 9 and self.accident == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 9 and self.accident == "hangs":
+            time.sleep(60)
+        if index == 9 and self.accident == "fails":
             raise ValueError("bad pixel")
         return index
 
 
-class Deadly(Dataset[int]):
+class Flaky(Dataset[int]):
+    """Twelve numbers; sample 5 fails as often as told, counted in a folder that all workers share."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder, self.times = folder, times
+
     def __len__(self) -> int:
-        return 20
+        return 12
 
     def __getitem__(self, index: int) -> int:
-        if index == 9:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-
-class Sleepy(Dataset[int]):
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> int:
-        if index == 9:
-            time.sleep(60)
+        struck = len(list(self.folder.iterdir()))
+        if index == 5 and struck < self.times:
+            (self.folder / str(struck)).touch()
+            raise OSError("flaky disk")
         return index
 
 
@@ -85,77 +92,80 @@ def no_process_is_left() -> Iterator[None]:
     assert set(multiprocessing.active_children()) <= before
 
 
-def read(data: MapData, count: int, start: Position | None = None, **options: object) -> list[GlobalBatch]:
-    return list(islice(data.batches(ReadOptions(start=start or Position(), seed=1, **options)), count))
+def read(data: MapData, count: int | None = None, **options: Any) -> list[GlobalBatch]:
+    return list(islice(data.batches(ReadOptions(seed=1, **options)), count))
 
 
-def test_workers_give_what_this_process_gives_augmentation_and_resume_included() -> None:
-    def batches(num_workers: int, start: Position) -> list[GlobalBatch]:
+@pytest.mark.parametrize("start", [Position(), Position(epoch=1, batch=2)])
+def test_workers_give_the_batches_of_this_process_augmentation_and_resume_included(start: Position) -> None:
+    def batches(num_workers: int) -> list[GlobalBatch]:
         data = MapData(Noisy(), global_batch_size=4, micro_batch_size=3, collate=list, num_workers=num_workers)
         try:
-            return read(data, 8, start)
+            return read(data, 8, start=start)
         finally:
             data.close()
 
-    for start in (Position(), Position(epoch=1, batch=2)):
-        assert batches(2, start) == batches(0, start)
+    assert batches(2) == batches(0)
 
 
-def test_one_set_of_processes_serves_all_epochs_and_all_uses() -> None:
+def test_one_set_of_processes_serves_all_uses_and_hears_of_each_epoch() -> None:
     data = MapData(Remembering(), global_batch_size=2, collate=list, num_workers=2)
-    processes = {sample[0] for batch in read(data, 20) for sample in batch.microbatches[0].data}
-    processes |= {sample[0] for batch in read(data, 4) for sample in batch.microbatches[0].data}
+    masks: dict[int, set[float]] = {}
+    processes: set[int] = set()
+    for batch in read(data, 12) + read(data, 4):
+        for process, epoch, mask in batch.microbatches[0].data:
+            assert epoch == batch.position.epoch
+            masks.setdefault(epoch, set()).add(mask)
+            processes.add(process)
     data.close()
     assert len(processes) == 2
     assert os.getpid() not in processes
-
-
-def test_each_epoch_reaches_the_dataset_inside_persistent_workers() -> None:
-    data = MapData(Remembering(), global_batch_size=2, collate=list, num_workers=2)
-    batches = read(data, 12)
-    data.close()
-    assert {batch.position.epoch for batch in batches} == {0, 1, 2, 3}
-    masks: dict[int, set[float]] = {}
-    for batch in batches:
-        for _, epoch, mask in batch.microbatches[0].data:
-            assert epoch == batch.position.epoch
-            masks.setdefault(epoch, set()).add(mask)
-    # What is drawn in set_epoch is the same in both workers, and another in each epoch.
+    # Numbers drawn in set_epoch are the same in both workers, and others in each epoch.
     assert all(len(of_epoch) == 1 for of_epoch in masks.values())
-    assert len(set.union(*masks.values())) == 4
+    assert len(set.union(*masks.values())) == len(masks) == 4
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_failing_sample_gives_the_same_error_here_and_in_workers(num_workers: int) -> None:
-    data = MapData(Failing(), global_batch_size=4, micro_batch_size=2, shuffle=False, num_workers=num_workers)
+    data = MapData(Faulty("fails"), global_batch_size=4, micro_batch_size=2, shuffle=False, num_workers=num_workers)
     batches = data.batches(ReadOptions(seed=1))
-    assert len(list(islice(batches, 4))) == 4
+    assert len(list(islice(batches, 2))) == 2
     with pytest.raises(DataError) as caught:
         next(batches)
     data.close()
     assert str(caught.value) == (
-        "sample 17 of the dataset raised ValueError: bad pixel (micro-batch 0 of batch 4 of epoch 0); "
-        "`dataset[17]` shows it alone: correct or remove it."
+        "sample 9 of the dataset raised ValueError: bad pixel (micro-batch 0 of batch 2 of epoch 0); "
+        "`dataset[9]` shows it alone: correct or remove it."
     )
     assert 'raise ValueError("bad pixel")' in caught.value.__notes__[0]
 
 
-def test_a_killed_worker_is_an_error_that_names_its_task() -> None:
-    data = MapData(Deadly(), global_batch_size=2, shuffle=False, num_workers=2, reading=Reading(timeout_s=3.0))
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("times", "skip", "left_out"), [(2, False, 0), (99, True, 1)], ids=["read again", "left out"])
+def test_a_sample_that_fails_is_read_again_or_left_out(
+    tmp_path: Path, num_workers: int, times: int, skip: bool, left_out: int
+) -> None:
+    reading = Reading(retries=2, skip_failing=skip)
+    options: Any = {"shuffle": False, "num_epochs": 1, "reading": reading, "num_workers": num_workers}
+    data = MapData(Flaky(tmp_path, times), global_batch_size=4, **options)
+    batches = read(data)
+    data.close()
+    values = list(chain(*(one.data.tolist() for batch in batches for one in batch.microbatches)))  # type: ignore[attr-defined]
+    assert values == [number for number in range(12) if number != 5 or not left_out]
+    (fault,) = [fault for batch in batches for fault in batch.faults]
+    assert (list(fault.samples), fault.num_skipped) == ([5], left_out)
+    assert "flaky disk" in fault.message
+
+
+@pytest.mark.parametrize("accident", ["killed", "hangs"])
+def test_a_lost_worker_is_an_error_after_the_timeout(accident: str) -> None:
+    reading = Reading(timeout_s=1.5)
+    data = MapData(Faulty(accident), global_batch_size=2, shuffle=False, num_workers=2, reading=reading)
+    started = time.monotonic()
     with pytest.raises(DataError):
         read(data, 10)
     data.close()
-
-
-def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
-    data = MapData(Sleepy(), global_batch_size=2, shuffle=False, num_workers=2, reading=Reading(timeout_s=1.5))
-    batches = data.batches(ReadOptions(start=Position(batch=3), seed=1))
-    next(batches)
-    started = time.monotonic()
-    with pytest.raises(DataError):
-        next(batches)
-    assert time.monotonic() - started < 5
-    data.close()
+    assert time.monotonic() - started < 10
 
 
 def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
@@ -172,14 +182,14 @@ def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
 
 def test_two_readers_at_once_do_not_mix() -> None:
     data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
-    first, second = data.batches(ReadOptions(seed=1)), data.batches(ReadOptions(start=Position(epoch=1), seed=1))
+    first, second = (data.batches(ReadOptions(start=Position(epoch=epoch), seed=1)) for epoch in range(2))
     pairs = [(next(first), next(second)) for _ in range(4)]
     first.close()
     second.close()
     data.close()
     alone = MapData(range(12), global_batch_size=3, collate=list)
     assert [pair[0] for pair in pairs] == read(alone, 4)
-    assert [pair[1] for pair in pairs] == read(alone, 4, Position(epoch=1))
+    assert [pair[1] for pair in pairs] == read(alone, 4, start=Position(epoch=1))
 
 
 def test_a_rank_without_micro_batches_still_sees_every_global_batch() -> None:
@@ -199,15 +209,6 @@ def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
         next(batches)
     assert next(data.batches(ReadOptions(seed=1))) == first
     data.close()
-
-
-LEFT_OPEN = """
-from evenstep import MapData
-from evenstep.data import ReadOptions
-
-data = MapData(list(range(16)), global_batch_size=8, micro_batch_size=4, num_workers=2)
-print(len(next(iter(data.batches(ReadOptions(seed=1)))).microbatches))
-"""
 
 
 class Line(evenstep.Task):
@@ -249,6 +250,15 @@ def test_no_process_or_descriptor_is_left_by_a_trainer(ends: str) -> None:
 def open_files() -> int:
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+LEFT_OPEN = """
+from evenstep import MapData
+from evenstep.data import ReadOptions
+
+data = MapData(list(range(16)), global_batch_size=8, micro_batch_size=4, num_workers=2)
+print(len(next(iter(data.batches(ReadOptions(seed=1)))).microbatches))
+"""
 
 
 def test_a_program_that_closes_no_data_ends_all_the_same() -> None:
