@@ -53,15 +53,14 @@ from evenstep.events.incidents import IncidentFiles as IncidentFiles
 from evenstep.events.metrics.series import Record as Record
 from evenstep.events.metrics.storage import Storage as Storage
 from evenstep.events.shown import Histogram as Histogram, Image as Image, Shown as Shown, Text as Text
-from evenstep.events.writers import (
-    WRITERS as WRITERS,
-    ConsoleWriter as ConsoleWriter,
-    CsvWriter as CsvWriter,
-    JsonlWriter as JsonlWriter,
+from evenstep.events.writers import WRITERS as WRITERS
+from evenstep.events.writers.console import ConsoleWriter as ConsoleWriter
+from evenstep.events.writers.files import CsvWriter as CsvWriter, JsonlWriter as JsonlWriter
+from evenstep.events.writers.live import is_watched as is_watched
+from evenstep.events.writers.retrying import Writers as Writers
+from evenstep.events.writers.services import (
     MlflowWriter as MlflowWriter,
     TensorBoardWriter as TensorBoardWriter,
     WandbWriter as WandbWriter,
-    Writer as Writer,
-    Writers as Writers,
 )
-from evenstep.events.writers.live import is_watched as is_watched
+from evenstep.events.writers.writer import Writer as Writer

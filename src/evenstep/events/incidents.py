@@ -28,32 +28,28 @@ class IncidentFiles:
 
     def write(self, incident: Incident) -> Path | None:
         """Write one incident; returns its file, or None. A disk that takes no file is reported once, on stderr."""
-        if self._folder is None or self._written[incident.kind] >= FILES_PER_KIND:
+        folder = self._folder
+        if folder is None or self._written[incident.kind] >= FILES_PER_KIND:
             return None
         self._written[incident.kind] += 1
+        rank = "" if incident.rank is None else f"-rank-{incident.rank}"
+        stem = f"{incident.update:08d}-{incident.kind}{rank}"
         try:
-            if not self._makes_folder and not self._folder.parent.exists():
+            if not self._makes_folder and not folder.parent.exists():
                 return None  # the first rank has removed it
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = _free_path(self._folder, incident)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{stem}.txt"
+            number = 1
+            while path.exists():
+                number += 1
+                path = folder / f"{stem}-{number}.txt"
             path.write_text(_text(incident), encoding="utf-8")
         except OSError as error:
             if not self._has_failed:
                 self._has_failed = True
-                print(f"evenstep: incidents can't be written to {self._folder}: {error}", file=sys.stderr, flush=True)
+                print(f"evenstep: incidents can't be written to {folder}: {error}", file=sys.stderr, flush=True)
             return None
         return path
-
-
-def _free_path(folder: Path, incident: Incident) -> Path:
-    rank = "" if incident.rank is None else f"-rank-{incident.rank}"
-    stem = f"{incident.update:08d}-{incident.kind}{rank}"
-    number = 1
-    path = folder / f"{stem}.txt"
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}.txt"
-    return path
 
 
 def _text(incident: Incident) -> str:

@@ -4,7 +4,7 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -53,19 +53,15 @@ class Image:
         pixels = _array(values)
         if pixels.ndim == 2:
             pixels = pixels[None]
-        if pixels.ndim != 3 or pixels.shape[0] not in (1, 3) or 0 in pixels.shape:
+        is_floating = np.issubdtype(pixels.dtype, np.floating) and bool(((pixels >= 0) & (pixels <= 1)).all())
+        has_shape = pixels.ndim == 3 and pixels.shape[0] in (1, 3) and 0 not in pixels.shape
+        if not has_shape or (pixels.dtype != np.uint8 and not is_floating):
             raise ArgumentError(
-                f"`values` of an image must have shape [height, width], [1, height, width] or [3, height, width], but "
-                f"have {list(pixels.shape)}.",
+                f"`values` of an image must be `uint8`, or floating numbers from 0 to 1, of shape [height, width], "
+                f"[1, height, width] or [3, height, width], but are {pixels.dtype} of shape {list(pixels.shape)}.",
                 field="values",
             )
-        if pixels.dtype != np.uint8:
-            if not np.issubdtype(pixels.dtype, np.floating) or not bool(((pixels >= 0) & (pixels <= 1)).all()):
-                raise ArgumentError(
-                    f"`values` of an image must be `uint8`, or floating numbers from 0 to 1, but are {pixels.dtype} "
-                    f"from {pixels.min()} to {pixels.max()}; rescale them.",
-                    field="values",
-                )
+        if is_floating:
             pixels = np.rint(pixels * 255).astype(np.uint8)
         self.pixels = pixels.transpose(1, 2, 0).copy()
         self.caption = caption
@@ -79,8 +75,12 @@ class Image:
         height, width, channels = self.pixels.shape
         rows = b"".join(b"\0" + row.tobytes() for row in self.pixels)
         header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-        parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-        return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
+        chunks = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows)) + _chunk(b"IEND", b"")
+        return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 @final
@@ -88,34 +88,32 @@ class Histogram:
     """Numbers of values in `bins` intervals of equal width, from the smallest to the largest value.
 
     Args:
-        values: a tensor or an array of any shape.
+        values: a tensor or an array of any shape, with at least one value.
         bins: number of intervals.
-
-    Raises:
-        ArgumentError: no values.
 
     Attributes:
         edges: bins + 1 edges of the intervals; a value on the last edge is in the last interval.
         counts: number of values in each interval.
         num_not_finite: number of values that are inf or NaN, which are in no interval.
 
-    >>> histogram = Histogram(torch.tensor([0.0, 1.0, 1.0, float("nan")]), bins=2)
-    >>> histogram.edges, histogram.counts, histogram.num_not_finite
-    ([0.0, 0.5, 1.0], [1, 2], 1)
+    >>> Histogram(torch.tensor([0.0, 1.0, 1.0, float("nan")]), bins=2).as_json()
+    {'edges': [0.0, 0.5, 1.0], 'counts': [1, 2], 'num_not_finite': 1}
     """
 
     __slots__ = ("counts", "edges", "num_not_finite")
 
     def __init__(self, values: Any, bins: int = 64) -> None:
-        given = _array(values).reshape(-1)
+        given = _array(values).reshape(-1).astype(np.float64)
         if not given.size:
             raise ArgumentError("`values` of a histogram must be at least one, but are none.", field="values")
-        wide = given.astype(np.float64)
-        finite = wide[np.isfinite(wide)]
+        finite = given[np.isfinite(given)]
         counts, edges = np.histogram(finite, bins=bins)
-        self.counts = cast("list[int]", counts.tolist())
-        self.edges = cast("list[float]", edges.tolist())
-        self.num_not_finite = int(given.size - finite.size)
+        self.counts: list[int] = counts.tolist()
+        self.edges: list[float] = edges.tolist()
+        self.num_not_finite = given.size - finite.size
+
+    def as_json(self) -> dict[str, Any]:
+        return {"edges": self.edges, "counts": self.counts, "num_not_finite": self.num_not_finite}
 
 
 Value: TypeAlias = Text | Image | Histogram
@@ -124,7 +122,7 @@ Value: TypeAlias = Text | Image | Histogram
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown(Event):
-    """`value` is shown under `name`, such as "valid/digits"."""
+    """`value` is shown under `name`, such as "valid/digits": a path of letters, digits, `_`, `-` and `.`."""
 
     name: str
     value: Value = field(repr=False, compare=False)
@@ -132,18 +130,14 @@ class Shown(Event):
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ArgumentError(
-                f"the name of what is shown must be letters, digits, `_`, `-` and `.`, in parts divided by `/`, but is "
-                f"{self.name!r}.",
+                f"`name` of a text, image or histogram must be letters, digits, `_`, `-` and `.`, in parts divided by "
+                f"`/`, but is {self.name!r}.",
                 field="name",
             )
 
 
-def _array(values: object) -> "np.ndarray[Any, Any]":
-    if isinstance(values, Tensor):
-        one = values.detach()
-        return (one.float() if one.dtype in (torch.bfloat16, torch.float16) else one).cpu().numpy()
-    return np.asarray(values)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def _array(values: Any) -> "np.ndarray[Any, Any]":
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    given = values.detach().cpu()
+    return (given.float() if given.dtype in (torch.bfloat16, torch.float16) else given).numpy()

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 
 from evenstep.events.writers.console import ConsoleWriter
 from evenstep.events.writers.files import CsvWriter, JsonlWriter
-from evenstep.events.writers.retrying import Writers
 from evenstep.events.writers.services import MlflowWriter, TensorBoardWriter, WandbWriter
 from evenstep.events.writers.writer import Writer
 
@@ -17,15 +16,3 @@ WRITERS: Mapping[str, Callable[[int], Writer]] = {
     "mlflow": lambda _: MlflowWriter(),
 }
 """Writers by name; each takes the number of updates between two logs."""
-
-__all__ = [
-    "WRITERS",
-    "ConsoleWriter",
-    "CsvWriter",
-    "JsonlWriter",
-    "MlflowWriter",
-    "TensorBoardWriter",
-    "WandbWriter",
-    "Writer",
-    "Writers",
-]

@@ -11,10 +11,10 @@ from errno import ENOENT
 from io import FileIO, StringIO
 from itertools import groupby
 from pathlib import Path
-from typing import cast, final
+from typing import Any, final
 
 from evenstep.errors import EvenstepError
-from evenstep.events.event import Event, Incident, Json
+from evenstep.events.event import Event, Incident
 from evenstep.events.files import append, appending, keep_lines
 from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
@@ -22,18 +22,11 @@ from evenstep.events.writers.writer import Writer, run_file
 
 
 class LinesWriter(Writer):
-    """Base of writers that append lines to a file.
+    """Base of writers that append lines to the file `file_name` of the run folder, whose first line is `header`."""
 
-    Args:
-        file_name: name of the file in the run folder.
-        header: its first line, "" for none.
-    """
-
-    def __init__(self, file_name: str, header: str = "") -> None:
-        self._file_name = file_name
-        self._header = header
-        self._path: Path | None = None
-        self._file: FileIO | None = None
+    file_name: str
+    header: str = ""
+    _file: FileIO | None = None
 
     @abstractmethod
     def lines(self, records: Sequence[Record]) -> str:
@@ -45,24 +38,23 @@ class LinesWriter(Writer):
 
     @property
     def path(self) -> Path:
-        """The file, once it was opened."""
-        assert self._path is not None, "opened before"
-        return self._path
+        """The file; its name alone before it was opened."""
+        return Path(self.file_name if self._file is None else str(self._file.name))
 
     @property
     def target(self) -> str:
-        return f"`{self._path or self._file_name}`"
+        return f"`{self.path}`"
 
     def open(self, folder: Path | None, update: int) -> None:
         self.close()
-        self._path = run_file(self, folder, self._file_name)
-        if self._path.exists():
-            if not self._path.is_file():  # reading a pipe would wait
-                raise EvenstepError(f"`{self._path}` must be a regular file; move it away.")
-            keep_lines(self._path, lambda line: self._checked_update_of(line) <= update)
-        self._file = appending(self._path)
-        if self._header and self._file.tell() == 0:
-            append(self._file, f"{self._header}\n")
+        path = run_file(self, folder, self.file_name)
+        if path.exists():
+            if not path.is_file():  # reading a pipe would wait
+                raise EvenstepError(f"`{path}` must be a regular file; move it away.")
+            keep_lines(path, lambda line: self._checked_update_of(line, path) <= update)
+        self._file = appending(path)
+        if self.header and self._file.tell() == 0:
+            append(self._file, f"{self.header}\n")
 
     def write(self, records: Sequence[Record]) -> None:
         assert self._file is not None, "opened before"
@@ -73,17 +65,16 @@ class LinesWriter(Writer):
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-            self._file = None
 
-    def _checked_update_of(self, line: str) -> int:
-        if self._header and line.rstrip("\n") == self._header:
+    def _checked_update_of(self, line: str, path: Path) -> int:
+        if self.header and line.rstrip("\n") == self.header:
             return 0
         try:
             return self.update_of(line)
         except (ValueError, KeyError, TypeError) as error:
             raise EvenstepError(
-                f"`{self._path}` holds a line that this writer did not write: {line.strip()[:80]!r}; move the file "
-                f"away or repair it."
+                f"`{path}` holds a line that this writer did not write: {line.strip()[:80]!r}; move the file away or "
+                f"repair it."
             ) from error
 
 
@@ -105,8 +96,7 @@ class JsonlWriter(LinesWriter):
     '{"update": 1, "train/loss": 0.5, "train/lr": 0.001}\\n'
     """
 
-    def __init__(self) -> None:
-        super().__init__("metrics.jsonl")
+    file_name = "metrics.jsonl"
 
     def lines(self, records: Sequence[Record]) -> str:
         lines: list[str] = []
@@ -132,11 +122,11 @@ class JsonlWriter(LinesWriter):
         elif isinstance(event, Shown):
             self._append("shown.jsonl", {"update": event.update, "name": event.name, **self._shown(event)})
 
-    def _append(self, file_name: str, line: Mapping[str, object]) -> None:
+    def _append(self, file_name: str, line: Mapping[str, Any]) -> None:
         with appending(self.path.with_name(file_name)) as file:
             append(file, json.dumps(line) + "\n")
 
-    def _shown(self, event: Shown) -> dict[str, Json]:
+    def _shown(self, event: Shown) -> dict[str, Any]:
         value = event.value
         if isinstance(value, Text):
             return {"kind": "text", "text": value.text}
@@ -146,8 +136,7 @@ class JsonlWriter(LinesWriter):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(value.png())
             return {"kind": "image", "file": name, "caption": value.caption}
-        edges, counts = cast("list[Json]", value.edges), cast("list[Json]", value.counts)
-        return {"kind": "histogram", "edges": edges, "counts": counts, "num_not_finite": value.num_not_finite}
+        return {"kind": "histogram", **value.as_json()}
 
 
 @final
@@ -166,8 +155,8 @@ class CsvWriter(LinesWriter):
     ['update,name,value,weight', '1,train/loss,0.5,32.0']
     """
 
-    def __init__(self) -> None:
-        super().__init__("metrics.csv", header="update,name,value,weight")
+    file_name = "metrics.csv"
+    header = "update,name,value,weight"
 
     def lines(self, records: Sequence[Record]) -> str:
         text = StringIO()

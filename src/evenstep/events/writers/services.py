@@ -25,7 +25,12 @@ _METRICS_PER_CALL = 1000
 _PARAMETERS_PER_CALL = 100
 _LONGEST = 500
 """Characters of a parameter that every store of MLflow takes."""
-_STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_STATUS = {"done": "FINISHED", "running": "KILLED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+def _require(package: str) -> None:
+    if find_spec(package) is None:
+        raise MissingExtraError(package, package)
 
 
 @final
@@ -42,29 +47,29 @@ class TensorBoardWriter(Writer):
 
     def __init__(self, *, flush_s: int = 30) -> None:
         self._flush_s = flush_s
-        self._path: Path | None = None
+        self._path = Path("events")
         self._writer: Any = None
         self._config: dict[str, str | int | float | bool] = {}
 
     @property
     def target(self) -> str:
-        return f"`{self._path or 'events'}`"
+        return f"`{self._path}`"
 
     def open(self, folder: Path | None, update: int) -> None:
         self.close()
-        writer = load_optional("torch.utils.tensorboard.writer", "tensorboard", "tensorboard")
+        library = load_optional("torch.utils.tensorboard.writer", "tensorboard", "tensorboard")
         self._path = run_file(self, folder, "events")
-        self._writer = writer.SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=self._flush_s)
+        self._writer = library.SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=self._flush_s)
 
     def write(self, records: Sequence[Record]) -> None:
         for update, name, value, _ in records:
             self._writer.add_scalar(name, value, update)
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainEvent) and event.outcome == "running":
-            self._config = flat(event.config)
-        elif isinstance(event, Shown):
+        if isinstance(event, Shown):
             self._show(event)
+        elif isinstance(event, TrainEvent) and event.outcome == "running":
+            self._config = flat(event.config)
         elif isinstance(event, TrainEvent) and self._config:
             from torch.utils.tensorboard.summary import hparams
 
@@ -72,11 +77,11 @@ class TensorBoardWriter(Writer):
                 self._writer.file_writer.add_summary(summary, event.update)
 
     def _show(self, event: Shown) -> None:
-        value, update = event.value, event.update
+        value = event.value
         if isinstance(value, Text):
-            self._writer.add_text(event.name, value.text, update)
+            self._writer.add_text(event.name, value.text, event.update)
         elif isinstance(value, Image):
-            self._writer.add_image(event.name, value.pixels, update, dataformats="HWC")
+            self._writer.add_image(event.name, value.pixels, event.update, dataformats="HWC")
         elif sum(value.counts):  # TensorBoard takes no empty histogram
             middles = [(left + right) / 2 for left, right in pairwise(value.edges)]
             pairs = list(zip(value.counts, middles, strict=True))
@@ -89,7 +94,7 @@ class TensorBoardWriter(Writer):
                 sum_squares=sum(count * middle**2 for count, middle in pairs),
                 bucket_limits=value.edges[1:],
                 bucket_counts=value.counts,
-                global_step=update,
+                global_step=event.update,
             )
 
     def flush(self) -> None:
@@ -172,34 +177,33 @@ class WandbWriter(Writer):
             self._run.log({"update": update, **{name: value for _, name, value, _ in group}})
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainEvent) and event.outcome == "running":
-            self._has_failed = False
-            self._run.config.update(dict(event.config), allow_val_change=True)
+        if isinstance(event, Shown):
+            self._run.log({"update": event.update, event.name: self._shown(event)})
         elif isinstance(event, TrainEvent):
             self._has_failed = event.outcome == "failed"
-            self._run.summary.update({**event.metrics, "outcome": event.outcome, "reason": event.reason})
-        elif isinstance(event, Shown):
-            self._run.log({"update": event.update, event.name: _for_wandb(event)})
+            if event.outcome == "running":
+                self._run.config.update(dict(event.config), allow_val_change=True)
+            else:
+                self._run.summary.update({**event.metrics, "outcome": event.outcome, "reason": event.reason})
+
+    def _shown(self, event: Shown) -> Any:
+        from html import escape
+
+        import wandb
+
+        value = event.value
+        if isinstance(value, Text):
+            return wandb.Html(f"<pre>{escape(value.text)}</pre>", inject=False)
+        if isinstance(value, Image):
+            pixels = value.pixels if value.pixels.shape[2] == 3 else value.pixels[..., 0]
+            return wandb.Image(pixels, caption=value.caption or None)
+        return wandb.Histogram(np_histogram=cast("Any", (value.counts, value.edges)))
 
     def close(self) -> None:
         run = self._run
         self._run = None
         if run is not None:
             run.finish(exit_code=int(self._has_failed))
-
-
-def _for_wandb(event: Shown) -> Any:
-    from html import escape
-
-    import wandb
-
-    value = event.value
-    if isinstance(value, Text):
-        return wandb.Html(f"<pre>{escape(value.text)}</pre>", inject=False)
-    if isinstance(value, Image):
-        pixels = value.pixels if value.pixels.shape[2] == 3 else value.pixels[..., 0]
-        return wandb.Image(pixels, caption=value.caption or None)
-    return wandb.Histogram(np_histogram=cast("Any", (value.counts, value.edges)))
 
 
 @final
@@ -230,7 +234,7 @@ class MlflowWriter(Writer):
         self._run_name = run_name
         self._client: Any = None
         self._run_id = ""
-        self._outcome = "stopped"
+        self._outcome = "running"
 
     @property
     def target(self) -> str:
@@ -271,15 +275,15 @@ class MlflowWriter(Writer):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, TrainEvent) and event.outcome == "running":
-            self._outcome = "stopped"
-            self._configure(flat(event.config))
+        if isinstance(event, Shown):
+            self._show(event)
         elif isinstance(event, TrainEvent):
             self._outcome = event.outcome
-            self._client.set_tag(self._run_id, "outcome", event.outcome)
-            self._client.set_tag(self._run_id, "reason", event.reason[:_LONGEST])
-        elif isinstance(event, Shown):
-            self._show(event)
+            if event.outcome == "running":
+                self._configure(event)
+            else:
+                self._client.set_tag(self._run_id, "outcome", event.outcome)
+                self._client.set_tag(self._run_id, "reason", event.reason[:_LONGEST])
 
     def close(self) -> None:
         client = self._client
@@ -287,11 +291,11 @@ class MlflowWriter(Writer):
         if client is not None:
             client.set_terminated(self._run_id, _STATUS[self._outcome])
 
-    def _configure(self, config: dict[str, str | int | float | bool]) -> None:
+    def _configure(self, event: TrainEvent) -> None:
         from mlflow.entities import Param, RunTag
 
         known = self._client.get_run(self._run_id).data.params
-        values = {key: str(value)[:_LONGEST] for key, value in config.items()}
+        values = {key: str(value)[:_LONGEST] for key, value in flat(event.config).items()}
         new = [Param(key, value) for key, value in values.items() if key not in known]
         changed = [RunTag(f"changed.{key}", value) for key, value in values.items() if known.get(key, value) != value]
         for first in range(0, len(new), _PARAMETERS_PER_CALL):
@@ -299,19 +303,15 @@ class MlflowWriter(Writer):
         self._client.log_batch(self._run_id, tags=changed)
 
     def _show(self, event: Shown) -> None:
-        value, stem = event.value, f"{event.update:08d}"
+        value = event.value
+        folder = f"shown/{event.name}"
+        stem = f"{event.update:08d}"
         if isinstance(value, Text):
-            self._client.log_text(self._run_id, value.text, f"shown/{event.name}/{stem}.txt")
+            self._client.log_text(self._run_id, value.text, f"{folder}/{stem}.txt")
         elif isinstance(value, Image):
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder, f"{stem}.png")
+            with tempfile.TemporaryDirectory() as local:
+                file = Path(local, f"{stem}.png")
                 file.write_bytes(value.png())
-                self._client.log_artifact(self._run_id, str(file), f"shown/{event.name}")
+                self._client.log_artifact(self._run_id, str(file), folder)
         else:
-            histogram = {"edges": value.edges, "counts": value.counts, "num_not_finite": value.num_not_finite}
-            self._client.log_dict(self._run_id, histogram, f"shown/{event.name}/{stem}.json")
-
-
-def _require(package: str) -> None:
-    if find_spec(package) is None:
-        raise MissingExtraError(package, package)
+            self._client.log_dict(self._run_id, value.as_json(), f"{folder}/{stem}.json")

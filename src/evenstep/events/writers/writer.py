@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 from evenstep.errors import ArgumentError
-from evenstep.events.event import Event, Json
+from evenstep.events.event import Event
 from evenstep.events.metrics.series import Record
 
 
@@ -55,18 +55,14 @@ class Writer(ABC):
 
 
 def run_file(writer: Writer, folder: Path | None, name: str) -> Path:
-    """Path `name` in the run folder, which is created.
-
-    Raises:
-        ArgumentError: the run has no folder.
-    """
+    """Path `name` in the run folder, which is created; ArgumentError if the run has none."""
     if folder is None:
         raise ArgumentError(f"`{writer.name}` needs a run folder; give the trainer a `folder`.", field="folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 
 
-def flat(config: Mapping[str, Json], outer: str = "") -> dict[str, str | int | float | bool]:
+def flat(config: Mapping[str, Any], outer: str = "") -> dict[str, str | int | float | bool]:
     """Values of `config` by dotted keys, as services take them: lists become text, None is left out.
 
     >>> flat({"train": {"updates": 100, "ema": None}, "betas": [0.9, 0.95], "seed": 1})
@@ -75,7 +71,7 @@ def flat(config: Mapping[str, Json], outer: str = "") -> dict[str, str | int | f
     values: dict[str, str | int | float | bool] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            values |= flat(cast("Mapping[str, Json]", value), f"{outer}{name}.")
+            values |= flat(value, f"{outer}{name}.")  # pyright: ignore[reportUnknownArgumentType]
         elif value is not None:
             values[f"{outer}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
     return values

@@ -1,0 +1,243 @@
+import errno
+import json
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.events import CsvWriter, Event, Incident, JsonlWriter, Record, Writer, Writers
+from evenstep.events.writers import retrying
+
+INCIDENT = Incident(kind="overflow", update=1, message="")
+
+
+def one(update: int, name: str = "a", value: float = 1.0) -> Record:
+    return Record(update, name, value, 1.0)
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+class Notes(Writer):
+    """Notes its calls with what they got, and raises where it is told to."""
+
+    target = "`notes.txt`"  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, notes: list[Any], label: str = "", fails: dict[str, BaseException] | None = None) -> None:
+        self.notes = notes
+        self.label = label
+        self.fails = fails or {}
+        self.got: list[Any] = []
+
+    def note(self, what: str) -> None:
+        self.notes.append(what + self.label)
+        if what in self.fails:
+            raise self.fails[what]
+
+    def open(self, folder: Path | None, update: int) -> None:
+        self.note("open")
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.note("write")
+        self.got.extend(records)
+
+    def event(self, name: str, event: Event) -> None:
+        self.note("event")
+        self.got.append((name, event))
+
+    def flush(self) -> None:
+        self.note("flush")
+
+    def close(self) -> None:
+        self.note("close")
+
+
+class Buffers(JsonlWriter.__base__):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
+    """Writes lines when it is flushed. With `is_full` opening and flushing fail; closing loses what is left."""
+
+    file_name = "numbers.txt"
+    is_full = False
+    buffer = ""
+
+    def lines(self, records: Sequence[Record]) -> str:
+        return "".join(f"{record.update}\n" for record in records)
+
+    def update_of(self, line: str) -> int:
+        return int(line)
+
+    def open(self, folder: Path | None, update: int) -> None:
+        if self.is_full:
+            raise full()
+        super().open(folder, update)
+        self.buffer = ""
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.buffer += self.lines(records)
+
+    def flush(self) -> None:
+        if self.is_full and self.buffer:
+            raise full()
+        with self.path.open("a") as file:
+            file.write(self.buffer)
+        self.buffer = ""
+
+
+def test_each_writer_gets_everything_in_order() -> None:
+    notes: list[Any] = []
+    writers = Writers([Notes(notes, "1"), Notes(notes, "2")], pytest.fail)  # pyright: ignore[reportArgumentType]
+    with writers.opened(None, 0):
+        writers.write([one(1)])
+        writers.event("incident", INCIDENT)
+    assert notes == ["open1", "open2", "write1", "flush1", "write2", "flush2", "event1", "event2", "close1", "close2"]
+
+
+def test_a_full_disk_is_an_incident_and_other_writers_go_on() -> None:
+    notes: list[Any] = []
+    heard: list[Incident] = []
+    writers = Writers([Notes(notes, "1", {"write": full()}), Notes(notes, "2")], heard.append)
+    with writers.opened(None, 0):
+        writers.write([one(1)])
+    assert notes[:5] == ["open1", "open2", "write1", "write2", "flush2"]
+    assert [incident.kind for incident in heard] == ["writer", "writer"]
+    assert "`Notes` of `notes.txt`" in heard[0].message and "No space left on device" in heard[0].message
+    assert "lost 1 call " in heard[1].message
+
+
+@pytest.mark.parametrize("grows_bytes", [0, 9])
+@pytest.mark.parametrize("kind", [JsonlWriter, CsvWriter])
+def test_lines_that_a_full_disk_refused_are_written_once_later(
+    kind: type[Writer], grows_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 1e-9)
+    written: list[bytes] = []
+    for room in (True, False):
+        folder = tmp_path / str(room)
+        folder.mkdir()
+        writers = Writers([kind()], [].append)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with writers.opened(folder, 0):
+            writers.write([one(2)])
+            (path,) = folder.glob("metrics.*")
+            if not room:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + grows_bytes, hard))
+            try:  # values of an update whose others are written already
+                writers.write([one(2, "b"), one(2, "c")])
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            writers.write([one(3)])
+        written.append(path.read_bytes())
+    assert written[0] == written[1]
+
+
+def test_faults_of_writers_never_hide_the_error_of_a_run() -> None:
+    notes: list[Any] = []
+    heard: list[Incident] = []
+    closing = Notes(notes, "1", {"close": full()})
+    writers = Writers([closing, Notes(notes, "2", {"event": ValueError("a bug")})], heard.append)
+    with pytest.raises(RuntimeError, match="the original") as caught, writers.opened(None, 0):
+        writers.event("incident", INCIDENT)
+        raise RuntimeError("the original")
+    assert "close1" in notes and notes[-1] == "close2"
+    assert not hasattr(caught.value, "__notes__")
+    assert "ValueError: a bug" in heard[0].message and "Traceback" in heard[0].traceback
+
+
+def test_calls_before_the_opening_wait_for_it() -> None:
+    writer = Notes([])
+    writers = Writers([writer], pytest.fail)  # pyright: ignore[reportArgumentType]
+    writers.write([one(1)])
+    writers.write([one(9, "of a course that was left")])
+    writers.event("incident", INCIDENT)
+    for _ in range(2):
+        with writers.opened(None, 5):
+            pass
+    assert writer.got == [("incident", INCIDENT), one(1)]
+
+
+def test_a_rewind_drops_later_lines_also_on_a_full_disk(tmp_path: Path) -> None:
+    class Full(JsonlWriter):  # pyright: ignore[reportGeneralTypeIssues]
+        fails = ""
+
+        def open(self, folder: Path | None, update: int) -> None:
+            if self.fails == "open":
+                raise full()
+            super().open(folder, update)
+
+        def write(self, records: Sequence[Record]) -> None:
+            if self.fails == "write":
+                raise full()
+            super().write(records)
+
+    heard: list[Incident] = []
+    writer = Full()
+    writers = Writers([writer], heard.append)
+    with writers.opened(tmp_path, 0):
+        writers.write([one(1)])
+        writer.fails = "write"
+        writers.write([one(2), one(3)])
+        writer.fails = "open"
+        writers.rewind(2)
+        writer.fails = ""
+        writers.write([one(3, value=33.0)])
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["a"]) for line in written] == [(1, 1.0), (2, 1.0), (3, 33.0)]
+    assert [incident.kind for incident in heard] == ["writer"]
+
+
+@pytest.mark.parametrize("back", [None, 2])
+def test_buffered_lines_of_a_failed_flush_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: int | None
+) -> None:
+    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 1e-9)
+    heard: list[Incident] = []
+    writer = Buffers()
+    writers = Writers([writer], heard.append)
+    with writers.opened(tmp_path, 0):
+        writers.write([one(1)])
+        writer.is_full = True
+        writers.write([one(2)])
+        writers.write([one(3)])
+        writer.is_full = False
+        if back is not None:
+            writers.rewind(back)
+            writers.write([one(3)])
+        writers.write([one(4)])
+    assert writer.path.read_text().split() == ["1", "2", "3", "4"]
+    assert [incident.kind for incident in heard] == ["writer"]
+
+
+def test_lines_that_never_find_room_are_counted_as_lost(tmp_path: Path) -> None:
+    heard: list[Incident] = []
+    writer = Buffers()
+    writers = Writers([writer], heard.append)
+    with writers.opened(tmp_path, 0):
+        writer.is_full = True
+        writers.write([one(1)])
+        writers.write([one(2)])
+    assert "lost 2 calls " in heard[-1].message
+
+
+def test_a_failure_that_no_writer_can_take_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    for labels, messages in ((["fails"], 2), (["fails", "works"], 0)):
+        caplog.clear()
+        fails = {"write": RuntimeError("no")}
+        several = [Notes([], label, fails if label == "fails" else None) for label in labels]
+        writers = Writers(several, lambda incident: None)
+        with writers.opened(None, 0):
+            writers.write([one(1)])
+        assert len(caplog.records) == messages
+
+
+def test_a_writer_cannot_change_the_records_of_the_others() -> None:
+    class Takes(Notes):
+        def write(self, records: Any) -> None:
+            records.clear()
+
+    keeps = Notes([])
+    writers = Writers([Takes([]), keeps], lambda incident: None)
+    with writers.opened(None, 0):
+        writers.write([one(1)])
+    assert keeps.got == [one(1)]
