@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.errors import CheckpointError, clause
+from evenstep.errors import CheckpointError
 from evenstep.lazy import load_optional
 
 CLASSES: Mapping[str, str] = {
@@ -18,7 +18,7 @@ CLASSES: Mapping[str, str] = {
     "OptimState4bit": "torchao.optim.subclass_4bit",
     "OptimStateFp8": "torchao.optim.subclass_fp8",
 }
-"""The known classes of tensors, each with its module."""
+"""Known classes of tensors, each with its module."""
 
 
 def is_low_bit(value: object) -> bool:
@@ -32,9 +32,12 @@ def as_plain(value: Any) -> Any:
     if not is_low_bit(value):
         return value
     names, values = value.__tensor_flatten__()
+    tensors = {name: getattr(value, name) for name in names}
     return {
         "low_bit": type(value).__name__,
-        "tensors": {name: getattr(value, name) for name in names},
+        # bytes in place of float8, of which torch can't pickle empty tensors
+        "tensors": {name: one.view(torch.uint8) if _is_float8(one) else one for name, one in tensors.items()},
+        "float8": {name: str(one.dtype).removeprefix("torch.") for name, one in tensors.items() if _is_float8(one)},
         "values": [_as_json(one) for one in values],
     }
 
@@ -52,18 +55,18 @@ def from_plain(value: Any, device: torch.device) -> Any:
         )
     kind: Any = getattr(load_optional(CLASSES[name], "quantization"), name)
     tensors = {key: one.to(device, copy=True) for key, one in saved["tensors"].items()}
-    try:
-        return kind.__tensor_unflatten__(tensors, [_from_json(one) for one in saved["values"]], None, None)
-    except (TypeError, KeyError, AssertionError, AttributeError) as error:
-        raise CheckpointError(
-            f"the checkpoint's optimizer state of class {name} does not fit this version of torchao: {clause(error)}; "
-            f"resume with the version that saved it."
-        ) from error
+    for key, format in saved["float8"].items():
+        tensors[key] = tensors[key].view(getattr(torch, format))
+    return kind.__tensor_unflatten__(tensors, [_from_json(one) for one in saved["values"]], None, None)
 
 
 def inner_tensors(value: Tensor) -> list[Tensor]:
     """The plain tensors of a tensor: itself, or the parts of a tensor of a known class."""
     return [*as_plain(value)["tensors"].values()] if is_low_bit(value) else [value]
+
+
+def _is_float8(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.itemsize == 1
 
 
 def _as_json(value: Any) -> Any:

@@ -17,7 +17,7 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.boundary import tensors
+from evenstep.pipeline.trees import tensors
 from evenstep.pipeline.layers import Build, Layer, Layers, arguments, built, check_covered
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule

@@ -1,6 +1,7 @@
-"""One stage of a model on its rank: its module, its edges, its activations and how its gradients are reduced.
+"""One stage of a model on its rank: its module, its activations and the reduction of its gradients.
 
-A stage does each action of a plan (`acts`). A whole model is a model of one stage without edges.
+A stage does each action of a plan (`acts`). A whole model is a model of one stage without edges. Of a stage's outputs
+only the graph's edges are kept; its inputs are leaves of the next graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,46 +11,94 @@ from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from evenstep.errors import PlanError
+from evenstep.parallel.blocks import Dealing
 from evenstep.parallel.fsdp import PlanReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
-from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.pipeline_model import StageModule
+from evenstep.pipeline.trees import detached, tensors
 from evenstep.pipeline.wire import Address, Edges
+
+Gradients = list[Tensor | None]
 
 
 class PlanStep(Protocol):
-    """The micro-batches that go through a plan, asked for by stages under the plan's numbers."""
+    """The micro-batches that go through a plan, by the plan's numbers."""
+
+    @property
+    def dealing(self) -> Dealing:
+        """The ranks that run the update's micro-batches."""
+        ...
 
     def forward(
         self, stage: "Stage", received: Mapping[int, Any], microbatch: int
     ) -> tuple[Mapping[int, Any], Tensor | None]:
-        """Apply a stage; gives the outputs that leave it, and the loss where the stage gives one."""
+        """Apply a stage; gives the outputs that leave it, and the loss of the last stage."""
         ...
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
-        """Go back from the loss: add to the gradients of the stage's parameters."""
+        """Add to the gradients of the stage's parameters, beginning with the loss."""
         ...
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
-        """Around the backward of a stage that gives no loss."""
+        """Context of the backward of a stage without a loss."""
         ...
 
     def done(self, microbatch: int) -> None:
-        """This rank has nothing more to compute of the micro-batch."""
+        """Called when this rank has nothing more to compute of the micro-batch."""
         ...
 
     def completed(self, microbatch: int) -> int | None:
-        """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
+        """Number of the micro-batch whose gradients are complete with this one's backward, or None."""
         ...
 
     def acted(self, op: Op, /) -> None:
-        """An action of this kind was done."""
+        """Called after each action."""
         ...
+
+
+@final
+class _Activations:
+    """One micro-batch in one stage, between its forward and its backward."""
+
+    __slots__ = ("_inputs", "_outputs", "loss")
+
+    def __init__(self) -> None:
+        self._inputs: dict[int, list[Tensor]] = {}  # by source: leaves that want a gradient
+        self._outputs: dict[int, list[GradientEdge]] = {}  # by destination
+        self.loss: Tensor | None = None
+
+    def add_inputs(self, source: int, tree: Any) -> None:
+        self._inputs[source] = [leaf for leaf in tensors(tree) if leaf.requires_grad]
+
+    def add_outputs(self, destination: int, tree: Any) -> None:
+        self._outputs[destination] = [get_gradient_edge(leaf) for leaf in tensors(tree) if leaf.requires_grad]
+
+    def backward(self, gradients: Mapping[int, Gradients]) -> None:
+        """Go back from the outputs; gradients of several destinations are added from the last to the first.
+
+        Args:
+            gradients: for each destination, one for each graph edge; None where it made no use of the output.
+        """
+        edges: dict[tuple[object, int], GradientEdge] = {}
+        summed: dict[tuple[object, int], Tensor] = {}
+        for destination in sorted(self._outputs, reverse=True):
+            for edge, gradient in zip(self._outputs[destination], gradients[destination], strict=True):
+                if gradient is not None:
+                    key = edge.node, edge.output_nr
+                    edges[key] = edge
+                    summed[key] = summed[key] + gradient if key in summed else gradient
+        if summed:
+            torch.autograd.backward(tuple(edges.values()), tuple(summed.values()))
+
+    def take_gradients(self, source: int) -> Gradients:
+        """Gradients that go back to `source`; the leaves are dropped."""
+        return [leaf.grad for leaf in self._inputs.pop(source)]
 
 
 @final
@@ -58,22 +107,22 @@ class Stage:
 
     Args:
         module: a `StageModule`, or a whole model, which is then the only stage.
-        reducer: how the module's gradients are shared between data-parallel ranks.
-        index: number of the stage in the whole model, counted from 0.
-        edges: through which outputs and gradients come and go; only a stage without neighbours needs none.
-        sources: the stages whose outputs it takes.
-        carried: for each stage that takes outputs of it, the places of the layers that give them.
-        gives_loss: whether its output goes to the task's loss.
-        is_first_here: whether no earlier stage is on this rank.
-        is_last_here: whether no later stage is on this rank.
-        deferral: of this rank's weight gradients, where backwards are split.
+        reducer: shares the module's gradients between data-parallel ranks.
+        index: number of the stage in the whole model, from 0.
+        edges: outputs and gradients of other stages; a stage without neighbours needs none.
+        sources: stages whose outputs it takes.
+        carried: places of the layers whose outputs leave, by destination.
+        gives_loss: True if its output goes to the task's loss.
+        is_first_here: True if no earlier stage is on this rank.
+        is_last_here: True if no later stage is on this rank.
+        deferral: weight gradients of this rank that wait.
 
     Attributes:
-        acts: what it does, by the kinds of action; each is called with the action and the step that runs.
-        apply: the module as it is called: with received outputs, the task's inputs, and what is told before each layer.
-        takes_inputs: whether it is called with the task's inputs.
-        takes_batch: whether it needs the task's batch: for those, or for the loss.
-        is_whole: whether it is all of the model.
+        acts: functions of an action and the running step, by kind of action.
+        apply: function of received outputs, the task's inputs, and a function called before each layer.
+        takes_inputs: True if it is called with the task's inputs.
+        takes_batch: True if it needs the task's batch: for inputs, or for the loss.
+        is_whole: True if it is all of the model.
     """
 
     def __init__(
@@ -90,18 +139,22 @@ class Stage:
         is_last_here: bool = True,
         deferral: Deferral | None = None,
     ) -> None:
-        self.module, self.reducer, self.index = module, reducer, index
-        self.sources, self.carried = tuple(sources), dict(carried or {})
-        if isinstance(module, StageModule):
-            self.is_whole, self.apply, self.takes_inputs = False, module, module.takes_inputs
-        else:
-            self.is_whole, self.apply, self.takes_inputs = True, partial(_apply_whole, module), True
-        self.gives_loss, self.takes_batch = gives_loss, gives_loss or self.takes_inputs
+        self.module = module
+        self.reducer = reducer
+        self.index = index
+        self.sources = tuple(sources)
+        self.carried = dict(carried or {})
+        self.is_whole = not isinstance(module, StageModule)
+        self.apply = module if isinstance(module, StageModule) else partial(_apply_whole, module)
+        self.takes_inputs = module.takes_inputs if isinstance(module, StageModule) else True
+        self.gives_loss = gives_loss
+        self.takes_batch = gives_loss or self.takes_inputs
         self._collect = None if type(reducer).collect is Reducer.collect else reducer.collect
         self._edges = cast("Edges", edges)
-        self._is_first_here, self._is_last_here = is_first_here, is_last_here
+        self._is_first_here = is_first_here
+        self._is_last_here = is_last_here
         self._deferral = deferral or Deferral()
-        self._live: dict[int, Crossing] = {}
+        self._live: dict[int, _Activations] = {}
         self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}
         self.acts: Mapping[Op, Callable[[Action, PlanStep], None]] = {
             Op.FORWARD: self._forward,
@@ -119,28 +172,29 @@ class Stage:
         }
 
     def forget(self) -> None:
-        """Let go of all activations, after a plan that has failed."""
+        """Drop all activations, after a plan that has failed."""
         self._live.clear()
         self._waiting.clear()
 
     def _forward(self, action: Action, step: PlanStep) -> None:
-        microbatch, crossing = action.microbatch, Crossing()
+        microbatch = action.microbatch
+        activations = _Activations()
         received: dict[int, Any] = {}
         for source in self.sources:
-            tree = self._edges.take(Address("output", source, self.index, microbatch))
-            crossing.enter(source, tree)
+            tree = self._edges.get(Address("output", source, self.index, microbatch))
+            activations.add_inputs(source, tree)
             received |= tree
-        outputs, crossing.loss = step.forward(self, received, microbatch)
+        outputs, activations.loss = step.forward(self, received, microbatch)
         del received
         trains = torch.is_grad_enabled()
         for destination, places in self.carried.items():
             tree = {place: outputs[place] for place in places}
             if trains:
-                crossing.leave(destination, tree)
+                activations.add_outputs(destination, tree)
             address = Address("output", self.index, destination, microbatch)
-            self._edges.leave(address, detached(tree, address))
+            self._edges.put(address, detached(tree, address))
         if trains:
-            self._live[microbatch] = crossing
+            self._live[microbatch] = activations
         elif self._is_last_here:
             step.done(microbatch)
 
@@ -167,24 +221,24 @@ class Stage:
         self._end_backward(action.microbatch, step)
 
     def _go_back(self, microbatch: int, step: PlanStep) -> None:
-        crossing = self._live.pop(microbatch, None)
-        if crossing is None:
+        activations = self._live.pop(microbatch, None)
+        if activations is None:
             raise PlanError(
                 f"micro-batch {microbatch} has no graph: gradients were switched off when its forward ended; use "
                 f"`with torch.no_grad():` instead of `torch.set_grad_enabled(False)`."
             )
-        if crossing.loss is not None:
-            step.backward(crossing.loss, microbatch)
-            crossing.loss = None
+        if activations.loss is not None:
+            step.backward(activations.loss, microbatch)
+            activations.loss = None
         elif self.carried:
             gradients: dict[int, Gradients] = {
-                destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
+                destination: self._edges.get(Address("gradient", destination, self.index, microbatch))
                 for destination in self.carried
             }
             with step.going_back(microbatch):
-                crossing.backward(gradients)
+                activations.backward(gradients)
         for source in self.sources:
-            self._edges.leave(Address("gradient", self.index, source, microbatch), crossing.returned(source))
+            self._edges.put(Address("gradient", self.index, source, microbatch), activations.take_gradients(source))
 
     def _set_aside(self) -> list[Tensor | None]:
         if not self.reducer.collects:

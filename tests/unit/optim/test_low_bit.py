@@ -69,9 +69,3 @@ def test_only_known_classes_are_made_of_what_a_file_says() -> None:
     plain = {**as_plain(states()[0]), "low_bit": "os.system"}
     with pytest.raises(CheckpointError):
         from_plain(plain, CPU)
-
-
-def test_values_that_do_not_fit_the_class_are_said() -> None:
-    plain = {**as_plain(states()[0]), "values": []}
-    with pytest.raises(CheckpointError):
-        from_plain(plain, CPU)

@@ -33,9 +33,10 @@ TREES: list[Any] = [
 ]
 
 
-def sent_over(group: Any, trees: list[Any], *, runs: int = 1) -> list[list[Any]]:
+def sent_over(group: Any, trees: list[Any], *, runs: int = 1, by_device: bool = False) -> list[list[Any]]:
     """The trees of several runs, as they arrive on the second of two ranks."""
-    wire, arrived = Wire(group, CPU), []
+    wire = Wire(group, CPU, by_device=by_device)
+    arrived: list[list[Any]] = []
     for _ in range(runs):
         wire.begin()
         if group.rank == 0:
@@ -63,16 +64,12 @@ def assert_same(arrived: Any, tree: Any) -> None:
             assert mine == theirs
 
 
-@pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
-def test_a_tree_arrives_as_it_was(on_ranks: Callable[..., list[Any]], tree: Any) -> None:
-    for run in on_ranks(2, lambda group: sent_over(group, [tree, tree], runs=2))[1]:
-        for arrived in run:
-            assert_same(arrived, tree)
-
-
-def test_trees_of_all_forms_and_sizes_follow_one_another(on_ranks: Callable[..., list[Any]]) -> None:
-    trees = [*TREES, torch.ones(100), torch.ones(3), *reversed(TREES)]
-    for run in on_ranks(2, lambda group: sent_over(group, trees, runs=2))[1]:
+@pytest.mark.parametrize("by_device", [False, True])
+def test_trees_of_all_forms_and_sizes_arrive_in_their_order(
+    on_ranks: Callable[..., list[Any]], by_device: bool
+) -> None:
+    trees = [*TREES, *TREES, torch.ones(100), torch.ones(3), *reversed(TREES)]
+    for run in on_ranks(2, lambda group: sent_over(group, trees, runs=2, by_device=by_device))[1]:
         for arrived, tree in zip(run, trees, strict=True):
             assert_same(arrived, tree)
 
@@ -122,7 +119,7 @@ def test_room_is_made_no_further_ahead_than_the_plan_allows(on_ranks: Callable[.
         for microbatch in range(10):
             edges.receive(receives(microbatch))
             seen.append(begun.count(0))
-            edges.take(number(microbatch))
+            edges.get(number(microbatch))
         return seen
 
     assert on_ranks(2, act)[1] == [min(microbatch + 1 + AHEAD, 10) for microbatch in range(10)]
@@ -140,7 +137,7 @@ def test_what_is_taken_later_may_have_come_earlier(on_ranks: Callable[..., list[
         edges.begin(plan)
         for action in plan:
             edges.receive(action)
-        return [edges.take(address) for address in reversed(addresses)]
+        return [edges.get(address) for address in reversed(addresses)]
 
     assert on_ranks(2, act)[1] == [2, 1, 0]
 
@@ -155,7 +152,7 @@ def test_few_messages_are_on_their_way_at_once_and_none_that_was_answered(on_ran
         for microbatch in range(SENDING):
             wire.send(number(microbatch), None, 1)
         lengths.append(left.count(0))
-        wire.answered(number(2), 1)
+        wire.acknowledge(number(2), 1)
         lengths.append(left.count(0))
         for microbatch in range(SENDING, SENDING + 2):
             wire.send(number(microbatch), None, 1)
@@ -174,7 +171,7 @@ def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[An
         edges = Edges(Layout.chain(ranks=2), group, CPU)
         edges.begin([receives(3)])
         with pytest.raises(LostRankError) as raised:
-            edges.take(number(3))
+            edges.get(number(3))
         return str(raised.value)
 
     assert on_ranks(2, act)[1] == (

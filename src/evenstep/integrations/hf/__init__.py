@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from evenstep.integrations.hf.models import from_config, from_pretrained
     from evenstep.integrations.hf.packing import Packing
     from evenstep.integrations.hf.saved import SavePretrained, save_pretrained
+    from evenstep.integrations.hf.stages import layers_of
     from evenstep.integrations.hf.tasks import CausalLM, Classification, Seq2Seq
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Seq2Seq",
     "from_config",
     "from_pretrained",
+    "layers_of",
     "save_pretrained",
 ]
 
@@ -30,6 +32,7 @@ __getattr__, __dir__ = lazy_names(
         ".models": "from_config from_pretrained",
         ".packing": "Packing",
         ".saved": "SavePretrained save_pretrained",
+        ".stages": "layers_of",
         ".tasks": "CausalLM Classification Seq2Seq",
     },
 )

@@ -25,7 +25,11 @@ def check_whole(task: object, model: nn.Module) -> None:
     """Raise ArgumentError for a model in stages, and for losses of a model's own, which the tasks would leave out."""
     name = type(task).__name__
     if isinstance(model, PipelineModel):
-        raise ArgumentError(f'`{name}` does not train models in stages; use `strategy="fsdp"`.', field="model")
+        raise ArgumentError(
+            f'of models in stages only those of `layers_of` are trained, by a plain `CausalLM()`, but the task is '
+            f'`{name}`; use `strategy="fsdp"`.',
+            field="model",
+        )
     config: Any = getattr(model, "config", None)
     for one in (config, getattr(config, "text_config", None)):
         if getattr(one, "output_router_logits", False):

@@ -19,6 +19,7 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.integrations.hf.checks import check_causal, check_documents, check_whole, halves_of_row, restarts
 from evenstep.integrations.hf.head import ChunkedHead
 from evenstep.internals import unwrapped
+from evenstep.pipeline import PipelineModel
 from evenstep.train import Loss, Task
 
 IGNORED = -100  # label that is not counted
@@ -174,6 +175,8 @@ class CausalLM(_Tokens):
         adapter: Any = getattr(model, "active_peft_config", None)
         kind = getattr(getattr(adapter, "peft_type", None), "value", None)
         self._prompt = int(adapter.num_virtual_tokens) if kind in _PROMPTS else 0
+        if isinstance(model, PipelineModel) and not self._packed and self._head is None:
+            return
         super().prepare(model)
         check_causal(model)
         if self._packed:
