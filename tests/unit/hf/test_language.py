@@ -165,7 +165,7 @@ def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> No
     with refused(ArgumentError, "output_router_logits"):
         CausalLM().prepare(within)
     with refused(ArgumentError, "model"):
-        CausalLM().prepare(PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
+        CausalLM(packed=True).prepare(PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
 
 
 def test_the_scores_of_all_tokens_are_never_in_memory(made: Made) -> None:
