@@ -7,10 +7,11 @@ deep learning", 2022; torchao's `float8`.
 import logging
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, replace
+from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
@@ -23,14 +24,14 @@ Recipe = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 CAPABILITY = (8, 9)
 """The lowest compute capability whose tensor cores multiply float8."""
 
-_ADDED = "_float8"  # attribute with the names of the attributes that torchao's class has added
+_ADDED = "_float8"  # attribute with the names of the attributes that torchao's class adds
 
 
 @option
 class Float8Mixed(Precision):
     """Linear layers in float8, the rest in bfloat16 autocast; needs the extra `float8`.
 
-    Scales are powers of two, and change only values some 2¹⁵ times smaller than the largest of a tensor or row.
+    Scales are powers of two: only values some 2¹⁵ times smaller than the largest of a tensor or row change.
     With "tensorwise" and "rowwise" this depends on the samples that share a micro-batch; with "rowwise_with_gw_hp" not.
 
     >>> Float8Mixed(recipe="tensorwise").layers
@@ -68,7 +69,7 @@ class Float8Mixed(Precision):
             own = vars(layer)
             added = [name for name in made if name not in own]
             own.update({name: made[name] for name in added}, **{_ADDED: added})
-            layer.__class__ = _import("evenstep.precision.float8_linear").Float8Linear
+            layer.__class__ = _linear_class()
 
 
 def why_not(layer: nn.Linear) -> str:
@@ -121,6 +122,23 @@ def _import(module: str) -> Any:
     finally:
         for one, level in zip(loggers, before, strict=True):
             one.setLevel(level)
+
+
+@cache
+def _linear_class() -> Any:
+    base: Any = _import("torchao.float8.float8_linear").Float8Linear
+
+    class Float8Linear(base):
+        """An `nn.Linear` in float8. Under autocast its input is cast on every device, and its products are not."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            kind = input.device.type
+            if not torch.is_autocast_enabled(kind):
+                return super().forward(input)
+            with torch.autocast(kind, enabled=False):
+                return super().forward(input.to(torch.get_autocast_dtype(kind)))
+
+    return Float8Linear
 
 
 def _converted(layer: nn.Linear, recipe: str, *, emulate: bool) -> nn.Module:

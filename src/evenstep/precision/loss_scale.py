@@ -5,6 +5,8 @@ from typing import final
 
 from evenstep.errors import NonFiniteError
 
+_COUNTS = ("clean_updates", "tries", "overflows")
+
 
 @final
 class LossScale:
@@ -15,8 +17,8 @@ class LossScale:
     precision training", ICLR 2018; tolerance and floor as in fairseq.
 
     Args:
-        initial, growth_updates, tolerance, floor: see `LossScaled`.
-        instead: name of a precision without a scale, for the error at the floor.
+        initial, growth_updates, tolerance, floor: options of `LossScaled`.
+        instead: precision without a scale, for the error at the floor.
 
     Attributes:
         value: the scale of the next update.
@@ -87,20 +89,13 @@ class LossScale:
         """The state to be saved; empty for a constant scale."""
         if self._growth_updates is None:
             return {}
-        return {
-            "scale": self.value,
-            "scale_after": self._scale_after,
-            "clean_updates": self._clean_updates,
-            "tries": self._tries,
-            "overflows": self._overflows,
-        }
+        counts = {name: getattr(self, f"_{name}") for name in _COUNTS}
+        return {"scale": self.value, "scale_after": self._scale_after, **counts}
 
     def load_state_dict(self, state: Mapping[str, float | int | None]) -> None:
         if not state:
             return
-        after = state["scale_after"]
         self.value = float(state["scale"] or 0.0)
-        self._scale_after = None if after is None else float(after)
-        self._clean_updates = int(state["clean_updates"] or 0)
-        self._tries = int(state["tries"] or 0)
-        self._overflows = int(state["overflows"] or 0)
+        self._scale_after = state["scale_after"]
+        for name in _COUNTS:
+            setattr(self, f"_{name}", state[name])

@@ -16,7 +16,7 @@ Gradients are not unscaled here: the loss scale is one factor of the update's de
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -40,12 +40,12 @@ class Precision:
 
     Attributes:
         name: name in run files.
-        autocast: number format of autocast; None without autocast.
-        format: number format of the model and its inputs; None leaves them unchanged.
+        autocast: number format of autocast, or None.
+        format: number format of the model and its inputs. In this and the next two, None leaves values unchanged.
+        transfer_format: number format of batches on their way to the device.
+        output_format: number format of the model's outputs for the task.
         keeps_masters: True if the optimizer steps float32 weights, and the model has their rounded values.
         retries_overflow: True if an update with inf or NaN gradients is tried again at a lower loss scale.
-        transfer_format: number format of batches on their way to the device; None leaves them unchanged.
-        output_format: number format of the model's outputs for the task; None leaves them unchanged.
     """
 
     name: ClassVar[str]
@@ -67,19 +67,13 @@ class Precision:
         """Raise ArgumentError for trained parameters, by name, in a format that rounds small updates to nothing."""
         for name, parameter in trained.items():
             if parameter.dtype in (torch.float16, torch.bfloat16):
-                raise ArgumentError(
-                    f"trained parameters must be float32 or float64, but `{name}` is {format_name(parameter.dtype)}, "
-                    f"in which small updates would round to nothing; use `model.float()` with "
-                    f"`precision='bf16-mixed'`, or precision 'bf16-true', or "
-                    f"`FullPrecision(bfloat16_parameters=True)`.",
-                    field="precision",
-                )
+                advice = "'bf16-true', 'bf16-mixed' after `model.float()`, or `FullPrecision(bfloat16_parameters=True)`"
+                raise _wrong_format(name, parameter, "float32 or float64, or small updates round to nothing", advice)
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
-        """Cast the model to the format of this precision, in place.
+        """Cast the model to this format, in place, before ranks share it.
 
         Args:
-            model: model on its device, not yet shared between ranks.
             held: `id`s of the parameters of the optimizer.
 
         Returns:
@@ -146,13 +140,8 @@ class LossScaled(Precision):
     """The smallest scale. An overflow at this scale stops the run."""
 
     def build_loss_scale(self) -> LossScale:
-        return LossScale(
-            initial=self.initial,
-            growth_updates=self.growth_updates,
-            tolerance=self.tolerance,
-            floor=self.floor,
-            instead=self.instead,
-        )
+        options = {field.name: getattr(self, field.name) for field in fields(LossScaled)}
+        return LossScale(**options, instead=self.instead)
 
 
 @option
@@ -197,10 +186,8 @@ class SixteenBits(Precision):
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
         for name, parameter in trained.items():
             if parameter.dtype not in _REAL:
-                raise ArgumentError(
-                    f"with precision '{self.name}' trained parameters must be float32, or of 16 bits, but `{name}` is "
-                    f"{format_name(parameter.dtype)}; make it float32, or use precision '32-true'.",
-                    field="precision",
+                raise _wrong_format(
+                    name, parameter, f"float32, or of 16 bits, with precision '{self.name}'", "'32-true'"
                 )
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
@@ -263,6 +250,13 @@ class Fp16NoMaster(SixteenBits, LossScaled):
     name = "16-true-no-master"
     format = torch.float16
     instead = "bf16-true-no-master"
+
+
+def _wrong_format(name: str, parameter: Tensor, must: str, advice: str) -> ArgumentError:
+    return ArgumentError(
+        f"trained parameters must be {must}, but `{name}` is {format_name(parameter.dtype)}; use precision {advice}.",
+        field="precision",
+    )
 
 
 def stays_float32(module: nn.Module) -> bool:
