@@ -1,6 +1,6 @@
 """A model in stages, of which this process holds its own.
 
-Layers are built, seeded and named one by one, so training does not depend on how stages are spread over ranks.
+Layers are built, seeded and named one by one, so training does not depend on the ranks of stages.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +17,12 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.trees import tensors
 from evenstep.pipeline.layers import Build, Layer, Layers, arguments, built, check_covered
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 from evenstep.pipeline.ties import Tie, equalise
+from evenstep.pipeline.trees import tensors
 from evenstep.tensors import named_parameters
 
 
@@ -32,24 +32,23 @@ class StageModule(nn.Module):
 
     Args:
         places: places of this stage's layers.
-        leaving: places of the layers whose output leaves the stage, also of earlier stages' outputs that are sent on.
+        leaving: places of the layers whose output leaves the stage.
         modules: modules of this stage's layers; a compiled one keeps the names of its original.
     """
 
     def __init__(self, layers: Layers, places: range, leaving: Sequence[int], modules: Sequence[nn.Module]) -> None:
         super().__init__()
         self.places = places
+        self._sources = {place: layers.sources(place) for place in places}
+        self._inputs = {place: layers.inputs(place) for place in places}
+        self._names = {place: layer.name for place, layer in enumerate(layers.layers)}
         self._leaving = tuple(leaving)
-        self._sources = [layers.sources(place) for place in places]
-        self._wanted = [layers.inputs(place) for place in places]
         self._calls: list[Callable[..., Any]] = [*modules]
-        self._names = [layers.layers[place].name for place in places]
-        self._layer_names = [layer.name for layer in layers.layers]
-        last_use = {source: place for place in places for source in layers.sources(place)}
-        self._done = [
-            [source for source, last in last_use.items() if last == place and source not in self._leaving]
+        last_use = {source: place for place in places for source in self._sources[place]}
+        self._done = {
+            place: [source for source, last in last_use.items() if last == place and source not in self._leaving]
             for place in places
-        ]
+        }
         later = {source for place in range(places.stop, len(layers.layers)) for source in layers.sources(place)}
         self._taken_later = [source for source in last_use if source not in places and source in later - {*leaving}]
         for place, module in zip(places, modules, strict=True):
@@ -57,7 +56,7 @@ class StageModule(nn.Module):
 
     @property
     def takes_inputs(self) -> bool:
-        return any(self._wanted)
+        return any(self._inputs.values())
 
     def forward(
         self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None] | None = None
@@ -70,35 +69,32 @@ class StageModule(nn.Module):
             begin: called with a layer's place before it runs.
         """
         values = dict(received)
-        kept = [(source, received[source], _times(received[source])) for source in self._taken_later]
-        for number, place in enumerate(self.places):
+        kept = [(source, received[source], _versions(received[source])) for source in self._taken_later]
+        for place, call in zip(self.places, self._calls, strict=True):
             if begin is not None:
                 begin(place)
-            outputs = [values[source] for source in self._sources[number]]
-            for source in self._done[number]:
+            outputs = [values[source] for source in self._sources[place]]
+            for source in self._done[place]:
                 del values[source]
-            positional, named = arguments(outputs, inputs, self._wanted[number])
-            values[place] = self._calls[number](*positional, **named)
+            positional, named = arguments(outputs, inputs, self._inputs[place])
+            values[place] = call(*positional, **named)
             del outputs, positional
-        for source, tree, times in kept:
-            if _times(tree) != times:
+        for source, tree, versions in kept:
+            if _versions(tree) != versions:
                 raise TaskError(
-                    f"the output of layer '{self._layer_names[source]}' was changed in place in another stage, but a "
-                    f"later stage takes it as well; write into a copy, or cut the model elsewhere (`split_at`)."
+                    f"the output of layer '{self._names[source]}' was changed in place in another stage, "
+                    f"but a later stage takes it as well; write into a copy, or cut the model elsewhere (`split_at`)."
                 )
         return {place: values[place] for place in self._leaving}
 
     @property
     def called(self) -> dict[str, nn.Module]:
         """The layers by name; of a compiled one the compiled module."""
-        return dict(zip(self._names, cast("list[nn.Module]", self._calls), strict=True))
-
-    def compile_layers(self, *args: Any, **kwargs: Any) -> None:
-        for called in self._calls:
-            cast("nn.Module", called).compile(*args, **kwargs)
+        names = [self._names[place] for place in self.places]
+        return dict(zip(names, cast("list[nn.Module]", self._calls), strict=True))
 
 
-def _times(tree: Any) -> list[int]:
+def _versions(tree: Any) -> list[int]:
     return [0 if tensor.is_inference() else times_written(tensor) for tensor in tensors(tree)]
 
 
@@ -116,14 +112,13 @@ class PipelineModel(nn.Module):
 
     Args:
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
-            method `layers()`. Functions are called only for the layers of this rank, each seeded by itself, so that
-            no rank holds the whole model.
+            method `layers()`. Functions are called for the layers of this rank only, each seeded by itself.
         mesh: the ranks; one process by default.
         schedule: name of the pipeline schedule.
-        stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
-        split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
-        ties: sets of names of parameters that are one; those that modules share are found by themselves.
-        seed: of the layers that are built here.
+        stages_per_rank: number of stages of each rank; by default as few as the schedule allows.
+        split_at: names of the layers that begin the second and later stages; by default equal numbers of layers.
+        ties: sets of names of parameters that are one. Parameters shared by modules are found without it.
+        seed: seed of the layers that are built here.
 
     Raises:
         ArgumentError: the model can't be cut like this.
@@ -148,8 +143,8 @@ class PipelineModel(nn.Module):
         super().__init__()
         chosen = choose("schedule", schedule, SCHEDULES)
         self.mesh = mesh or Mesh()
-        ranks = self.mesh.pipeline.ranks
-        self.schedule: Schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
+        pipeline = self.mesh.pipeline
+        self.schedule: Schedule = chosen if pipeline.ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
         if isinstance(model, nn.Module):
@@ -158,28 +153,27 @@ class PipelineModel(nn.Module):
                 training_mode.train(model)
             self.training = model.training
         if stages_per_rank is None:
-            stages_per_rank = stages_per_rank_for(split_at, ranks=ranks)
-        chain = self.schedule.layout(ranks, stages_per_rank)
+            stages_per_rank = stages_per_rank_for(split_at, ranks=pipeline.ranks)
+        chain = self.schedule.layout(pipeline.ranks, stages_per_rank)
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
-        names = [layer.name for layer in self.layers.layers]
-        stages = ", ".join(names[places[0]] for places in self._places)
-        said = {"schedule": schedule, "layers": ", ".join(names), "stages at": stages}
-        _check_alike(said, self.mesh.pipeline)
+        self._names = [layer.name for layer in self.layers.layers]
+        stages = ", ".join(self._names[places[0]] for places in self._places)
+        _check_alike({"schedule": schedule, "layers": ", ".join(self._names), "stages at": stages}, pipeline)
         self.carried = flows(self.layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
-        self.own = self.layout.stages_of(self.mesh.pipeline.rank)
+        self.own = self.layout.stages_of(pipeline.rank)
         shared = _shared(self.layers)
-        mine = self._build(seed)
+        own_places = [place for stage in self.own for place in self._places[stage]]
+        mine = {place: built(self.layers.layers[place], place, seed) for place in own_places}
         _separate(mine.values())
-        _check_whole(mine.values())
-        # what other ranks hold must not stay here because this refers to it
+        # this must not keep the layers of other ranks alive
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
         self.stage_modules = {stage: self._stage_module(stage, mine) for stage in self.own}
-        self.ties = self._tied((*self.layers.ties, *ties, *shared))
+        self.ties = self._ties((*self.layers.ties, *ties, *shared))
         for place, module in mine.items():
-            register(self, self.layers.layers[place].name, module)
-        equalise(self.ties, named_parameters(self), self.mesh.pipeline)
+            register(self, self._names[place], module)
+        equalise(self.ties, named_parameters(self), pipeline)
 
     @property
     def last(self) -> int:
@@ -188,13 +182,11 @@ class PipelineModel(nn.Module):
 
     @property
     def aliases(self) -> dict[str, str]:
-        """For each copy of a tied parameter its name in checkpoints."""
+        """Name in checkpoints of each copy of a tied parameter."""
         return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
 
     def count_parameters(self) -> tuple[int, int]:
-        """How many numbers the whole model's parameters hold, tied ones once, and how many of them are trained.
-
-        All pipeline ranks call it together.
+        """Numbers in the whole model's parameters, tied ones once, and in the trained ones. All ranks call it together.
 
         >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).count_parameters()
         (13, 13)
@@ -205,9 +197,7 @@ class PipelineModel(nn.Module):
         return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
 
     def parameter_sizes(self) -> dict[str, int]:
-        """How many numbers each parameter of the whole model holds, in the order of the layers, tied ones once.
-
-        All pipeline ranks call it together.
+        """Numbers in each parameter of the whole model, by layer, tied ones once. All ranks call it together.
 
         >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).parameter_sizes()
         {'0.weight': 6, '0.bias': 3, '1.weight': 3, '1.bias': 1}
@@ -216,21 +206,18 @@ class PipelineModel(nn.Module):
         return {name: size for name, (_, size) in self._held().items() if name not in copies}
 
     def described(self) -> dict[int, str]:
-        """The names of the first and last layer of each stage that this rank holds.
+        """Names of the first and last layer of each stage of this rank.
 
         >>> PipelineModel([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
         {0: '0', 1: '1 … 2'}
         """
-        names = [layer.name for layer in self.layers.layers]
-        ends = {stage: (names[self._places[stage][0]], names[self._places[stage][-1]]) for stage in self.own}
+        ends = {
+            stage: (self._names[self._places[stage][0]], self._names[self._places[stage][-1]]) for stage in self.own
+        }
         return {stage: first if first == last else f"{first} … {last}" for stage, (first, last) in ends.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model's output, where this process holds all of its stages.
-
-        Raises:
-            TaskError: other ranks hold some.
-        """
+        """The whole model's output; TaskError if other ranks hold some of its stages."""
         if self.layout.ranks > 1:
             raise TaskError(
                 f"this rank holds {len(self.own)} of the model's {self.layout.stages} stages, so it can't be called "
@@ -239,7 +226,7 @@ class PipelineModel(nn.Module):
         values: dict[int, Any] = {}
         for stage in self.own:
             values |= self.stage_modules[stage](values, kwargs or args)
-        return values[len(self.layers.layers) - 1]
+        return values[len(self._names) - 1]
 
     def get_submodule(self, target: str) -> nn.Module:
         """A part of the model by its name, which may begin like an attribute, such as `layers`."""
@@ -249,8 +236,8 @@ class PipelineModel(nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""
-        for module in self.stage_modules.values():
-            module.compile_layers(*args, **kwargs)
+        for layer in self.own_layers().values():
+            layer.compile(*args, **kwargs)
 
     def own_layers(self) -> dict[str, nn.Module]:
         """This rank's layers by name, as they are called.
@@ -260,10 +247,6 @@ class PipelineModel(nn.Module):
         """
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
-    def _build(self, seed: int) -> dict[int, nn.Module]:
-        places = (place for stage in self.own for place in self._places[stage])
-        return {place: built(self.layers.layers[place], place, seed) for place in places}
-
     def _stage_module(self, stage: int, modules: dict[int, nn.Module]) -> StageModule:
         places = self._places[stage]
         leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
@@ -272,25 +255,26 @@ class PipelineModel(nn.Module):
         return StageModule(self.layers, places, sorted(leaving), [modules[place] for place in places])
 
     def _held(self) -> dict[str, tuple[int, int]]:
+        """Rank and size of each parameter, in the order of the layers."""
         mine: list[tuple[int, dict[str, int]]] = []
         for module in self.stage_modules.values():
             sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
             for place in module.places:
-                layer = self.layers.layers[place].name
-                mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
+                own = f"{self._names[place]}."
+                mine.append((place, {name: size for name, size in sizes.items() if name.startswith(own)}))
         everybody = self.mesh.pipeline.gather(mine)
         held = [(place, sizes, rank) for rank, own in enumerate(everybody) for place, sizes in own]
         in_order = sorted(held, key=itemgetter(0))
         return {name: (rank, size) for _, sizes, rank in in_order for name, size in sizes.items()}
 
-    def _tied(self, tied: Sequence[tuple[str, ...]]) -> tuple[Tie, ...]:
+    def _ties(self, tied: Sequence[tuple[str, ...]]) -> tuple[Tie, ...]:
         held = self._held()
         groups = [group for theirs in self.mesh.pipeline.gather(list(tied)) for group in theirs]
         return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
 
 
-def _check_alike(said: Mapping[str, object], group: Group) -> None:
-    first, *others = group.gather(dict(said))
+def _check_alike(given: Mapping[str, object], group: Group) -> None:
+    first, *others = group.gather(dict(given))
     for rank, theirs in enumerate(others, start=1):
         for name, value in first.items():
             if theirs[name] != value:
@@ -307,7 +291,7 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
         if not isinstance(layer.build, nn.Module):
             continue
         for part in layer.build.modules():
-            if not (any(True for _ in part.parameters()) or any(True for _ in part.buffers())):
+            if next(part.parameters(), None) is None and next(part.buffers(), None) is None:
                 continue  # an activation: each rank may have one of its own
             first = modules.setdefault(id(part), layer.name)
             if first != layer.name:
@@ -321,33 +305,27 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
 
 
 def _separate(modules: Iterable[nn.Module]) -> None:
+    """Give each layer its own copy of a parameter that layers share."""
     seen: dict[int, nn.Module] = {}
     for module in modules:
         copies: dict[int, nn.Parameter] = {}
         for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
-                if seen.setdefault(id(parameter), module) is not module:
-                    if has_gradient_hooks(parameter):
-                        raise ArgumentError(
-                            f"`{name}` of {part} is shared by layers and has a hook, which the copies in stages would "
-                            f"not call; change the gradient in the forward (`torch.autograd.Function`).",
-                            field=name,
-                        )
-                    own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                    copy = copies.setdefault(id(parameter), own)
-                    setattr(part, name, copy)
-                    seen[id(copy)] = module
+                if hasattr(parameter, "placements"):  # a DTensor, without importing its class
+                    raise _unfit(part, name, "is cut over ranks (tensor parallelism); give the model uncut")
+                if seen.setdefault(id(parameter), module) is module:
+                    continue
+                if has_gradient_hooks(parameter):
+                    advice = "change the gradient in the forward (`torch.autograd.Function`)"
+                    raise _unfit(part, name, f"is shared by layers and has a hook, which copies don't call; {advice}")
+                own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                copy = copies.setdefault(id(parameter), own)
+                setattr(part, name, copy)
+                seen[id(copy)] = module
 
 
-def _check_whole(modules: Iterable[nn.Module]) -> None:
-    for part in (part for module in modules for part in unwrapped(module).modules()):
-        for name, parameter in part.named_parameters(recurse=False):
-            if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
-                raise ArgumentError(
-                    f"`{name}` of {part} is cut over ranks (tensor parallelism), which stages can't hold; give the "
-                    f"model uncut.",
-                    field=name,
-                )
+def _unfit(part: nn.Module, name: str, reason: str) -> ArgumentError:
+    return ArgumentError(f"stages can't hold `{name}` of {type(part).__name__}: it {reason}.", field=name)
 
 
 def pipeline_of(model: nn.Module) -> Group:

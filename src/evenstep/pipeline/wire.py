@@ -31,9 +31,11 @@ _SECOND = 1  # the channel of second pieces
 _HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
 _GRACE_S = 2.0  # between the end of a rank's connections and its note of why
 _KINDS = ("output", "gradient", "state", "prediction")
-_BETWEEN_STAGES = {
-    **{Op.RECEIVE_INPUT: "output", Op.RECEIVE_GRADIENT: "gradient"},
-    **{Op.SEND_OUTPUT: "output", Op.SEND_GRADIENT: "gradient"},
+_KIND = {
+    Op.RECEIVE_INPUT: "output",
+    Op.RECEIVE_GRADIENT: "gradient",
+    Op.SEND_OUTPUT: "output",
+    Op.SEND_GRADIENT: "gradient",
 }
 
 
@@ -237,7 +239,7 @@ class Edges:
         self._coming, self._begun = {}, {}
         for action in plan:
             if action.op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
-                address = Address(_BETWEEN_STAGES[action.op], action.peer, action.stage, action.microbatch)
+                address = Address(_KIND[action.op], action.peer, action.stage, action.microbatch)
                 self._coming.setdefault(self._rank_of[action.peer], deque()).append(address)
         for rank in self._coming:
             for _ in range(AHEAD):
@@ -264,7 +266,7 @@ class Edges:
         (self._handed if here else self._leaving)[address] = tree
 
     def send(self, action: Action) -> None:
-        address = Address(_BETWEEN_STAGES[action.op], action.stage, action.peer, action.microbatch)
+        address = Address(_KIND[action.op], action.stage, action.peer, action.microbatch)
         self.wire.send(address, self._leaving.pop(address), self._rank_of[action.peer])
 
     def receive(self, action: Action) -> None:
@@ -275,7 +277,7 @@ class Edges:
         rank = self._rank_of[action.peer]
         self._make_room(rank)
         if self.wire.by_device:
-            address = Address(_BETWEEN_STAGES[action.op], action.peer, action.stage, action.microbatch)
+            address = Address(_KIND[action.op], action.peer, action.stage, action.microbatch)
             while address not in self._read:
                 self._read_next(rank)
 

@@ -150,30 +150,12 @@ def test_code_that_looks_at_gradients_before_the_kernel_gets_what_is_to_be_stepp
         torch.testing.assert_close(mine, wanted)
 
 
-def test_groups_of_a_fused_optimizer_that_are_not_fused_are_scaled_before_the_step() -> None:
-    def stepped(**second: bool) -> list[Tensor]:
-        parameters = made()
-        groups = [{"params": parameters[:1]}, {"params": parameters[1:], **second}]
-        optimizer = torch.optim.SGD(groups, lr=1.0, fused=True)
-        grads = gradients(parameters)
-        build_apply(Stepper(optimizer), clip_norm=0.5, device=CPU)(grads, squared_norm(grads), 3.0)
-        return [parameter.detach() for parameter in parameters]
-
-    for mine, wanted in zip(stepped(fused=False), stepped(fused=True), strict=True):
-        torch.testing.assert_close(mine, wanted)
-
-
 def test_a_divisor_of_zero_is_not_finite() -> None:
     parameters = made()
     grads = gradients(parameters)
     for defer in (False, True):
         apply = build_apply(Stepper(torch.optim.SGD(parameters, fused=True)), clip_norm=None, device=CPU, defer=defer)
         assert float(apply(grads, squared_norm(grads), torch.tensor(0.0)).aborted) == 1.0
-
-
-def test_the_norm_of_three_times_five_twos_is_the_root_of_sixty() -> None:
-    assert float(squared_norm([torch.full((5,), 2.0)] * 3)) == pytest.approx(60)
-    assert float(squared_norm([])) == 0.0
 
 
 def test_sparse_gradients_are_coalesced_before_their_norm() -> None:

@@ -66,26 +66,19 @@ def test_an_average_of_a_short_run_follows_its_parameters_by_default() -> None:
     assert averaged(average, model) > 170
 
 
-def test_a_resumed_average_has_the_same_bits() -> None:
+def test_a_skipped_update_moves_nothing_and_a_resumed_average_has_the_same_bits() -> None:
     model, other = line(), line()
     average, again = Average(Ema(decay=0.99), model), Average(Ema(decay=0.99), other)
     for update in range(1, 9):
         moved(model, update**0.5)
         average.after_update(update)
         if update == 5:
+            average.after_update(update, torch.tensor(1.0))
             again.load_state_dict({name: one.clone() for name, one in average.state_dict().items()})
     for update in range(6, 9):
         moved(other, update**0.5)
         again.after_update(update)
     assert torch.equal(average.state_dict()["weight"], again.state_dict()["weight"])
-
-
-def test_an_update_that_the_device_has_skipped_moves_nothing() -> None:
-    model = line()
-    average = following(model, decay=0.5)
-    moved(model, 4.0)
-    average.after_update(1, torch.tensor(1.0))
-    assert averaged(average, model) == 0.0
 
 
 def test_the_model_has_its_own_values_after_an_error_too() -> None:

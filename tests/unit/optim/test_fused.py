@@ -167,30 +167,6 @@ def test_a_step_that_somebody_watches_or_has_replaced_is_taken_as_torch_takes_it
     assert told == ["hook", "mine"]
 
 
-def test_a_class_whose_step_was_replaced_before_it_was_built_is_not_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    for kind in (torch.optim.Adam, torch.optim.AdamW):
-        monkeypatch.setattr(kind, "step", lambda self, closure=None: told.append("replaced"))
-    side = Side("adamw", take_step)
-    side.update(1, ())
-    assert told == ["replaced"]
-
-
-def test_groups_of_several_formats_are_torchs_to_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    both: list[list[nn.Parameter]] = []
-    calls = counted(monkeypatch)
-    for step in (take_step, lambda optimizer: optimizer.step()):
-        parameters = [nn.Parameter(torch.ones(3, dtype=one)) for one in (torch.float32, torch.float64)]
-        optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
-        for number in range(3):
-            for one in parameters:
-                one.grad = torch.full_like(one, 0.1 + number)
-            step(optimizer)
-        both.append(parameters)
-    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
-    assert len(calls) == 6
-
-
 def test_a_sparse_gradient_is_refused_as_torch_refuses_it_and_nothing_has_changed() -> None:
     side = Side("adamw", take_step)
     side.update(1, ())

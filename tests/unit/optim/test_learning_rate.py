@@ -18,14 +18,6 @@ def sgd(*rates: float, **more: object) -> SGD:
     return SGD(groups)
 
 
-def test_without_a_schedule_rates_are_left_as_they_are_set() -> None:
-    optimizer = sgd(0.5)
-    rates = LearningRates(optimizer, None, 10)
-    assert rates(1) == [0.5]
-    optimizer.param_groups[0]["lr"] = 0.25
-    assert rates(2) == [0.25] and optimizer.param_groups[0]["lr"] == 0.25
-
-
 def test_a_rate_that_somebody_else_has_set_is_refused_by_name_where_a_schedule_would_undo_it() -> None:
     optimizer = sgd(0.5, 0.1)
     rates = LearningRates(optimizer, Constant(), 10)
@@ -94,9 +86,3 @@ def test_each_groups_rate_is_a_metric_by_the_groups_name_or_number() -> None:
     named = SGD([{"params": [torch.zeros(1, requires_grad=True)], "name": name} for name in ("body", "head")], lr=1)
     assert LearningRates(named, None, 1).names == ["train/lr", "train/lr/head"]
     assert LearningRates(sgd(1, 1, 1, name="same"), None, 1).names == ["train/lr", "train/lr/1", "train/lr/2"]
-
-
-def test_a_group_without_a_rate_has_no_metric() -> None:
-    optimizer = sgd(0.5)
-    del optimizer.param_groups[0]["lr"]
-    assert LearningRates(optimizer, None, 1)(1) == []

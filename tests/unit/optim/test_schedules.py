@@ -179,14 +179,6 @@ def test_wsd_rises_is_stable_and_falls_to_the_end(shape: Any, remaining: Any) ->
     assert found[-1] == 0.1
 
 
-def test_the_stable_part_of_wsd_may_be_empty() -> None:
-    schedule = Wsd(warmup_updates=20, decay_updates=10, shape="linear", end_factor=0.0)
-    schedule.check(30)
-    assert factors(schedule, 30, 30)[18:22] == pytest.approx([0.95, 1.0, 0.9, 0.8])
-    constant = Wsd(warmup_updates=5, decay_updates=0)
-    assert factors(constant, 30) == factors(Constant(warmup_updates=5), 30)
-
-
 def test_tri_stage_rises_holds_and_falls_exponentially() -> None:
     u = np.arange(1.0, 31.0)
     fall = np.exp(np.log(0.05) * np.clip((u - 12) / 10, 0, 1))
@@ -196,12 +188,6 @@ def test_tri_stage_rises_holds_and_falls_exponentially() -> None:
     assert schedule(22, 30) == schedule(30, 30) == 0.05
     whole = TriStage(warmup_updates=5, hold_updates=7)
     assert (whole(30, 30), whole(21, 30)) == (0.01, pytest.approx(0.1, rel=1e-12))
-
-
-def test_polynomial_with_warm_up_and_end_factor() -> None:
-    left = np.linspace(1, 0, 16)
-    expected = [0.2, 0.4, 0.6, 0.8, *(0.1 + 0.9 * left**2)]
-    assert factors(Polynomial(warmup_updates=5, power=2.0), 20, 20) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_step_counts_from_the_end_of_the_warm_up_and_stops_falling() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import OutOfMemoryError
 from evenstep.keys import branch
+from evenstep.optim import rounded
 from evenstep.optim.apply import build_apply
 from evenstep.optim.masters import MasterStepper
 from evenstep.optim.optimizers import joined, parts_of
@@ -44,6 +46,20 @@ def named(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
     return {f"p{number}": one for number, one in enumerate(parameters)}
 
 
+def rounding(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], **options: Any) -> RoundedStepper:
+    """Stepper of the parameters, which become 16 bits wide if they are not."""
+    for one in parameters:
+        one.data = one.data if one.dtype in FORMATS else one.data.bfloat16()
+        one.grad_dtype = torch.float32
+    names = {id(one): name for name, one in named(parameters).items()}
+    return RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0, **options)
+
+
+def give(parameters: list[nn.Parameter], update: int) -> None:
+    for one, gradient in zip(parameters, gradients(update), strict=True):
+        one.grad = gradient
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_masters_are_stepped_to_the_bit_as_float32_parameters_are(name: str, format: torch.dtype) -> None:
@@ -75,8 +91,7 @@ def test_the_loss_scale_is_taken_out_once_with_plain_sgd(clip: float | None, fus
         stepper: Any = MasterStepper(sgd, {"w": weight}, torch.float16)
     else:
         weight.data = weight.data.half()
-        weight.grad_dtype = torch.float32
-        stepper = RoundedStepper(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
+        stepper = rounding(sgd, [weight])
     weight.grad = torch.tensor([0.75, 1.0]) * scale  # of norm 1.25
     apply = build_apply(stepper, clip_norm=clip, device=CPU)
     applied = apply([weight.grad], weight.grad.square().sum(), scale, 1)
@@ -96,8 +111,7 @@ def test_updates_far_below_the_last_bit_add_up(format: torch.dtype) -> None:
             stepper: Any = MasterStepper(sgd, {"w": weight}, format)
         else:
             weight.data = weight.data.to(format)
-            weight.grad_dtype = torch.float32
-            stepper = RoundedStepper(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
+            stepper = rounding(sgd, [weight])
         for update in range(1, 1001):
             weight.grad = torch.full((256,), -(2.0**-14))
             stepper.step(update)
@@ -105,45 +119,29 @@ def test_updates_far_below_the_last_bit_add_up(format: torch.dtype) -> None:
         assert mean == pytest.approx(1 + 1000 * 2**-14, rel=2e-3)
 
 
-def test_what_somebody_writes_into_a_parameter_counts_and_nothing_else_changes() -> None:
+def test_masters_follow_elements_that_were_written_and_no_others() -> None:
     weight = nn.Parameter(torch.tensor([1.001, 2.002, 3.003]))
-    sgd = torch.optim.SGD([weight], lr=1.0)
-    stepper = MasterStepper(sgd, {"w": weight}, torch.bfloat16)
-    kept = stepper.masters["w"].clone()
-    with torch.no_grad():
-        weight[1] = -5.0
-    weight.grad = torch.zeros(3)
-    stepper.step(1)
-    assert stepper.masters["w"].tolist() == [kept[0].item(), -5.0, kept[2].item()]
-
-
-def test_values_put_away_and_back_leave_the_masters_as_they_are() -> None:
-    weight = nn.Parameter(torch.tensor([1.001, 2.002]))
-    sgd = torch.optim.SGD([weight], lr=1.0)
-    stepper = MasterStepper(sgd, {"w": weight}, torch.bfloat16)
-    before, kept = stepper.masters["w"].clone(), weight.detach().clone()
+    stepper = MasterStepper(torch.optim.SGD([weight], lr=1.0), {"w": weight}, torch.bfloat16)
+    first, _, last = stepper.masters["w"].tolist()
+    kept = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(9.0)  # as an average does for an evaluation
         weight.copy_(kept)
-    weight.grad = torch.zeros(2)
+        weight[1] = -5.0
+    weight.grad = torch.zeros(3)
     stepper.step(1)
-    assert torch.equal(stepper.masters["w"], before)
+    assert stepper.masters["w"].tolist() == [first, -5.0, last]
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "several"])
 def test_stepping_in_pieces_gives_the_bits_of_stepping_at_once(name: str) -> None:
     results: list[list[Tensor]] = []
     for piece_bytes in (1, 1 << 20):
-        parameters = weights()
-        for one in parameters:
-            one.data = one.data.bfloat16()
-            one.grad_dtype = torch.float32
+        parameters = [nn.Parameter(one.detach().bfloat16()) for one in weights()]
         optimizer = OPTIMIZERS[name](parameters)
-        names = {id(one): key for key, one in named(parameters).items()}
-        stepper = RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0, piece_bytes=piece_bytes)
+        stepper = rounding(optimizer, parameters, piece_bytes=piece_bytes)
         for update in range(1, 4):
-            for one, gradient in zip(parameters, gradients(update), strict=True):
-                one.grad = gradient
+            give(parameters, update)
             stepper.step(update)
         states = [value for one in parameters for value in optimizer.state[one].values() if isinstance(value, Tensor)]
         assert all(value.dtype == torch.float32 for value in states)
@@ -160,14 +158,9 @@ def test_an_optimizer_of_ones_own_is_stepped_once() -> None:
             super().step()
 
     parameters = weights()
-    for one in parameters:
-        one.data = one.data.half()
-        one.grad_dtype = torch.float32
     counting = Counting(parameters, lr=0.1)
-    names = {id(one): key for key, one in named(parameters).items()}
-    stepper = RoundedStepper(counting, names, seed=1, first_element=lambda tensor: 0, piece_bytes=1)
-    for one, gradient in zip(parameters, gradients(1), strict=True):
-        one.grad = gradient
+    stepper = rounding(counting, parameters, piece_bytes=1)
+    give(parameters, 1)
     stepper.step(1)
     assert counting.steps == 1
 
@@ -175,8 +168,7 @@ def test_an_optimizer_of_ones_own_is_stepped_once() -> None:
 def test_parameters_without_a_gradient_stay_as_they_are() -> None:
     one, other = (nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
     adamw = torch.optim.AdamW([one, other], lr=0.1)
-    stepper = RoundedStepper(adamw, {id(one): "a", id(other): "b"}, seed=1, first_element=lambda tensor: 0)
-    one.grad_dtype = torch.float32
+    stepper = rounding(adamw, [one, other])
     one.grad = torch.ones(2)
     stepper.step(1)
     assert other.tolist() == [1.0, 1.0] and other not in adamw.state and one in adamw.state
@@ -209,10 +201,7 @@ def test_state_that_a_step_puts_in_the_place_of_another_or_gives_up_is_what_is_s
     if masters:
         stepper: Any = MasterStepper(optimizer, named(parameters), torch.bfloat16)
     else:
-        names = {id(one): name for name, one in named(parameters).items()}
-        for one in parameters:
-            one.data = one.data.bfloat16()
-        stepper = RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0)
+        stepper = rounding(optimizer, parameters)
     for update in (1, 2):
         for one in parameters:
             one.grad_dtype = torch.float32
@@ -304,25 +293,16 @@ def test_what_the_format_has_is_not_moved(format: torch.dtype) -> None:
     assert torch.equal(narrow, values)
 
 
-@given(rows=st.integers(1, 9), cut=st.integers(0, 9), seed=st.integers(0, 3))
-def test_shards_are_rounded_as_the_whole_is(rows: int, cut: int, seed: int) -> None:
-    wide = torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
-    whole, cut = torch.empty(rows, 5, dtype=torch.bfloat16), min(cut, rows)
-    round_into(whole, wide, branch=seed)
-    parts = torch.empty_like(whole)
-    round_into(parts[:cut], wide[:cut], branch=seed, first=0, size=wide.numel())
-    round_into(parts[cut:], wide[cut:], branch=seed, first=5 * cut, size=wide.numel())
-    assert torch.equal(parts, whole)
-
-
-def test_shards_across_blocks_are_rounded_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstep.optim.rounded._BLOCK", 8)
-    wide = torch.randn(50, generator=torch.Generator().manual_seed(1))
-    whole, parts = torch.empty(50, dtype=torch.bfloat16), torch.empty(50, dtype=torch.bfloat16)
-    round_into(whole, wide, branch=1)
-    for begin, end in ((0, 13), (13, 16), (16, 41), (41, 50)):
-        round_into(parts[begin:end], wide[begin:end], branch=1, first=begin, size=50)
-    assert torch.equal(parts, whole)
+@given(block=st.sampled_from([8, 1 << 22]), rows=st.integers(1, 9), cut=st.integers(0, 9), seed=st.integers(0, 3))
+def test_shards_are_rounded_as_the_whole_is(block: int, rows: int, cut: int, seed: int) -> None:
+    with patch.object(rounded, "_BLOCK", block):
+        wide = torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
+        whole, cut = torch.empty(rows, 5, dtype=torch.bfloat16), min(cut, rows)
+        round_into(whole, wide, branch=seed)
+        parts = torch.empty_like(whole)
+        round_into(parts[:cut], wide[:cut], branch=seed, first=0, size=wide.numel())
+        round_into(parts[cut:], wide[cut:], branch=seed, first=5 * cut, size=wide.numel())
+        assert torch.equal(parts, whole)
 
 
 def test_which_way_is_keyed_by_update_and_parameter() -> None:

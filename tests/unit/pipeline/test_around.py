@@ -1,7 +1,5 @@
 """What a model has around its layers, and what a layer is called with: refused by name where stages would go wrong."""
 
-from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from torch import Tensor, nn
 
 from evenstep import Engine, Task
 from evenstep.errors import TaskError
-from evenstep.parallel import Mesh, Single
 from evenstep.pipeline import Layer, PipelineModel
 
 
@@ -56,37 +53,6 @@ def test_what_a_later_stage_takes_may_not_be_changed_in_place_and_the_advice_wor
         assert output(False, "inverted").tolist() == output(False, "last").tolist() == written
 
 
-class Halved(nn.Module):
-    """Halves what it is given, in place unless a copy is made."""
-
-    def __init__(self, copies: bool) -> None:
-        super().__init__()
-        self.copies = copies
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / 2 if self.copies else x.div_(2)
-
-
-def restored(on_ranks: Callable[..., list[Any]], task: Task, schedule: str, *, copies: bool = True) -> list[Any]:
-    """The weight of the last layer after an update, on one process without stages, and on two ranks."""
-    torch.manual_seed(0)
-    chains = [nn.Sequential(Halved(copies), nn.Tanh(), nn.Tanh(), nn.Linear(2, 2)) for _ in range(3)]
-    for chain in chains[1:]:
-        chain.load_state_dict(chains[0].state_dict())
-
-    def act(group: Any) -> list[Any]:
-        chain = chains[-1 if group is None else group.rank]
-        mesh = None if group is None else Mesh.of(group, pipeline=2)
-        model = chain if mesh is None else PipelineModel(chain, mesh=mesh, schedule=schedule)
-        optimizer = torch.optim.SGD([{"params": list(model.parameters())}], lr=0.1)
-        strategy = None if mesh is None else Single(mesh.data)
-        engine = Engine(model, deepcopy(task), optimizer, strategy=strategy, device="cpu")
-        engine.update(microbatches=[{"x": torch.ones(3, 2)}, {"x": torch.full((2, 2), 2.0)}])
-        return [one.tolist() for one in model.parameters()]
-
-    return [act(None), *(one for one in on_ranks(2, act) if one)]
-
-
 class Normed(nn.Module):
     """A body whose norm stays in evaluation mode by a `train` of the model's own."""
 
@@ -119,21 +85,6 @@ def test_a_train_of_the_models_own_is_called_and_what_is_in_evaluation_mode_stay
     assert [part.training for part in whole.body] == [True, False, False]
     assert model.training
     assert torch.equal(whole.body[1].running_mean, torch.zeros(2))
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("around", [False, True])
-def test_a_train_of_the_models_own_is_called_also_where_the_model_comes_in_evaluation_mode(
-    staged: bool, around: bool
-) -> None:
-    own = Normed()
-    whole = (nn.Sequential(own, nn.Identity()) if around else own).eval()
-    model = PipelineModel(whole, stages_per_rank=2) if staged else whole
-    engine = Engine(model, Sum(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-    engine.update(torch.arange(6.0).view(3, 2))
-    assert model.training
-    assert [part.training for part in own.body] == [True, False, True]
-    assert torch.equal(own.body[1].running_mean, torch.zeros(2))
 
 
 def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained_in_stages_as_it_is_whole() -> None:

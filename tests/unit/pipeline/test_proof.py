@@ -217,40 +217,30 @@ def test_the_plans_below_are_damaged_from_good_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes", "says"),
+    ("was", "becomes"),
     [
-        ("0RG0:1 0SO1:1", "0SO1:1 0RG0:1", "for ever: rank 0 at action 3, 0SO1:1, rank 1 at action 3, 1SG0:0"),
-        ("0F1 0RG0:1 0SO1:1", "0RG0:1 0SO1:1 0F1", "rank 0, action 3, 0SO1:1: 0F1 must come before it, but it comes l"),
-        ("1RI0:0 ", "", r"rank 1 must do 1RI0:0 \(RECEIVE_INPUT of stage 1\), but its plan lacks it"),
-        ("1F0", "1F0 1F0", "rank 1 must do 1F0 once, but its plan holds it 2 times"),
-        ("1SG1:0", "1SG1:1", "between the stages 1 and 1 nothing is to be sent"),
-        ("1SG1:0", "1SG7:0", "7 is not among the 2 micro-batches"),
-        ("0B0", "1B0", r"rank 0 must not do 1B0: it owns the stages \[0\]"),
-        ("0B0", "0I0", "rank 0 must do 0W0"),
-        ("0B0", "0B0 0W0", "backward of inputs or weights for the same stage"),
-        ("0A 0B1 0R", "0B1 0A 0R", "0 of its backwards are still to come"),
-        ("0A 0B1 0R", "0A 0R 0B1", "REDUCE must come after all backwards of stage 0, but 1"),
-        ("0B0 0RG1:1 0A 0B1", "0A 0B0 0RG1:1 0B1", "2 of its backwards are still to come"),
+        ("0RG0:1 0SO1:1", "0SO1:1 0RG0:1"),
+        ("0F1 0RG0:1 0SO1:1", "0RG0:1 0SO1:1 0F1"),
+        ("1RI0:0 ", ""),
+        ("1F0", "1F0 1F0"),
+        ("1SG1:0", "1SG1:1"),
+        ("1SG1:0", "1SG7:0"),
+        ("0B0", "1B0"),
+        ("0B0", "0I0"),
+        ("0B0", "0B0 0W0"),
+        ("0A 0B1 0R", "0B1 0A 0R"),
+        ("0A 0B1 0R", "0A 0R 0B1"),
+        ("0B0 0RG1:1 0A 0B1", "0A 0B0 0RG1:1 0B1"),
+        ("1RI0:0 1F0 1B0 1SG0:0 1RI1:0", "1RI1:0 1RI0:0 1F0 1B0 1SG0:0"),
+        (GOOD.split("\n")[2], ""),
     ],
 )
-def test_what_is_wrong_is_named(was: str, becomes: str, says: str) -> None:
+def test_a_fault_in_a_plan_is_refused(was: str, becomes: str) -> None:
     assert was in GOOD
     with pytest.raises(PlanError):
         check(read_plans(GOOD.replace(was, becomes)), LAYOUT, range(2))
 
 
-def test_messages_in_another_order_on_both_ends_are_refused() -> None:
-    first, second = GOOD.split("\n")[1:3]
-    crossed = second.replace("1RI0:0 1F0 1B0 1SG0:0 1RI1:0", "1RI1:0 1RI0:0 1F0 1B0 1SG0:0")
-    with pytest.raises(PlanError):
-        check(read_plans(f"{first}\n{crossed}"), LAYOUT, range(2))
-
-
 def test_more_activations_than_allowed_are_refused() -> None:
     with pytest.raises(PlanError):
         check(read_plans(GOOD), LAYOUT, range(2), max_live=1)
-
-
-def test_a_plan_for_each_rank_is_needed() -> None:
-    with pytest.raises(PlanError):
-        check(read_plans(GOOD)[:1], LAYOUT, range(2))

@@ -120,15 +120,6 @@ def test_an_unknown_action_is_an_error() -> None:
     assert log.said == []
 
 
-def test_an_error_in_a_forward_is_the_callers() -> None:
-    class Failing(Log):
-        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        run(sequential([0]), Failing())
-
-
 def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:
     class Failing(Log):
         def backward(self, loss: Tensor, microbatch: int) -> None:

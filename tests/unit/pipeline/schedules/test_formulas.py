@@ -3,12 +3,10 @@
 Costs are whole numbers that 1 to 4 stages per rank divide; peaks are counted in activations of one stage.
 """
 
-from collections.abc import Sequence
-
 import pytest
 
 from evenstep.errors import PlanError
-from evenstep.pipeline import SCHEDULES, Layout, Op
+from evenstep.pipeline import SCHEDULES, Layout
 from evenstep.tools.planning.simulate import Cost, Costs, Simulation, simulate
 
 P = range(2, 9)
@@ -84,37 +82,6 @@ def test_zb_v_has_no_bubble_between_first_and_last_action(ranks: int) -> None:
         assert max(done.peak_bytes) == 2 * ranks
 
 
-def warm_ups(name: str, ranks: int, count: int, stages: int | None = None) -> list[int]:
-    """How many forwards stand before the first turn of a forward and a backward."""
-    plans = SCHEDULES[name].order(SCHEDULES[name].layout(ranks, stages), range(count))
-    firsts = [next(place for place, action in enumerate(plan) if action.op is not Op.FORWARD) for plan in plans]
-    total = count * (stages or 1)
-    return [first if first == total else first - 1 for first in firsts]
-
-
-@pytest.mark.parametrize("ranks", P)
-def test_warm_ups_are_the_published_ones(ranks: int) -> None:
-    for count in (1, ranks, 2 * ranks, 4 * ranks):
-        expected = [min(ranks - rank - 1, count) for rank in range(ranks)]
-        got = warm_ups("1f1b", ranks, count)
-        assert all(g == e or (g == count and e == count - 1) for g, e in zip(got, expected, strict=True))
-    for stages in range(2, 5):
-        for count in (2 * ranks, 4 * ranks):
-            assert warm_ups("interleaved", ranks, count, stages) == [
-                2 * (ranks - rank - 1) + (stages - 1) * ranks for rank in range(ranks)
-            ]
-
-
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_any_number_of_microbatches_makes_a_complete_update(name: str) -> None:
-    for ranks in (1, 2, 3, 5):
-        schedule = SCHEDULES[name]
-        layout = schedule.layout(ranks)
-        for count in (*range(2 * ranks + 2), 17):
-            plans = schedule.plans(layout, range(count))  # which checks them
-            assert all(str(plan[-1]).endswith("R") for plan in plans)
-
-
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -126,8 +93,3 @@ def test_any_number_of_microbatches_makes_a_complete_update(name: str) -> None:
 def test_a_layout_that_does_not_fit_is_refused(name: str, layout: Layout) -> None:
     with pytest.raises(PlanError):
         SCHEDULES[name].plans(layout, range(4))
-
-
-def test_the_table_is_by_name() -> None:
-    names: Sequence[str] = [schedule.name for schedule in SCHEDULES.values()]
-    assert list(SCHEDULES) == names
