@@ -26,7 +26,7 @@ def check_whole(task: object, model: nn.Module) -> None:
     name = type(task).__name__
     if isinstance(model, PipelineModel):
         raise ArgumentError(
-            f'of models in stages only those of `layers_of` are trained, by a plain `CausalLM()`, but the task is '
+            f"of models in stages only those of `layers_of` are trained, by a plain `CausalLM()`, but the task is "
             f'`{name}`; use `strategy="fsdp"`.',
             field="model",
         )
