@@ -18,8 +18,15 @@ from .test_language import padded
 
 Made = Callable[..., nn.Module]
 GPT2 = {
-    "model_type": "gpt2", "vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 3, "n_head": 2,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    "model_type": "gpt2",
+    "vocab_size": VOCABULARY,
+    "n_positions": 16,
+    "n_embd": 16,
+    "n_layer": 3,
+    "n_head": 2,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
 }
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 MODELS = {
