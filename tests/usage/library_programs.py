@@ -10,7 +10,6 @@ from launched import digest
 from torch import nn
 
 from evenstep import Hook, Logging, MapData, Task, Trainer
-from evenstep.errors import EvenstepError
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -65,12 +64,3 @@ def interrupted(folder: str) -> tuple[str, int, list[str]]:
     except KeyboardInterrupt as error:
         said = str(error)
     return said, trainer.progress.update, sorted(path.name for path in Path(folder, "checkpoints").iterdir())
-
-
-def used(folder: str) -> str:
-    """What a rank says about a folder that another run has trained in."""
-    try:
-        trainer_of(strategy="ddp", folder=folder, log=Logging(writers=())).train()
-    except EvenstepError as error:
-        return str(error)
-    return "trained"

@@ -1,6 +1,5 @@
 """What the tests of parameters and of the trainer's surface run on ranks: small models, trained by plain loops too."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +21,6 @@ def three_layers() -> nn.Module:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     model[0].requires_grad_(False)
     return model
-
-
-class Complex(nn.Module):
-    """One complex parameter, and a real one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.phase = nn.Parameter(torch.randn(3, 4, dtype=torch.complex128))
-        self.head = nn.Linear(4, 1).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head((x.to(torch.complex128) @ self.phase).abs())
-
-
-class TwoFormats(nn.Module):
-    """A layer in float32, then one in float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.narrow, self.wide = nn.Linear(3, 4), nn.Linear(4, 1).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.wide(self.narrow(x.float()).double())
-
-
-class WithEmpty(nn.Module):
-    """A parameter without elements beside usual ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.none = nn.Parameter(torch.zeros(0, 3, dtype=torch.float64))
-        self.line = nn.Linear(3, 1).double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.line(x) + (x @ self.none.T).sum(-1, keepdim=True)
-
-
-MODELS: Mapping[str, Callable[[], nn.Module]] = {
-    "three layers": three_layers,
-    "complex": Complex,
-    "two formats": TwoFormats,
-    "empty": WithEmpty,
-}
 
 
 def freezing(model: nn.Module, update: int) -> None:
@@ -168,13 +121,6 @@ def outside(strategy: str) -> tuple[dict[str, list[float]], list[bool], list[str
     return numbers_of(trainer), [one.grad is not None for one in model[2].parameters()], said
 
 
-def trained(model: str, strategy: str, clip: float | None = 0.05) -> dict[str, list[float]]:
-    """The parameters of a run of one of MODELS."""
-    trainer = trainer_of(MODELS[model](), strategy, train=Training(clip_norm=clip))
-    trainer.train()
-    return numbers_of(trainer)
-
-
 def given_differently(differences: list[str]) -> dict[str, str]:
     """What is said on this rank where rank 1 is given something else."""
     from launched import group_of_ranks
@@ -207,31 +153,6 @@ def given_differently(differences: list[str]) -> dict[str, str]:
         except ReplicaError as error:
             said[what] = str(error)
     return said
-
-
-def called_on_one_rank(method: str, folder: Path) -> None:
-    """Rank 1 calls a method of a trainer, and then all train."""
-    from launched import group_of_ranks
-
-    from evenstep import MapData
-    from evenstep.parallel import Ddp
-
-    group = group_of_ranks()
-    evaluated = MapData(SAMPLES, global_batch_size=8, shuffle=False)
-    trainer = trainer_of(three_layers(), "", strategy=Ddp(group), folder=folder, evaluations=evaluated)
-    if group.rank == 1:
-        getattr(trainer, method)()
-    trainer.train()
-
-
-def another_rate_on_each_rank() -> int:
-    """The updates of a run whose ranks have other learning rates."""
-    import os
-
-    model = three_layers()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (1 + int(os.environ["RANK"])))
-    trainer = trainer_of(model, "ddp", optimizer=optimizer)
-    return trainer.train().update
 
 
 def changed_on_one_rank(what: str) -> int:

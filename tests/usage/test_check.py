@@ -34,14 +34,6 @@ def run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return act
 
 
-def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
-    assert run("train", "run.toml")[0] == 0
-    checked, trained = (run(command, "run.toml") for command in ("check", "train"))
-    assert checked[0] == trained[0] == 1
-    assert "exists already" in checked[2]
-    assert checked[2] == trained[2]
-
-
 def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(run: Command, recipe: Path) -> None:
     (recipe / "runs" / "tiny").mkdir(parents=True)
     (recipe / "runs" / "tiny" / "config.toml").write_text("")
@@ -49,12 +41,6 @@ def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(run: Comman
     assert code == 1
     assert "exists already" in err
     assert "ranks " not in out
-
-
-def test_what_is_computed_again_is_told_by_name(run: Command) -> None:
-    code, out, err = run("check", "run.toml", "--train.memory.checkpoint", "layers.[13]")
-    assert code == 0, err
-    assert "memory      computed again in the backward: 2 modules, layers.1, layers.3\n" in out
 
 
 def test_a_run_that_goes_on_is_tried_from_where_it_is(run: Command) -> None:

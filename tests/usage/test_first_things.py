@@ -81,15 +81,3 @@ def test_a_norm_whose_square_overflows_is_not_finite() -> None:
     aborted = engine.update((torch.full((8, 2), 1e12), torch.full((8, 1), 1e13)))
     assert isinstance(aborted, evenstep.Aborted)
     assert isinstance(engine.explain(aborted)[1], NonFiniteError)
-
-
-def _with(**members: Any) -> evenstep.Trainer:
-    model = nn.Linear(2, 1)
-    task = type("Own", (Line,), members)()
-    data = evenstep.MapData(PAIRS, global_batch_size=4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    return evenstep.Trainer(model=model, task=task, optimizer=optimizer, data=data, updates=2, device="cpu")
-
-
-def _loss(**given: Any) -> Any:
-    return lambda self, output, batch: evenstep.Loss((output - batch[1]).square().sum(), **given)

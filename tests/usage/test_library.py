@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from launched import on_ranks
 from torch import nn
 from torch.utils.data import (
     DataLoader,
-    Dataset,
-    IterableDataset,
 )
 
 from evenstep import (
@@ -28,7 +25,6 @@ from evenstep import (
     Hook,
     Logging,
     MapData,
-    Reading,
     Skip,
     Stop,
     StreamData,
@@ -36,13 +32,10 @@ from evenstep import (
     Trainer,
 )
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
-from evenstep.cli.train import train_to_end
 from evenstep.errors import ArgumentError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.optim.schedules import Cosine, Linear
-from evenstep.parallel import Group, Single
-from evenstep.process import EXIT_DONE
-from refused import refused
+from evenstep.parallel import Single
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -126,18 +119,6 @@ def test_what_comes_later_than_the_state_that_a_run_goes_on_from_is_set_aside_in
     assert torch.equal(again.model.weight, trainer.model.weight)
 
 
-def test_a_run_that_begins_at_the_checkpoint_of_another_may_not_write_into_a_third(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path / "a").train()
-    trainer_of(folder=tmp_path / "b").train()
-    trainer = trainer_of(folder=tmp_path / "b", updates=6)
-    trainer.resume(tmp_path / "a")
-    with pytest.raises(ArgumentError):
-        trainer.train()
-    trainer = trainer_of(folder=tmp_path / "c", updates=6)
-    trainer.resume(tmp_path / "a")
-    assert trainer.train().update == 6
-
-
 def test_a_run_that_failed_at_its_first_update_can_be_tried_again_in_its_folder(tmp_path: Path) -> None:
     class Wrong(Line):
         def loss(self, output: Any, batch: Any) -> Any:
@@ -146,24 +127,6 @@ def test_a_run_that_failed_at_its_first_update_can_be_tried_again_in_its_folder(
     with pytest.raises(ValueError, match="my mistake"):
         trainer_of(folder=tmp_path, task=Wrong()).train()
     assert trainer_of(folder=tmp_path).train().update == 4
-
-
-def test_a_run_killed_before_its_first_checkpoint_is_resumed_from_the_beginning(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, checkpoint=Checkpointing(keep_last=0)).train()
-    trainer = trainer_of(folder=tmp_path)
-    assert trainer.resume() is None
-    assert trainer.train().update == 4
-
-
-def test_training_again_goes_on_in_its_own_folder(tmp_path: Path) -> None:
-    class Stop(Hook):
-        def after_update(self, event: Any) -> None:
-            if event.update == 2:
-                self.trainer.request_stop("enough")
-
-    trainer = trainer_of(folder=tmp_path, hooks=Stop())
-    assert trainer.train().outcome == "stopped"
-    assert trainer.train().outcome == "done"
 
 
 # What a folder alone keeps.
@@ -200,14 +163,6 @@ def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
     assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
 
 
-def test_without_folder_and_watcher_nothing_is_said_or_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trainer_of().train()
-    assert capsys.readouterr().out == ""
-    assert not list(tmp_path.iterdir())
-
-
 def test_without_folder_and_watcher_python_s_logger_tells_incidents_unless_writers_were_given(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -219,41 +174,6 @@ def test_without_folder_and_watcher_python_s_logger_tells_incidents_unless_write
 
     assert any("the data ended after 2 updates, before the 3" in said for said in train(Logging()))
     assert not train(Logging(writers=()))
-
-
-def test_a_stream_that_is_trained_and_evaluated_on_at_once_is_refused() -> None:
-    stream = iter(PAIRS)
-    with refused(ArgumentError, "evaluations"):
-        trainer_of(
-            data=StreamData(stream, global_batch_size=4),
-            evaluations=StreamData(stream, global_batch_size=4, limit_batches=1),
-        )
-    sets = {"valid": StreamData(PAIRS, global_batch_size=4)}  # which begins anew for each
-    assert trainer_of(data=StreamData(PAIRS, global_batch_size=4), evaluations=sets).train().update == 4
-
-
-class Unreadable(Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return PAIRS[index if index != 3 else 99]
-
-
-def test_samples_that_an_evaluation_leaves_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    data = MapData(Unreadable(), global_batch_size=4, shuffle=False, reading=Reading(skip_failing=True))
-    trainer_of(evaluations=data).train()
-    [said] = [record.getMessage() for record in caplog.records if record.name == "evenstep"]
-    assert said.startswith("left out: sample 3 of the dataset raised IndexError")
-
-
-def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> None:
-    states = []
-    for folder in (tmp_path / "a", None):
-        trainer = trainer_of(folder=folder)
-        trainer.train()
-        states.append(trainer.state_dict()["storage"])
-    assert states[0] == states[1]
 
 
 def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tmp_path: Path) -> None:
@@ -352,28 +272,6 @@ def test_sigterm_saves_and_ends_the_script_with_the_exit_code_of_the_command_lin
     assert f"evenstep: stopped by {number.name} after update 2, saved in" in capfd.readouterr().err
 
 
-class StopsAndIsEnded(Hook):
-    """Stops the run for good; while that is saved, the job is ended."""
-
-    def after_update(self, event: Any) -> None:
-        if event.update == 2:
-            self.trainer.request_stop("good enough")
-
-    def before_save(self, event: Any) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_run_that_a_hook_has_stopped_does_not_ask_to_be_run_again_when_sigterm_comes_meanwhile(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        trainer_of(folder=tmp_path, hooks=StopsAndIsEnded()).train()
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert "evenstep: ended by SIGTERM, after a hook had stopped the run for good at update 2" in capfd.readouterr().err
-    trainer = trainer_of(folder=tmp_path / "other", hooks=StopsAndIsEnded())
-    assert train_to_end(trainer, Group(), prints_end=False) == EXIT_DONE
-
-
 def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer_of(folder=tmp_path, hooks=Raise(signal.SIGINT, signal.SIGINT)).train()
@@ -453,32 +351,3 @@ def test_ctrl_c_on_one_rank_stops_and_saves_on_all(tmp_path: Path) -> None:
     said = f"stopped by Ctrl-C after update 2, saved in {tmp_path}/checkpoints/step-00000002"
     assert all(result[0].startswith(said) for result in results), results
     assert [result[1:] for result in results] == [(2, ["step-00000002"])] * 2
-
-
-def test_a_used_folder_is_refused_on_all_ranks(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path).train()
-    results = on_ranks(2, library_programs.used, str(tmp_path))
-    assert all("is another run's" in result for result in results), results
-
-
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter(PAIRS)
-
-
-# Mistakes.
-
-
-# Errors of one's own code.
-
-
-class Labels(Line):
-    def loss(self, output: Any, batch: Any) -> Any:
-        raise KeyError("labels")
-
-
-def shown(trainer: Trainer) -> list[str]:
-    """What Python prints of the error that training ends with."""
-    with pytest.raises(Exception) as raised:
-        trainer.train()
-    return "".join(traceback.format_exception(raised.value)).strip().splitlines()

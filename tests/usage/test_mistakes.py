@@ -117,8 +117,3 @@ def test_ranks_say_the_number_of_the_update_that_a_hook_or_sample_fails_for(monk
     one = trainer(hooks=[Looks()], data=MapData(Samples(points()), global_batch_size=8))
     one.train()
     assert len(seen) == 3 + 3 * 8 and all(wanted == said for wanted, said in seen)
-
-
-def engine() -> Engine:
-    model = nn.Linear(4, 1)
-    return Engine(model, Square(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")

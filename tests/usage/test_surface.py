@@ -11,11 +11,8 @@ from launched import Failed, on_ranks
 from surface_programs import SAMPLES, UPDATES, optimizer_of, plain, three_layers, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Failures, Hook, Logging, MapData, Task
-from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
-from evenstep.optim.schedules import Cosine
-from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision
-from evenstep.train import Retry
+from evenstep import Hook, Logging, MapData, Task
+from evenstep.errors import ArgumentError, CheckpointError
 from refused import refused
 
 FAST = [(1, "single"), (2, "ddp"), (2, "ordered-zero1"), (2, "fsdp"), (2, "ordered-fsdp")]
@@ -59,20 +56,6 @@ def test_a_run_in_the_midst_of_unfreezing_is_gone_on_with_exactly(ranks: int, st
         assert on_ranks(ranks, programs.unfreezing, strategy, folder)[0] == undisturbed
 
 
-def test_what_the_user_has_frozen_since_stays_frozen_when_a_run_is_resumed() -> None:
-    first = trainer_of(three_layers(), "single", hooks=[Act(2, lambda it: it.model[0].requires_grad_(True))])
-    first.train()
-    model = three_layers()
-    again = trainer_of(model, "single", updates=8)
-    again.load_state_dict(first.state_dict())
-    assert model[0].weight.requires_grad  # as the run had it
-    model = three_layers()
-    model[2].requires_grad_(False)
-    other = trainer_of(model, "single", updates=8)
-    other.load_state_dict(first.state_dict())
-    assert model[0].weight.requires_grad and not model[2].weight.requires_grad
-
-
 @pytest.mark.parametrize(("ranks", "strategy"), FAST)
 def test_parameters_that_are_not_in_the_optimizer_stay_as_they_are_and_are_named(ranks: int, strategy: str) -> None:
     model = three_layers()
@@ -101,10 +84,6 @@ class Act(Hook):
             self._act(self.trainer)
 
 
-def put_another_layer(trainer: Any) -> None:
-    trainer.model[2] = nn.Linear(4, 4).double()
-
-
 def add_an_adapter(trainer: Any) -> None:
     trainer.model.adapter = nn.Linear(1, 1).double()
 
@@ -113,76 +92,17 @@ def take_a_layer_out(trainer: Any) -> None:
     del trainer.model[4]
 
 
-def freeze_all(trainer: Any) -> None:
-    trainer.model.requires_grad_(False)
-
-
 @pytest.mark.parametrize(
     ("act", "error", "field"),
     [
-        (put_another_layer, ArgumentError, "2.weight"),
         (add_an_adapter, ArgumentError, "adapter.weight"),
         (take_a_layer_out, ArgumentError, "4.weight"),
-        (freeze_all, TaskError, ""),
     ],
 )
 def test_a_model_or_optimizer_that_is_changed_in_mid_run_is_refused_by_name(act: Any, error: Any, field: str) -> None:
     model = three_layers()
     with refused(error, field):
         trainer_of(model, "single", hooks=[Act(3, act)]).train()
-
-
-def test_a_layer_unfrozen_that_the_optimizer_does_not_hold_is_refused_by_name() -> None:
-    model = three_layers()
-    optimizer = optimizer_of([*model[2].parameters(), *model[4].parameters()])
-    hook = Act(2, lambda trainer: trainer.model[0].requires_grad_(True))
-    with refused(ArgumentError, "0.weight"):
-        trainer_of(model, "single", optimizer=optimizer, hooks=[hook]).train()
-    model = three_layers()
-    groups = [{"params": [*model[2:].parameters()]}, {"params": [*model[0].parameters()]}]  # as it says
-    before = model[0].weight.detach().clone()
-    trainer_of(model, "single", optimizer=optimizer_of(groups), hooks=[hook]).train()
-    assert not torch.equal(model[0].weight, before)
-
-
-# --- what is refused when the trainer is built ---
-
-
-@pytest.mark.parametrize("precision", [None, Bf16Mixed(), Fp16Mixed()])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bit_parameters_without_masters_are_refused_by_name(precision: Any, dtype: torch.dtype) -> None:
-    model = three_layers().to(dtype)
-    with pytest.raises(ArgumentError):
-        trainer_of(model, "single", precision=precision)
-    assert all(not one.requires_grad or one.dtype == dtype for one in model.parameters())
-
-
-def test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant() -> None:
-    class Cast(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.bfloat16()).double()
-
-    model = Cast(nn.Linear(3, 1)).bfloat16()
-    precision = FullPrecision(bfloat16_parameters=True)
-    assert trainer_of(model, "single", precision=precision).train().update == UPDATES
-    with pytest.raises(ArgumentError):
-        trainer_of(model.half(), "single", precision=precision)
-
-
-def test_16_bit_parameters_that_are_frozen_are_fine_until_they_are_unfrozen() -> None:
-    class Lora(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = nn.Linear(3, 1).bfloat16().requires_grad_(False)
-            self.adapter = nn.Linear(3, 1).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.adapter(x) + self.base(x.bfloat16()).double()
-
-    assert trainer_of(Lora(), "single").train().update == UPDATES
-    hook = Act(2, lambda trainer: trainer.model.base.requires_grad_(True))
-    with pytest.raises(ArgumentError):
-        trainer_of(Lora(), "single", hooks=[hook]).train()
 
 
 # --- learning rates ---
@@ -261,24 +181,6 @@ def test_a_rate_that_a_hook_sets_stays_and_is_resumed(tmp_path: Path) -> None:
     assert again.train().metrics["train/lr"] == 0.01
 
 
-def test_a_run_with_an_lr_schedule_is_rewound_and_resumed_without_a_complaint(tmp_path: Path) -> None:
-    model = three_layers()
-    stop = Act(3, lambda trainer: trainer.request_stop("half"))
-    trainer = trainer_of(model, "single", lr_schedule=Cosine(), hooks=[stop], folder=tmp_path / "run")
-    trainer.train()
-    trainer.resume()  # in place, as a rewind does
-    assert trainer.train().update == UPDATES
-    again = trainer_of(three_layers(), "single", lr_schedule=Cosine(), folder=tmp_path / "run", updates=8)
-    again.resume()
-    assert again.train().update == 8
-
-
-def test_another_rate_on_each_rank_is_found_before_the_first_update() -> None:
-    for failed in on_ranks(2, programs.another_rate_on_each_rank):
-        assert isinstance(failed, Failed) and failed.startswith("ReplicaError"), failed
-        assert "`optimizer.param_groups[0].lr` is" in failed and "on rank 1" in failed
-
-
 def test_what_ranks_were_given_differently_is_named_before_anything_is_sent() -> None:
     wanted = {
         "width": "`model.2.weight` is float64 [6, 4] on rank 1 and float64 [4, 4] on rank 0",
@@ -286,7 +188,7 @@ def test_what_ranks_were_given_differently_is_named_before_anything_is_sent() ->
         "format": "`model.0.weight` is float32 [4, 3] on rank 1 and float64 [4, 3] on rank 0",
         "buffer": "`model.seen` is absent on rank 1 and float32 [2] on rank 0",
         "strategy": "`strategy` is Fsdp on rank 1 and Ddp on rank 0",
-        "check_loss": "`check_loss` is False on rank 1 and True on rank 0",
+        "check_loss": "`train.check_loss` is False on rank 1 and True on rank 0",
         "cut": "`data.micro_batch_size` is 1 on rank 1 and 2 on rank 0",
         "cut of a stream": "`data.micro_batch_size` is 1 on rank 1 and 2 on rank 0",
         "log": "`log.every_updates` is 3 on rank 1 and 10 on rank 0",
@@ -297,27 +199,11 @@ def test_what_ranks_were_given_differently_is_named_before_anything_is_sent() ->
             assert words in said[what]
 
 
-@pytest.mark.parametrize("method", ["evaluate", "save", "resume"])
-def test_what_only_one_rank_calls_is_named_on_all_ranks(method: str, tmp_path: Path) -> None:
-    for failed in on_ranks(2, programs.called_on_one_rank, method, tmp_path):
-        assert isinstance(failed, Failed), failed
-
-
 @pytest.mark.parametrize("what", ["lr", "requires_grad"])
 def test_a_change_on_one_rank_only_is_found_at_the_next_update(what: str) -> None:
     failures = on_ranks(2, programs.changed_on_one_rank, what)
     assert all(isinstance(failed, Failed) for failed in failures)
     assert any("was changed on some ranks only" in failed for failed in failures), failures
-
-
-def test_the_rate_of_every_group_is_logged() -> None:
-    model = three_layers()
-    groups = [
-        {"params": [*model[2].parameters()], "lr": 0.5},
-        {"params": [*model[4].parameters()], "lr": 0.25, "name": "head"},
-    ]
-    metrics = trainer_of(model, "single", optimizer=torch.optim.SGD(groups, lr=0.1)).train().metrics
-    assert (metrics["train/lr"], metrics["train/lr/head"]) == (0.5, 0.25)
 
 
 # --- tasks, and what is set on a trainer ---
@@ -338,18 +224,6 @@ class Counting(Task):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
-
-
-def test_the_state_of_a_task_is_resumed(tmp_path: Path) -> None:
-    first = Counting()
-    trainer_of(three_layers(), "single", task=first, updates=3, folder=tmp_path / "run").train()
-    assert first.count == 12  # four micro-batches in each update
-    second = Counting()
-    again = trainer_of(three_layers(), "single", task=second, folder=tmp_path / "run")
-    again.resume()
-    assert second.count == 12
-    again.train()
-    assert second.count == 24
 
 
 def test_the_state_of_each_named_task_is_its_own_and_one_that_is_missing_is_refused() -> None:
@@ -397,26 +271,3 @@ def test_the_number_of_updates_can_be_set_between_two_calls_of_train() -> None:
     assert programs.numbers_of(trainer) == programs.numbers_of(undisturbed)
     with refused(ArgumentError, "updates"):
         trainer.updates = 8
-
-
-# --- what is said ---
-
-
-def test_a_retry_of_what_does_not_change_ends_and_says_after_how_many_tries() -> None:
-    class Bad(Task):
-        tries = 0
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            self.tries += torch.is_grad_enabled()
-            return (output * float("nan")).sum()
-
-    task, said = Bad(), list[str]()
-
-    class Listen(Hook):
-        def on_incident(self, event: Any) -> None:
-            said.append(event.message)
-
-    with pytest.raises(NonFiniteError):
-        trainer_of(three_layers(), "single", task=task, failures=Failures(non_finite=Retry()), hooks=[Listen()]).train()
-    assert task.tries <= 16  # two tries of four micro-batches, and the diagnosis of the last
-    assert said[0].endswith("It is tried again, once at most.")

@@ -52,28 +52,6 @@ def test_what_another_attempt_would_not_change_is_final(
     assert pauses == [1]
 
 
-def test_another_signal_while_ranks_end_leaves_the_exit_code_and_finds_the_handlers_of_before(
-    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> None:
-    def raising(number: int, frame: object) -> None:
-        raise SignalException("one", sigval=signal.Signals(number))
-
-    def ended(*_: object) -> int:
-        """As torch's launcher leaves its handlers, the second signal raises where the first is answered."""
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, raising)
-        try:
-            signal.raise_signal(signal.SIGUSR1)
-        except SignalException:
-            signal.raise_signal(signal.SIGTERM)
-        return EXIT_ERROR
-
-    monkeypatch.setattr(launcher, "_ended", ended)
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
-    assert launcher.launch(2, ["train"]) == EXIT_REQUEUE
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["--version"], EXIT_DONE), (["resume", "nowhere"], EXIT_ERROR), (["train"], EXIT_CONFIG)]
 )
@@ -107,12 +85,3 @@ def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkey
         launcher.end_with_parent()
         assert raised == told
         assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
-
-
-def test_processes_that_start_after_the_ranks_are_not_taken_for_ranks(
-    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
-) -> None:
-    monkeypatch.delenv("_EVENSTEP_LAUNCHER")
-    monkeypatch.setattr(launcher, "_ended", lambda *_: EXIT_DONE)
-    assert launcher.launch(2, []) == EXIT_DONE
-    assert "_EVENSTEP_LAUNCHER" not in launcher.os.environ

@@ -35,16 +35,6 @@ def test_a_resumed_run_ends_with_the_same_parameters(evenstep: Run, recipe: Path
     assert parameters(recipe / "runs" / "cut") == parameters(recipe / "runs" / "tiny")
 
 
-def test_it_works_from_anywhere_and_without_the_recipe(
-    evenstep: Run, recipe: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert evenstep("train", "run.toml", "--train.updates", "4").code == 0
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    done = evenstep("resume", str(recipe / "runs" / "tiny"), "--train.updates", "6")
-    assert done.code == 0, done.err
-    assert read_checkpoint(recipe / "runs" / "tiny").update == 6
-
-
 def test_what_was_set_when_it_was_resumed_holds_from_then_on(evenstep: Run, recipe: Path) -> None:
     evenstep("train", "run.toml", "--train.updates", "4")
     evenstep("resume", "runs/tiny", "--train.updates", "5", "--log.every_updates", "1")
@@ -70,28 +60,12 @@ def test_a_setting_that_changes_nothing_is_let_pass(evenstep: Run, monkeypatch: 
     assert evenstep("resume", "outputs/tiny").code == 2
 
 
-def test_a_run_that_is_done_is_done(evenstep: Run) -> None:
-    evenstep("train", "run.toml")
-    done = evenstep("resume", "runs/tiny")
-    assert done.code == 0
-    assert "all 6 updates are done" in done.out
-
-
 def test_a_run_without_a_checkpoint_begins_again(evenstep: Run, recipe: Path) -> None:
     evenstep("train", "run.toml")
     shutil.rmtree(recipe / "runs" / "tiny" / "checkpoints")
     done = evenstep("resume", "runs/tiny")
     assert done.code == 0, done.err
     assert "nothing saved yet: from the beginning" in done.out
-
-
-def test_a_damaged_checkpoint_is_passed_over(evenstep: Run, recipe: Path) -> None:
-    evenstep("train", "run.toml")
-    newest = recipe / "runs" / "tiny" / "checkpoints" / "step-00000006" / "model.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1] + b"!")
-    done = evenstep("resume", "runs/tiny")
-    assert done.code == 0, done.err
-    assert "runs/tiny/checkpoints/step-00000004" in done.out
 
 
 ADDED = ["--hooks.early_stop.patience_evaluations", "3", "--train.ema.decay", "0.9"]
@@ -126,14 +100,6 @@ def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(
     assert "all 6 updates are done" in dropped.out
 
 
-def test_an_early_stopped_run_goes_on_with_more_patience(evenstep: Run) -> None:
-    never = ["--hooks", '[{use = "early_stop", mode = "max", patience_evaluations = 1, min_delta = 1e9}]']
-    assert "did not improve in 1 evaluations" in evenstep("train", "run.toml", *never, "--train.updates", "12").out
-    done = evenstep("resume", "runs/tiny", "--hooks.early_stop.patience_evaluations", "9")
-    assert done.code == 0, done.err
-    assert "all 12 updates are done" in done.out
-
-
 RAISES = """
 class Regress(Regress):
     def loss(self, output, batch):
@@ -163,15 +129,6 @@ def test_the_advice_of_a_failed_run_works_when_the_recipe_is_mended_where_it_was
     assert done.code == 0, done.err
     assert f"recipe      {recipe}, as it is now" in done.out
     assert (recipe / "runs" / "tiny" / "recipe" / "parts.py").read_text() == good
-
-
-def test_a_recipe_that_is_gone_can_not_be_taken_as_it_is_now(evenstep: Run, recipe: Path) -> None:
-    assert evenstep("train", "run.toml").code == 0
-    (recipe / "runs" / "tiny" / ".copied-from").write_text(f"{recipe / 'gone'}\n")
-    done = evenstep("resume", "runs/tiny", "--recipe", "current")
-    assert done.code == 2
-    assert "is gone; give its path" in done.err
-    assert evenstep("resume", "runs/tiny", "--recipe", ".").code == 0
 
 
 def test_where_to_begin_is_not_for_resume_to_say(evenstep: Run) -> None:
@@ -236,18 +193,6 @@ def test_a_run_that_has_come_to_its_end_stops_again_at_once_until_the_number_is_
     assert read_checkpoint(recipe / "runs" / "tiny").update == update
     assert evenstep("resume", "runs/tiny", less.rpartition(".")[0], "none").code == 0
     assert read_checkpoint(recipe / "runs" / "tiny").update > update
-
-
-def test_a_run_that_can_not_be_resumed_is_not_advised_to_be_resumed(evenstep: Run, recipe: Path) -> None:
-    assert evenstep("train", "run.toml", "--train.updates", "2", "--seed", "7", "--lr_schedule", "none").code == 0
-    config = Path("runs/tiny/config.toml")
-    was = config.read_text()
-    config.write_text(was.replace("seed = 7", "seed = 1"))
-    refused = evenstep("resume", "runs/tiny", "--train.updates", "6")
-    assert refused.code == 1 and "`seed` was 7 and is now 1" in refused.err, refused.err
-    assert "continues there" not in refused.err
-    config.write_text(was)
-    assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0
 
 
 def test_the_commands_that_errors_advise_can_be_pasted_where_folders_have_spaces(evenstep: Run, recipe: Path) -> None:

@@ -11,22 +11,11 @@ import pytest
 from scripts import Script
 
 from evenstep.checkpoint import read_checkpoint
-from evenstep.process import REQUEUE, Terminated, ending, not_swallowed, stopping
+from evenstep.process import Terminated, ending, not_swallowed, stopping
 
 
 def noting(reasons: list[str]) -> Callable[..., None]:
     return lambda reason, *, requeue=False: reasons.append(reason)
-
-
-def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    reasons: list[str] = []
-    with stopping(noting(reasons)) as caught:
-        assert caught() is None
-        signal.raise_signal(signal.SIGTERM)
-        assert caught() is signal.SIGTERM
-    assert reasons == ["SIGTERM"]
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 @pytest.mark.parametrize("becomes", [None, ImportError])
@@ -45,14 +34,6 @@ def test_a_signal_that_an_import_swallows_ends_the_command_all_the_same(
     assert signal.getsignal(number) == before
 
 
-def test_a_second_ctrl_c_leaves_at_once() -> None:
-    reasons: list[str] = []
-    with pytest.raises(KeyboardInterrupt), stopping(noting(reasons)):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-    assert reasons == ["SIGINT"]
-
-
 def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenstep.process.COPIES_S", -1.0)  # as if they came far apart
     reasons: list[str] = []
@@ -63,14 +44,6 @@ def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch:
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)
     assert reasons == ["SIGUSR1"]
-
-
-@pytest.mark.parametrize("number", REQUEUE)
-def test_before_training_a_schedulers_signal_ends_the_command(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(Terminated), ending():
-        signal.raise_signal(number)
-    assert signal.getsignal(number) == before
 
 
 def test_sighup_stays_ignored_where_nohup_has_it_so() -> None:

@@ -13,10 +13,8 @@ import pytest
 
 from evenstep.cli.launch import Rank, rank_variables, submit_run, submit_to
 from evenstep.config.run import SlurmTable
-from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
 from evenstep.parallel import rank_info_of
 from evenstep.process import command
-from refused import refused
 
 JOB = SimpleNamespace(
     job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
@@ -74,15 +72,6 @@ def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
     assert executor.submitted == [Rank([*command(), "train", "run.toml"])]
 
 
-def test_tasks_keep_a_recipes_files_out_of_the_way_of_the_standard_library_as_the_command_line_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    executor = Executor()
-    submit_to(executor, JOB_OF_ONE, ["train"], name="run")
-    assert executor.submitted[0].command == [sys.executable, "-P", "-m", "evenstep", "train"]
-
-
 def test_a_task_gets_a_ranks_variables() -> None:
     variables = rank_variables(JOB)
     place = rank_info_of(variables)
@@ -90,12 +79,6 @@ def test_a_task_gets_a_ranks_variables() -> None:
     assert (place.rank, place.ranks, place.local_rank, place.address) == (0, 8, 0, "gpu07")
     other = SimpleNamespace(**(vars(JOB) | {"global_rank": 5, "local_rank": 1}))
     assert rank_variables(other)["MASTER_PORT"] == variables["MASTER_PORT"]
-
-
-def test_a_task_that_is_done_or_failed_says_so(submitit: SimpleNamespace) -> None:
-    Rank([*command(), "--version"])()
-    with pytest.raises(EvenstepError):
-        Rank([*command(), "trian"])()
 
 
 def test_a_run_that_was_stopped_and_saved_is_queued_again_by_the_first_rank(
@@ -138,20 +121,6 @@ def test_a_warning_stops_the_rank_and_waits_until_it_has_saved(
         thread.join()
         signal.signal(signal.SIGUSR2, before)
     assert answers == [((rank,), "saved\n")]
-
-
-def test_a_machine_without_slurm_is_an_error_that_says_what_to_do(
-    submitit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with refused(ArgumentError, "launch.slurm"):
-        submit_run(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
-
-
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(MissingExtraError):
-        submit_run(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
 
 
 def test_the_real_submitit_writes_a_batch_script_of_all_that(

@@ -78,15 +78,6 @@ def test_a_folder_that_exists_is_left_as_it_is(evenstep: Run, recipe: Path) -> N
     assert tree(recipe / "runs") == before
 
 
-def test_resume_auto_starts_where_there_is_nothing_and_goes_on_where_there_is(evenstep: Run, recipe: Path) -> None:
-    first = evenstep("train", "run.toml", "--resume", "auto", "--train.updates", "4", "--lr_schedule.kind", "constant")
-    again = evenstep("train", "run.toml", "--resume", "auto", "--lr_schedule.kind", "constant")
-    assert (first.code, again.code) == (0, 0)
-    assert "from the beginning" in first.out
-    assert "runs/tiny/checkpoints/step-00000004" in again.out
-    assert read_checkpoint(recipe / "runs" / "tiny").update == 6
-
-
 def test_a_new_run_can_begin_from_a_checkpoint_of_another(evenstep: Run, recipe: Path) -> None:
     evenstep("train", "run.toml", "--train.updates", "4")
     done = evenstep("train", "run.toml", "--name", "next", "--resume", "runs/tiny")
@@ -124,21 +115,6 @@ def test_a_sample_that_raises_is_named_and_what_was_saved_stays(evenstep: Run, r
     assert not (recipe / "runs" / "tiny" / ".saving-recipe").exists()
 
 
-def test_a_failure_later_in_the_run_says_how_to_go_on(evenstep: Run, recipe: Path) -> None:
-    done = evenstep("train", "run.toml", "--hooks", '[{target = "wrong.py:Fails", args = {at = 5}}]')
-    assert done.code == 1
-    assert "RuntimeError: the hook has had enough" in done.err
-    assert "wrong.py" in done.err
-    assert "Saved up to step-00000005: `evenstep resume runs/tiny` continues there" in done.err
-    assert json.loads((recipe / "runs" / "tiny" / "status.json").read_text())["state"] == "failed"
-
-
-def test_traceback_shows_the_whole_way(evenstep: Run) -> None:
-    settings = ["--model.target", "wrong.py:raising"]
-    assert "Traceback" not in evenstep("train", "run.toml", *settings).err
-    assert "in deeper" in evenstep("train", "run.toml", "--traceback", *settings).err
-
-
 def test_a_relative_path_among_the_arguments_is_relative_to_the_run_file(evenstep: Run, recipe: Path) -> None:
     (recipe / "data.py").write_text(
         "from pathlib import Path\nfrom parts import pairs\n"
@@ -151,13 +127,6 @@ def test_a_relative_path_among_the_arguments_is_relative_to_the_run_file(evenste
     assert "train 24 samples" in done.out
     saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
     assert saved["data"]["train"]["args"]["path"] == str(recipe / "count.txt")
-
-
-def test_a_date_among_the_arguments_is_kept_as_one(evenstep: Run, recipe: Path) -> None:
-    (recipe / "dated.py").write_text("from parts import Net\ndef net(since=None):\n    return Net()\n")
-    model = '{ target = "dated.py:net", args = { since = 2024-02-29 } }'
-    assert evenstep("train", "run.toml", "--model", model).code == 0
-    assert "since = 2024-02-29" in (recipe / "runs" / "tiny" / "config.toml").read_text()
 
 
 def test_the_run_outlives_its_reader(recipe: Path) -> None:
@@ -273,12 +242,3 @@ def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, mo
     done = evenstep("check", "run.toml", "--log.writers", '["wandb"]')
     assert done.code == 1
     assert "pip install 'evenstep[wandb]'" in done.err
-
-
-def test_a_profile_is_asked_for_in_two_numbers(evenstep: Run, recipe: Path) -> None:
-    done = evenstep("train", "run.toml", "--hooks.profile", "{first = 2, last = 3}")
-    assert done.code == 0, done.err
-    (table,) = (recipe / "runs" / "tiny" / "profile").glob("*.json.gz")
-    assert table.name == "updates-2-3-rank-0.trace.json.gz"
-    saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
-    assert saved["hooks"] == [{"use": "profile", "first": 2, "last": 3}]
