@@ -106,7 +106,7 @@ class Cut:
     micro_batch_tokens: int | None = None
     task: type[evenstep.Task] = Words
     build: Build = adamw
-    precision: evenstep.Precision | None = None
+    precision: evenstep.precision.Precision | None = None
 
     def difference(self) -> tuple[float, float]:
         """‖θ - θ_reference‖₂ / ‖θ_reference‖₂ after the last update, and its bound."""

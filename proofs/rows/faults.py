@@ -88,7 +88,8 @@ def rewound() -> tuple[str, str]:
     from evenstep.events import Save
 
     with tempfile.TemporaryDirectory() as folder:
-        more: dict[str, Any] = {"folder": Path(folder), "failures": evenstep.Failures(non_finite=evenstep.Rewind())}
+        failures = evenstep.Failures(non_finite=evenstep.train.Rewind())
+        more: dict[str, Any] = {"folder": Path(folder), "failures": failures}
         run = ended(1, "single", [], hooks=[Poison(5), Save(every_updates=2)], **more)
     if "rewind" not in run.kinds:
         raise RuntimeError("the run was to go back, but did not")

@@ -25,9 +25,9 @@ from rows.staged import chain
 UPDATES = 16
 
 
-def mode(precision: str) -> evenstep.Precision | str:
+def mode(precision: str) -> evenstep.precision.Precision | str:
     """Float8 is emulated, in all linear layers that can compute in it."""
-    return evenstep.Float8Mixed(layers="*", emulate=True) if precision == "float8-mixed" else precision
+    return evenstep.precision.Float8Mixed(layers="*", emulate=True) if precision == "float8-mixed" else precision
 
 
 def main(folder: Path, precision: str, pipeline: int, kill_at: tuple[int, int] | None) -> None:

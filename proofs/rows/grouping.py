@@ -18,11 +18,9 @@ import evenstep
 from evenstep import (
     Checkpointing,
     Hook,
-    Listed,
     MapData,
     Mesh,
     ParameterGroup,
-    PerGroup,
     PipelineModel,
     Trainer,
     Training,
@@ -30,6 +28,7 @@ from evenstep import (
 )
 from evenstep.errors import EvenstepError
 from evenstep.events import UpdateEvent
+from evenstep.optim.schedules import Listed, PerGroup
 from evenstep.pipeline import Layer
 
 UPDATES, LR, CLIP = 12, 0.05, 0.4

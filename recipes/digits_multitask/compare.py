@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from digits import Label, Split, digits
 from model import SharedNet
 
-from evenstep import MapData, Mixture, PcGrad, Trainer
+from evenstep import MapData, Mixture, Trainer
+from evenstep.contrib.multitask import PcGrad
 from evenstep.optim.schedules import Cosine
 from evenstep.train import Combine
 from tasks import Classify, Enclose, OfHead

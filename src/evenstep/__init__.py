@@ -15,8 +15,9 @@ from evenstep.version import __version__ as __version__
 if sys.platform == "win32":
     raise ImportError("evenstep does not run on Windows: it needs POSIX signals, locks and processes; use WSL 2.")
 
-_PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
-_NOT_STARRED = (*_PARTS, "Constant", "Histogram", "Image", "Linear", "Step", "Text")  # scripts have such names, too
+_PARTS = ("checkpoint", "contrib", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
+_NOT_STARRED = (*_PARTS, "Histogram", "Image", "Text")  # scripts have such names, too
+_SEARCHED = ("contrib.multitask", "data", "events", "optim.schedules", "parallel", "pipeline", "precision", "train")
 
 
 def __getattr__(name: str) -> object:
@@ -32,12 +33,10 @@ def __getattr__(name: str) -> object:
         return sorted(one for one in names if one not in _NOT_STARRED)
     try:
         return lazy_names(__name__, homes)[0](name)
-    except AttributeError:
-        for part in _PARTS if name[:1] != "_" else ():
-            if name in getattr(import_module(f"evenstep.{part}"), "__all__", ()):
-                raise AttributeError(
-                    f"module 'evenstep' has no attribute '{name}'; it is `evenstep.{part}.{name}`"
-                ) from None
+    except AttributeError as error:
+        for part in _SEARCHED if name[:1].isupper() else ():
+            if hasattr(import_module(f"evenstep.{part}"), name):
+                raise AttributeError(f"{error}; it is `evenstep.{part}.{name}`") from None
         raise
 
 

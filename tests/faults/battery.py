@@ -168,7 +168,9 @@ def one_sample_of_two() -> None:
 def policy_stop() -> None:
     fault = Fault(act=out_of_memory, phase="backward", update=3)
     failed(
-        train(None, [fault], failures=Failures(out_of_memory=evenstep.Stop())), OutOfMemoryError, "ran out of memory"
+        train(None, [fault], failures=Failures(out_of_memory=evenstep.train.Stop())),
+        OutOfMemoryError,
+        "ran out of memory",
     )
 
 
@@ -280,7 +282,7 @@ def nan_stops() -> None:
 
 @case("NaN gradient: skip gives the global batch up")
 def nan_skips() -> None:
-    ended = good(train(hooks=[Poison(4)], failures=Failures(non_finite=evenstep.Skip())))
+    ended = good(train(hooks=[Poison(4)], failures=Failures(non_finite=evenstep.train.Skip())))
     assert ended.trainer.progress.skipped == 1
     assert ended.update == UPDATES
     assert bool(ended.parameters.isfinite().all())
@@ -288,14 +290,14 @@ def nan_skips() -> None:
 
 @case("NaN gradient, passing: retry ends at the same bits")
 def nan_retries() -> None:
-    ended = good(train(hooks=[Poison(4)], failures=Failures(non_finite=evenstep.Retry(limit=1))))
+    ended = good(train(hooks=[Poison(4)], failures=Failures(non_finite=evenstep.train.Retry(limit=1))))
     same(ended, undisturbed(), EXACT)
 
 
 @case("NaN gradient, lasting: retry stops")
 def nan_retries_in_vain() -> None:
     failed(
-        train(hooks=[Poison(4, times=9)], failures=Failures(non_finite=evenstep.Retry(limit=2))),
+        train(hooks=[Poison(4, times=9)], failures=Failures(non_finite=evenstep.train.Retry(limit=2))),
         NonFiniteError,
         "update 4",
     )
@@ -307,7 +309,7 @@ def nan_on_one_rank(strategy: str) -> None:
             group,
             hooks=[Poison(4)] if group.rank else [],
             strategy=strategy,
-            failures=Failures(non_finite=evenstep.Skip()),
+            failures=Failures(non_finite=evenstep.train.Skip()),
         )
 
     first, second = map(good, on_ranks(2, act))
@@ -327,9 +329,11 @@ SCALE = 2.0**10
 
 def nan_in_16_mixed(ranks: int, **more: Any) -> None:
     def act(group: Any) -> Ended:
-        precision = evenstep.Fp16Mixed(initial=SCALE)
+        precision = evenstep.precision.Fp16Mixed(initial=SCALE)
         hooks = [Poison(4)] if group.rank == ranks - 1 else []
-        return train(group, hooks=hooks, precision=precision, failures=Failures(non_finite=evenstep.Skip()), **more)
+        return train(
+            group, hooks=hooks, precision=precision, failures=Failures(non_finite=evenstep.train.Skip()), **more
+        )
 
     for ended in map(good, on_ranks(ranks, act)):
         assert ended.kinds == ["non_finite"], f"one batch must be given up, but there were {ended.kinds}"
@@ -348,13 +352,13 @@ CASES += [
 @case("16-mixed, a bad batch: stop, and what is saved has the loss scale of before")
 def nan_in_16_mixed_stops() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        precision = evenstep.Fp16Mixed(initial=SCALE)
+        precision = evenstep.precision.Fp16Mixed(initial=SCALE)
         ended = train(hooks=[Poison(4)], precision=precision, folder=Path(folder))
         failed(ended, NonFiniteError, "update 4")
-        other = evenstep.Fp16Mixed(initial=1.0)
+        other = evenstep.precision.Fp16Mixed(initial=1.0)
         again = good(train(precision=other, folder=Path(folder), resume=True, new_settings=True))
         assert again.trainer.state_dict()["precision"]["scale"] == SCALE
-        same(again, good(train(precision=evenstep.Fp16Mixed(initial=SCALE))).parameters, EXACT)
+        same(again, good(train(precision=evenstep.precision.Fp16Mixed(initial=SCALE))).parameters, EXACT)
 
 
 class PoisonBackward(evenstep.Hook):
@@ -413,7 +417,7 @@ def rewound(strategy: str, ranks: int) -> None:
 
         def act(group: Any) -> Ended:
             hooks = [Poison(5), Save(every_updates=2)]
-            policy = evenstep.Rewind()
+            policy = evenstep.train.Rewind()
             return train(
                 group,
                 strategy=strategy,
@@ -439,7 +443,9 @@ CASES.append(Case("NaN gradient, passing: rewind, 2 ranks, ddp", partial(rewound
 def rewinds_to_nothing() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ended = train(
-            hooks=[Poison(3, times=9)], folder=Path(folder), failures=Failures(non_finite=evenstep.Rewind(limit=1))
+            hooks=[Poison(3, times=9)],
+            folder=Path(folder),
+            failures=Failures(non_finite=evenstep.train.Rewind(limit=1)),
         )
         failed(ended, NonFiniteError, "update 3")
 
@@ -447,7 +453,7 @@ def rewinds_to_nothing() -> None:
 @case("loss spike: rewind past the data that caused it")
 def spike_past() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        spikes = evenstep.LossSpikes(evenstep.Rewind(past_data=True), window_updates=16, threshold=20)
+        spikes = evenstep.train.LossSpikes(evenstep.train.Rewind(past_data=True), window_updates=16, threshold=20)
         more = {"folder": Path(folder), "failures": Failures(loss_spike=spikes), "updates": 20, "clip_norm": None}
         ended = good(train(hooks=[Poison(13, after=True), Save(every_updates=3)], **more))
         assert ended.kinds == ["loss_spike", "rewind"], ended.kinds
@@ -458,7 +464,7 @@ def spike_past() -> None:
 @case("loss spike: the newest checkpoint is spoiled as well, so the second rewind goes further back")
 def spike_spoiled_checkpoint() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        spikes = evenstep.LossSpikes(evenstep.Rewind(), window_updates=16, threshold=20)
+        spikes = evenstep.train.LossSpikes(evenstep.train.Rewind(), window_updates=16, threshold=20)
         more = {"folder": Path(folder), "failures": Failures(loss_spike=spikes), "updates": 20}
         ended = good(train(hooks=[Poison(12, after=True), Save(every_updates=3)], **more))
         assert ended.kinds == ["loss_spike", "rewind"] * 2, ended.kinds
@@ -468,7 +474,7 @@ def spike_spoiled_checkpoint() -> None:
 @case("loss spike, passing: rewind ends at the same bits")
 def spike_exact() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        spikes = evenstep.LossSpikes(evenstep.Rewind(), window_updates=16, threshold=20)
+        spikes = evenstep.train.LossSpikes(evenstep.train.Rewind(), window_updates=16, threshold=20)
         more = {"folder": Path(folder), "failures": Failures(loss_spike=spikes), "updates": 20}
         ended = good(train(hooks=[Poison(13, after=True), Save(every_updates=3)], **more))
         assert ended.kinds == ["loss_spike", "rewind"], ended.kinds
@@ -477,13 +483,13 @@ def spike_exact() -> None:
 
 @case("loss spike: policy stop, and a spike that is only reported")
 def spike_stops() -> None:
-    stop = evenstep.LossSpikes(evenstep.Stop(), window_updates=16, threshold=20)
+    stop = evenstep.train.LossSpikes(evenstep.train.Stop(), window_updates=16, threshold=20)
     failed(
         train(hooks=[Poison(13, after=True)], updates=20, failures=Failures(loss_spike=stop)),
         NonFiniteError,
         "the loss of update 14",
     )
-    report = evenstep.LossSpikes(window_updates=16, threshold=20)
+    report = evenstep.train.LossSpikes(window_updates=16, threshold=20)
     assert (
         "loss_spike"
         in good(train(hooks=[Poison(13, after=True)], updates=20, failures=Failures(loss_spike=report))).kinds

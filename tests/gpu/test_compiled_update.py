@@ -10,8 +10,9 @@ from ranks_programs import trained as trained_on_ranks
 from torch import Tensor, nn
 from work import ended_at, network, no_waiting, precision_of, samples
 
-from evenstep import Aborted, Committed, Ema, Engine, Failures, Loss, Task, Training
+from evenstep import Ema, Engine, Failures, Loss, Task, Training
 from evenstep.options import Checkpointing
+from evenstep.train import Aborted, Committed
 from evenstep.train.global_batch import global_batch
 
 

@@ -14,21 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import (
-    AlignedMtl,
-    Ema,
-    Failures,
-    GradNorm,
-    Loss,
-    MapData,
-    Mixture,
-    PcGrad,
-    Task,
-    Trainer,
-    Training,
-    Uncertainty,
-    is_dummy_pass,
-)
+from evenstep import Ema, Failures, Loss, MapData, Mixture, Task, Trainer, Training, is_dummy_pass
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy, Zero1

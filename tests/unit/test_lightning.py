@@ -159,11 +159,11 @@ def test_a_mean_over_some_of_the_samples_is_exact_with_their_count() -> None:
 
 def test_two_ranks_have_the_bits_of_one(on_ranks: Any) -> None:
     alone, evaluations = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 16)
-    metrics = _trainer(alone, strategy=evenstep.Ddp(), evaluations=evaluations).train().metrics
+    metrics = _trainer(alone, strategy=evenstep.parallel.Ddp(), evaluations=evaluations).train().metrics
     modules = [Classifier(), Classifier()]
 
     def act(group: Any) -> Any:
-        strategy = evenstep.Ddp(group)
+        strategy = evenstep.parallel.Ddp(group)
         return _trainer(modules[group.rank], strategy=strategy, evaluations=evaluations).train().metrics
 
     ranks = on_ranks(2, act)
@@ -445,7 +445,9 @@ def test_logged_torchmetrics_have_the_values_of_lightning_on_any_number_of_ranks
         {name: float(reference[name]) for name in names}, abs=1e-6
     )
     assert not module.auroc.preds  # states of a step are not kept
-    found = on_ranks(2, lambda group: _trainer(Measured(), strategy=evenstep.Ddp(group), **clipped).train().metrics)
+    found = on_ranks(
+        2, lambda group: _trainer(Measured(), strategy=evenstep.parallel.Ddp(group), **clipped).train().metrics
+    )
     for each in found:
         assert {name: each[f"valid/{name}"] for name in names} == pytest.approx(
             {name: metrics[f"valid/{name}"] for name in names}, rel=1e-6

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import evenstep
-from evenstep import Checkpointing, Failures, Logging, LossSpikes
+from evenstep import Checkpointing, Failures, Logging
 from evenstep.errors import ArgumentError
 from evenstep.events import WRITERS
 from evenstep.options import NonFinite, WriterName
+from evenstep.train import LossSpikes
 from evenstep.train.failures import FAILURE_POLICIES
 from evenstep.train.resolve import policies_of
 from refused import refused
@@ -61,7 +62,7 @@ def test_a_policy_that_goes_back_needs_two_checkpoints(tmp_path: Path) -> None:
     with refused(ArgumentError, "non_finite"):
         trainer(folder=tmp_path, checkpoint=kept, failures=Failures(non_finite="rewind"))
     with refused(ArgumentError, "loss_spike"):
-        spikes = LossSpikes(evenstep.Rewind())
+        spikes = LossSpikes(evenstep.train.Rewind())
         trainer(folder=tmp_path, checkpoint=kept, failures=Failures(loss_spike=spikes))
 
 

@@ -6,8 +6,9 @@ import torch
 from launched import group_of_ranks
 from torch import Tensor, nn
 
-from evenstep import Fsdp, MapData, Task, Trainer, chunked_cross_entropy
+from evenstep import MapData, Task, Trainer, chunked_cross_entropy
 from evenstep.errors import EvenstepError
+from evenstep.parallel import Fsdp
 
 
 class Scores(nn.Module):

@@ -92,7 +92,7 @@ def train(
         updates=4,
         device="cpu",
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ddp(),
-        precision=evenstep.Float8Mixed(recipe=recipe, emulate=True),
+        precision=evenstep.precision.Float8Mixed(recipe=recipe, emulate=True),
         data=evenstep.MapData(sentences(), global_batch_size=8, micro_batch_size=2),
         train=evenstep.Training(clip_norm=0.5, check_loss=False, ema=evenstep.Ema(decay=0.9), compile=compile),
         evaluations={"valid": evenstep.MapData(sentences(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},

@@ -8,7 +8,7 @@ from launched import group_of_ranks, strategy_named
 from torch import Tensor, nn
 
 import evenstep
-from evenstep import AlignedMtl
+from evenstep.contrib.multitask import AlignedMtl
 from evenstep.data import AllTasks, Mixture
 from evenstep.events import Statistics
 from evenstep.parallel import Mesh

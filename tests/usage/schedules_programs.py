@@ -12,14 +12,11 @@ from evenstep import (
     Checkpointing,
     Evaluation,
     Hook,
-    Listed,
     Logging,
     MapData,
     Mesh,
     ParameterGroup,
-    PerGroup,
     PipelineModel,
-    Single,
     Task,
     Trainer,
     Training,
@@ -29,7 +26,8 @@ from evenstep import (
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
-from evenstep.parallel import Ddp
+from evenstep.optim.schedules import Listed, PerGroup
+from evenstep.parallel import Ddp, Single
 
 POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 

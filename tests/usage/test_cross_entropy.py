@@ -4,7 +4,7 @@ import torch
 from chunked_programs import sharing, trained
 from launched import on_ranks
 
-from evenstep import Single
+from evenstep.parallel import Single
 
 
 def test_with_shards_it_is_called_in_the_forward_and_refused_outside_of_it() -> None:

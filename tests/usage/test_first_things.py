@@ -58,7 +58,7 @@ def test_fused_sgd_begins_a_parameters_momentum_when_its_first_gradient_comes(we
         model = Experts()
         engine = _engine(model, momentum=0.9, weight_decay=weight_decay, fused=fused)
         for model.updates in range(5):
-            assert isinstance(engine.update(_batch()), evenstep.Committed)
+            assert isinstance(engine.update(_batch()), evenstep.train.Committed)
         models.append(model)
     for fused, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(fused, plain, rtol=1e-6)
@@ -79,5 +79,5 @@ def test_fused_sgd_with_dampening_is_refused_before_it_changes_anything() -> Non
 def test_a_norm_whose_square_overflows_is_not_finite() -> None:
     engine = _engine(nn.Linear(2, 1))
     aborted = engine.update((torch.full((8, 2), 1e12), torch.full((8, 1), 1e13)))
-    assert isinstance(aborted, evenstep.Aborted)
+    assert isinstance(aborted, evenstep.train.Aborted)
     assert isinstance(engine.explain(aborted)[1], NonFiniteError)

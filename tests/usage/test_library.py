@@ -18,24 +18,14 @@ from torch.utils.data import (
     DataLoader,
 )
 
-from evenstep import (
-    Bf16Mixed,
-    Checkpointing,
-    Failures,
-    Hook,
-    Logging,
-    MapData,
-    Skip,
-    Stop,
-    StreamData,
-    Task,
-    Trainer,
-)
+from evenstep import Checkpointing, Failures, Hook, Logging, MapData, StreamData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ArgumentError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.optim.schedules import Cosine, Linear
 from evenstep.parallel import Single
+from evenstep.precision import Bf16Mixed
+from evenstep.train import Skip, Stop
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Engine, Group, Hook, Logging, MapData, Task, Trainer
+from evenstep import Engine, Hook, Logging, MapData, Task, Trainer
 from evenstep.errors import ArgumentError
+from evenstep.parallel import Group
 
 
 class Square(Task):

@@ -8,9 +8,10 @@ import torch
 from launched import Failed, on_ranks
 from torch import Tensor, nn
 
-from evenstep import Fp16Mixed, Logging, Precision, Task, Trainer
+from evenstep import Logging, Task, Trainer
 from evenstep.events import Statistics
 from evenstep.pipeline import PipelineModel
+from evenstep.precision import Fp16Mixed, Precision
 
 LAYOUTS = [
     ("ddp", 2, 1),

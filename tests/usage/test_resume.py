@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, GradNorm, Hook, Logging, MapData, Mixture, Task, Trainer, Training, Uncertainty
+from evenstep import Ema, Hook, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep.contrib.multitask import GradNorm, Uncertainty
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEvent, Incident, UpdateEvent
 from evenstep.precision import Fp16Mixed

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
+import evenstep.contrib.multitask
+import evenstep.optim.schedules
 from evenstep.errors import ArgumentError, HookError
 
 DATA = [(torch.full((2,), n / 8), torch.tensor([n % 3 / 2])) for n in range(16)]
@@ -47,19 +49,19 @@ def several(**train: Any) -> dict[str, Any]:
 EVALUATED = {"evaluations": evenstep.MapData(DATA, global_batch_size=4)}
 ASKED = evenstep.events.Evaluate(every_updates=1)
 KEPT: dict[str, Callable[[], dict[str, Any]]] = {
-    "`coefficients`": lambda: several(coefficients=evenstep.Uncertainty()),
-    "`combine`": lambda: several(combine=evenstep.GradNorm()),
-    "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.Skip())},
-    "`out_of_memory`": lambda: {"failures": evenstep.Failures(out_of_memory=evenstep.Retry())},
-    "`loss_spike`": lambda: {"failures": evenstep.Failures(loss_spike=evenstep.LossSpikes())},
+    "`coefficients`": lambda: several(coefficients=evenstep.contrib.multitask.Uncertainty()),
+    "`combine`": lambda: several(combine=evenstep.contrib.multitask.GradNorm()),
+    "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.train.Skip())},
+    "`out_of_memory`": lambda: {"failures": evenstep.Failures(out_of_memory=evenstep.train.Retry())},
+    "`loss_spike`": lambda: {"failures": evenstep.Failures(loss_spike=evenstep.train.LossSpikes())},
     "hook `EarlyStop`": lambda: {"hooks": [evenstep.EarlyStop(patience_evaluations=1), ASKED], **EVALUATED},
 }
 FREE: dict[str, Callable[[], dict[str, Any]]] = {
     "data": lambda: {"data": evenstep.MapData(DATA, global_batch_size=4)},
     "task": lambda: {"task": Square()},
-    "strategy": lambda: {"strategy": evenstep.Ddp()},
-    "lr_schedule": lambda: {"lr_schedule": evenstep.Cosine()},
-    "precision": lambda: {"precision": evenstep.Fp16Mixed()},
+    "strategy": lambda: {"strategy": evenstep.parallel.Ddp()},
+    "lr_schedule": lambda: {"lr_schedule": evenstep.optim.schedules.Cosine()},
+    "precision": lambda: {"precision": evenstep.precision.Fp16Mixed()},
     "train": lambda: {"train": evenstep.Training(ema=evenstep.Ema())},
     "coefficients": lambda: several(coefficients={"a": 2.0}),
     "failures": lambda: {"failures": evenstep.Failures(non_finite="skip", loss_spike="stop")},

@@ -1,5 +1,6 @@
 """Optimizers: step, parameter groups, learning rates and averages."""
 
+from evenstep.optim import schedules
 from evenstep.optim.groups import ParameterGroup
 
-__all__ = ["ParameterGroup"]
+__all__ = ["ParameterGroup", "schedules"]

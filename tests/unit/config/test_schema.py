@@ -152,8 +152,8 @@ def test_every_key_of_run_files_is_described() -> None:
     [
         (DataTable, evenstep.MapData),
         (DataTable, evenstep.StreamData),
-        (ParallelTable, evenstep.Fsdp),
-        (ParallelTable, evenstep.Processes),
+        (ParallelTable, evenstep.parallel.Fsdp),
+        (ParallelTable, evenstep.parallel.Processes),
     ],
     ids=lambda one: one.__name__,
 )

@@ -15,7 +15,7 @@ from fake_group import Fake
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from evenstep import Aborted, Checkpointing, Committed, Ema, Engine, Failures, Loss, MapData, Task, Trainer, Training
+from evenstep import Checkpointing, Ema, Engine, Failures, Loss, MapData, Task, Trainer, Training
 from evenstep.contrib.compiled_update import compilations, dynamo, graphs
 from evenstep.contrib.compiled_update.checks import check_hooks
 from evenstep.contrib.compiled_update.update import CompiledUpdate
@@ -24,6 +24,7 @@ from evenstep.events import Hook, Statistics
 from evenstep.parallel import Ddp
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed
+from evenstep.train import Aborted, Committed
 from refused import refused
 
 # torch's own, while it follows what it compiles

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Mixture, Task, Trainer, Training, Uncertainty
+from evenstep import MapData, Mixture, Task, Trainer, Training
+from evenstep.contrib.multitask import Uncertainty
 from evenstep.errors import ArgumentError
 from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.schedules import InverseSqrt

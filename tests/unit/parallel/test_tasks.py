@@ -8,16 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evenstep import (
-    AlignedMtl,
-    GradNorm,
-    MapData,
-    Mixture,
-    PcGrad,
-    Trainer,
-    Training,
-    Uncertainty,
-)
+from evenstep import MapData, Mixture, Trainer, Training
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import RoundRobin
 from evenstep.parallel import Ddp, Group, Single
 

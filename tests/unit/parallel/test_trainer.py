@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Ema, Engine, MapData, Task, Trainer, Training
+from evenstep import Ema, Engine, MapData, Task, Trainer, Training
 from evenstep.parallel import Ddp
+from evenstep.train import Aborted
 
 
 class Square(Task):

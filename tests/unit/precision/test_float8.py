@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import Float8Mixed
 from evenstep.errors import ArgumentError
-from evenstep.precision import float8
+from evenstep.precision import Float8Mixed, float8
 from evenstep.train.linear_layers import choose_linear_layers
 from refused import refused
 

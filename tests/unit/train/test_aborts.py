@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Failures, Fp16Mixed, MapData, Retry, Skip, Task, Trainer
+from evenstep import Failures, MapData, Task, Trainer
 from evenstep.errors import NonFiniteError
 from evenstep.events import Hook, Incident
+from evenstep.precision import Fp16Mixed
+from evenstep.train import Retry, Skip
 
 SCALE = 1024.0  # at which these gradients do not overflow
 

@@ -260,7 +260,7 @@ def test_a_recomputation_that_runs_out_of_memory_is_cut() -> None:
             ),
         )
     ]
-    assert all(isinstance(outcome, evenstep.Committed) for outcome in outcomes)
+    assert all(isinstance(outcome, evenstep.train.Committed) for outcome in outcomes)
     assert task.cut == 1
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Loss, Task, Training
+from evenstep import Ema, Engine, Loss, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
+from evenstep.train import Aborted, Committed
 from evenstep.train.blocks import choose_modules
 from evenstep.train.compiled import compiled_parts
 from refused import refused

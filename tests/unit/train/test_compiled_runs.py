@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Committed, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
+from evenstep import Checkpointing, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
 from evenstep.contrib.compiled_update import dynamo
 from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.events import UpdateEvent
+from evenstep.train import Committed
 
 # torch's own, while it follows what it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from evenstep import Aborted, Batch, Committed, Ema, Engine, Loss, MapData, Task, Trainer, Training
+from evenstep import Batch, Ema, Engine, Loss, MapData, Task, Trainer, Training
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp
 from evenstep.precision import Fp16Mixed
+from evenstep.train import Aborted, Committed
 from refused import refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "engine.md"

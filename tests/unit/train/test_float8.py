@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Float8Mixed, Memory, Task, Training
+from evenstep import Ema, Engine, Memory, Task, Training
 from evenstep.errors import CheckpointError
 from evenstep.pipeline import PipelineModel
+from evenstep.precision import Float8Mixed
+from evenstep.train import Aborted, Committed
 from evenstep.train.footprint import footprint, per_parameter
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")

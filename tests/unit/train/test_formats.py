@@ -11,10 +11,11 @@ import torch
 from fake_group import Fake
 from torch import Tensor, nn
 
-from evenstep import Committed, Ema, Engine, Loss, Task, Training
+from evenstep import Ema, Engine, Loss, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.parallel import Fsdp
 from evenstep.precision import PRECISIONS, Bf16True, FullPrecision
+from evenstep.train import Committed
 from evenstep.train.footprint import footprint
 from evenstep.train.number_formats import check_formats
 

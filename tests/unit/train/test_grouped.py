@@ -8,20 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import (
-    Checkpointing,
-    Hook,
-    MapData,
-    ParameterGroup,
-    PerGroup,
-    Step,
-    Task,
-    Trainer,
-    grouped_optimizer,
-)
+from evenstep import Checkpointing, Hook, MapData, ParameterGroup, Task, Trainer, grouped_optimizer
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
 from evenstep.optim.optimizers import parts_of
+from evenstep.optim.schedules import PerGroup, Step
 from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.train import described_groups
 from refused import refused

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Cosine, Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
+from evenstep import Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
 from evenstep.errors import ArgumentError
 from evenstep.events import StepEvent, UpdateEvent
+from evenstep.optim.schedules import Cosine
 from evenstep.train.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from refused import refused
 

@@ -9,25 +9,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import (
-    Checkpointing,
-    EarlyStop,
-    Engine,
-    Evaluation,
-    Failures,
-    Hook,
-    MapData,
-    PerGroup,
-    Plateau,
-    Step,
-    Task,
-    Trainer,
-)
+from evenstep import Checkpointing, EarlyStop, Engine, Evaluation, Failures, Hook, MapData, Task, Trainer
 from evenstep.contrib.multitask import Scheduled
 from evenstep.data import Position, ReadOptions, StreamData
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import EpochEvent, UpdateEvent
-from evenstep.optim.schedules import Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
+from evenstep.optim.schedules import (
+    Constant,
+    Cosine,
+    Linear,
+    Listed,
+    LrSchedule,
+    Multiplicative,
+    PerGroup,
+    Plateau,
+    Step,
+)
 from evenstep.train.resolve import lr_schedule_of
 from refused import refused
 

@@ -13,26 +13,13 @@ import torchmetrics
 from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassF1Score
 
-from evenstep import (
-    Ddp,
-    Engine,
-    Failures,
-    Fp16Mixed,
-    Hook,
-    Logging,
-    Loss,
-    MapData,
-    Mixture,
-    Retry,
-    Skip,
-    Task,
-    Trainer,
-    Training,
-)
+from evenstep import Engine, Failures, Hook, Logging, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Best, Evaluate, Storage
 from evenstep.events.metrics.meters import Meters
-from evenstep.parallel import Group, Single
+from evenstep.parallel import Ddp, Group, Single
+from evenstep.precision import Fp16Mixed
+from evenstep.train import Retry, Skip
 from refused import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:No .* samples in targets")  # torchmetrics, of short windows

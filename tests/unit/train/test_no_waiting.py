@@ -8,11 +8,11 @@ import torch
 from fake import FAKE, FusedSgd, HostWaitsError, no_waiting, on_fake
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Float8Mixed, Loss, Task, Training, chunked_cross_entropy
+from evenstep import Ema, Engine, Loss, Task, Training, chunked_cross_entropy
 from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ddp, Group, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import PRECISIONS
+from evenstep.precision import PRECISIONS, Float8Mixed
 from evenstep.train import checks as model_checks
 from evenstep.train import randomness as seeding
 

@@ -9,23 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import (
-    Checkpointing,
-    Ema,
-    Fp16Mixed,
-    Hook,
-    MapData,
-    Statistics,
-    StopBelowLr,
-    Task,
-    Trainer,
-    Training,
-)
+from evenstep import Checkpointing, Ema, Hook, MapData, Statistics, Task, Trainer, Training
 from evenstep.errors import ArgumentError, HookError, TaskError
+from evenstep.events import StopBelowLr
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
 from evenstep.optim.sharing import TORCH, Granularity, granularity, shard_refusal
 from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
+from evenstep.precision import Fp16Mixed
 from evenstep.train.checks import check_optimizer
 from refused import refused
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Best, Evaluation, Hook, Logging, MapData, PipelineModel, Save, Single, Task, Trainer
-from evenstep.events import UpdateEvent
-from evenstep.parallel import Mesh
+from evenstep import Best, Evaluation, Hook, Logging, MapData, PipelineModel, Task, Trainer
+from evenstep.events import Save, UpdateEvent
+from evenstep.parallel import Mesh, Single
 from evenstep.pipeline import Layer, Layers
 
 OnRanks = Callable[..., list[Any]]

@@ -3,9 +3,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep import LossSpikes
 from evenstep.errors import ArgumentError
 from evenstep.events import Record
+from evenstep.train import LossSpikes
 from evenstep.train.timing import Stragglers
 from refused import refused
 

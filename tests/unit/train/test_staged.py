@@ -9,26 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import (
-    Ema,
-    Failures,
-    Fp16Mixed,
-    MapData,
-    Mixture,
-    PcGrad,
-    Reading,
-    Scheduled,
-    Task,
-    Trainer,
-    Training,
-    Uncertainty,
-)
+from evenstep import Ema, Failures, MapData, Mixture, Reading, Task, Trainer, Training
+from evenstep.contrib.multitask import PcGrad, Scheduled, Uncertainty
 from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError, ReplicaError
 from evenstep.events import Hook, UpdateEvent
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
+from evenstep.precision import Fp16Mixed
 from refused import refused
 
 OnRanks = Callable[..., list[Any]]

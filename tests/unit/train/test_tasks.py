@@ -10,21 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import (
-    Batch,
-    Engine,
-    Hook,
-    Loss,
-    MapData,
-    Mixture,
-    PcGrad,
-    Scheduled,
-    Task,
-    Trainer,
-    Training,
-    Uncertainty,
-    UpdateData,
-)
+from evenstep import Batch, Engine, Hook, Loss, MapData, Mixture, Task, Trainer, Training, UpdateData
+from evenstep.contrib.multitask import PcGrad, Scheduled, Uncertainty
 from evenstep.data import AllTasks, Mixing
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Timer

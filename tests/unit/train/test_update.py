@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Failures, Fp16Mixed, Hook, Loss, MapData, Skip, Task, Trainer, Training
+from evenstep import Ema, Failures, Hook, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import NonFiniteError, TaskError
+from evenstep.precision import Fp16Mixed
+from evenstep.train import Skip
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep import AlignedMtl, GradNorm, PcGrad
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 from evenstep.train import Combine, Separate

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import AlignedMtl, Failures, Fp16Mixed, GradNorm, Loss, MapData, Mixture, PcGrad, Task, Trainer, Training
+from evenstep import Failures, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Group, ParameterLayout, Reducer, Single, Strategy
+from evenstep.precision import Fp16Mixed
 from evenstep.train import Combine, Separate, TaskWeights
 
 SIZES = {"a": 6, "b": 4, "c": 2}
@@ -127,7 +129,7 @@ def test_of_complex_gradients_the_imaginary_parts_count_as_well() -> None:
 
 
 def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: Any) -> None:
-    from evenstep import Skip
+    from evenstep.train import Skip
 
     class Bad(several.Regress):  # type: ignore[name-defined,misc]
         def loss(self, output: Any, batch: Any) -> Any:
