@@ -1,14 +1,14 @@
-"""Names of checkpoints, and the search for them. A process leaves nothing but these, whenever it dies.
+"""Names of checkpoints, the search for them, and their removal. A killed process leaves nothing but these:
 
 checkpoints/step-00001000/             a checkpoint, complete if it has a manifest:
     manifest.json, state.json, tensors.json, PART.safetensors
 checkpoints/.saving-step-00001000/     being written
 checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
 checkpoints/.removing-step-00001000/   being deleted, its manifest first
-checkpoints/left-1-step-00001000/      complete, of a course that the run has left for an earlier state
+checkpoints/left-1-step-00001000/      complete, of a run that was resumed from an earlier state
 checkpoints/.emergency-step-00001000/  claim of the rank of a failing run that saves this update
 emergency/update-00001000-part-…       part of a state that one rank of a failing run held
-latest                                 the name of the newest, for people; nothing here reads it
+latest                                 the name of the newest, for people
 """
 
 import errno
@@ -22,7 +22,7 @@ from evenstep.files import REPLACED
 
 CHECKPOINTS, EMERGENCY = "checkpoints", "emergency"
 LATEST = "latest"
-MANIFEST, STATE = "manifest.json", "state.json"
+MANIFEST, STATE, TABLE = "manifest.json", "state.json", "tensors.json"
 REMOVING, CLAIM = ".removing-", ".emergency-"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -32,18 +32,13 @@ _MAX_NAMES = 10
 
 
 def step_name(update: int) -> str:
-    """The name of the folder of the checkpoint after `update` committed updates.
-
-    Raises:
-        ArgumentError: a negative number.
+    """Name of the folder of the checkpoint after `update` committed updates.
 
     >>> step_name(1000)
     'step-00001000'
     """
     if update < 0:
-        raise ArgumentError(
-            f"`update` must be at least 0, but is {update}; give the number of committed updates.", field="update"
-        )
+        raise ArgumentError(f"`update` must be at least 0, but is {update}.", field="update")
     return f"step-{update:08d}"
 
 
@@ -68,13 +63,10 @@ def is_complete(path: Path) -> bool:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder of checkpoints, the oldest first; none if there is no folder.
-
-    A checkpoint that is being replaced counts until the new one has its name.
-    """
+    """The complete checkpoints in a folder of checkpoints, the oldest first; none if there is no folder."""
     found: dict[int, Path] = {}
     with disk_errors(f"the checkpoints in `{folder}` cannot be listed"):
-        # `.replaced-step-…` sorts before `step-…`, which so takes its place
+        # `.replaced-step-…` sorts before `step-…`, which takes its place
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             update = step_update(path.name)
             if update is not None and is_complete(path):
@@ -83,7 +75,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def without_manifest(folder: Path) -> list[Path]:
-    """The folders named as checkpoints that have lost their manifest; no process leaves one so."""
+    """Folders with the name of a checkpoint that have lost their manifest; no process leaves one so."""
     found = sorted(folder.iterdir()) if folder.is_dir() else []
     return [path for path in found if _STEP.fullmatch(path.name) and path.is_dir() and not is_complete(path)]
 
@@ -97,9 +89,7 @@ def named_by(path: Path) -> Path:
         return path
     found = checkpoints_folder(path.parent) / name
     if not is_complete(found):
-        raise CheckpointError(
-            f"`{path}` names `{name}`, but there is no such checkpoint; give another, or the run folder."
-        )
+        raise CheckpointError(f"`{path}` names `{name}`, which is no complete checkpoint; give another.")
     return found
 
 
@@ -143,7 +133,7 @@ def disk_errors(what: str) -> Generator[None]:
 def disk_error(what: str, error: OSError) -> CheckpointError:
     code = errno.errorcode.get(error.errno or 0, type(error).__name__)
     place = f" at `{error.filename}`" if error.filename else ""
-    advice = "Make the folder one that this user may write to, or put the run elsewhere."
+    advice = "Make the folder writable for this user, or put the run elsewhere."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
         advice = "Free some space, keep fewer checkpoints, or put the run on another disk."
     return CheckpointError(f"{what}: {error.strerror or error} ({code}){place}. {advice}")

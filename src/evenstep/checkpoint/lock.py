@@ -1,7 +1,6 @@
-"""A run folder belongs to one run at a time.
+"""Lock of a run folder, which belongs to one run at a time.
 
-The lock is the operating system's lock on the file `.lock`, which ends with the process that holds it. A JSON file
-beside it names the holder, for people.
+The operating system's lock on the file `.lock` ends with the process. A JSON file beside it names the holder.
 """
 
 import json
@@ -23,7 +22,7 @@ LOCK, HOLDER = ".lock", ".lock.json"
 
 @contextmanager
 def locked(folder: Path) -> Generator[str]:
-    """Hold the run folder inside the `with`; gives a sentence on the lock that was taken over, or "".
+    """Hold the run folder inside the `with`; gives a sentence on a lock that was taken over, or "".
 
     Raises:
         CheckpointError: another run holds it, or the folder cannot be written to.
@@ -36,7 +35,8 @@ def locked(folder: Path) -> Generator[str]:
     """
     lock = FileLock(folder / LOCK, thread_local=False)
     holder = folder / HOLDER
-    mine = json.dumps(_self())
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    mine = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
@@ -54,16 +54,12 @@ def locked(folder: Path) -> Generator[str]:
             (folder / LOCK).unlink(missing_ok=True)
         raise disk_error(f"the run folder `{folder}` cannot be locked", error) from error
     try:
-        yield f"took over the lock of {left}, which has ended without giving it back" if left else ""
+        yield f"took over the lock of {left}, which ended without releasing it" if left else ""
     finally:
         if holder.exists() and holder.read_text() == mine:  # else the folder was deleted, and is another run's
             holder.unlink()
             (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-
-
-def _self() -> dict[str, str | int]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _described(holder: Path) -> str:

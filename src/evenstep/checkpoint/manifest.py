@@ -25,7 +25,7 @@ FORMAT = 2
 
 @final
 class UnreadableError(CheckpointError):
-    """A checkpoint that is damaged, foreign or of another format: an older one may be sound."""
+    """A checkpoint that is damaged, foreign or of another format; an older one may be sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class FileEntry:
 
     Args:
         bytes: its size.
-        crc32: checksum of a JSON file, or of the header of a file of tensors: eight hexadecimal digits.
+        crc32: of a JSON file, or of the header of a file of tensors, as eight hexadecimal digits.
     """
 
     bytes: int
@@ -51,7 +51,7 @@ class Manifest:
         update: number of committed updates in the state.
         created: time of writing, ISO 8601, UTC.
         ranks: number of processes that wrote it together.
-        resumed_from: the checkpoint that the run went on from before it wrote this one; None for a new run.
+        resumed_from: the checkpoint that the run was resumed from; None for a new run.
         files: entry of each file by name, without the manifest itself.
     """
 
@@ -69,7 +69,7 @@ class Manifest:
 def manifest_bytes(
     update: int, files: Mapping[str, FileEntry], *, ranks: int = 1, resumed_from: str | None = None
 ) -> bytes:
-    """The content of `manifest.json` of a checkpoint that is written now."""
+    """Content of `manifest.json` of a checkpoint that is written now."""
     manifest = Manifest(
         format=FORMAT,
         evenstep=__version__,
@@ -88,24 +88,20 @@ def manifest_bytes(
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint `folder`."""
     path = folder / MANIFEST
-    with named_errors(path):
-        if not path.is_file():
-            raise UnreadableError(f"`{path}` is missing, so `{folder}` is no complete checkpoint.")
-        fields: dict[str, Any] = json_object(path.read_bytes(), path)
+    fields = _json_object(_content(path), path)
     if fields.get("format") != FORMAT:
         raise UnreadableError(
-            f"`{path}` has format {fields.get('format')}, written by evenstep {fields.get('evenstep')}, but this is "
-            f"evenstep {__version__}, which reads format {FORMAT}; read it with the evenstep that wrote it."
+            f"`{path}` has format {fields.get('format')} of evenstep {fields.get('evenstep')}, but evenstep "
+            f"{__version__} reads format {FORMAT}; read it with the evenstep that wrote it."
         )
-    checksum = fields.pop("crc32", None)
-    if checksum != _checksum(fields):
-        raise UnreadableError(f"`{path}` is damaged: its content does not have its checksum {checksum!r}.")
+    if fields.pop("crc32", None) != _checksum(fields):
+        raise damaged(path)
     files = {name: FileEntry(**entry) for name, entry in fields.pop("files").items()}
     return Manifest(**fields, files=files)
 
 
 def check_structure(path: Path) -> Manifest:
-    """Compare names and sizes of the files in the step folder `path` with its manifest, which is returned.
+    """Compare names and sizes of the files in the step folder `path` with its manifest, and give that.
 
     Raises:
         UnreadableError: for the first file that is missing or of another size.
@@ -116,8 +112,6 @@ def check_structure(path: Path) -> Manifest:
     for name, entry in manifest.files.items():
         file = path / name
         with named_errors(file):
-            if not file.is_file():
-                raise UnreadableError(f"`{file}` is missing; take an older checkpoint.")
             size = file.stat().st_size
         if size != entry.bytes:
             raise UnreadableError(
@@ -129,28 +123,14 @@ def check_structure(path: Path) -> Manifest:
 def read_json(step: Path, name: str, manifest: Manifest) -> dict[str, Any]:
     """The object in the JSON file `name` of the checkpoint `step`."""
     path = step / name
-    if name not in manifest.files:
-        raise UnreadableError(f"`{path}` is not in the manifest; take an older checkpoint.")
-    with named_errors(path):
-        data = path.read_bytes()
-    if digits(crc32(data)) != manifest.files[name].crc32:
+    data = _content(path)
+    if name not in manifest.files or digits(crc32(data)) != manifest.files[name].crc32:
         raise damaged(path)
-    return json_object(data, path)
-
-
-def json_object(data: bytes, path: Path) -> dict[str, Any]:
-    """The JSON object in the content `data` of the file `path`."""
-    try:
-        content: object = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"`{path}` is not JSON ({error}); it is damaged.") from error
-    if not isinstance(content, dict):
-        raise UnreadableError(f"`{path}` is not a JSON object; it is damaged.")
-    return cast("dict[str, Any]", content)
+    return _json_object(data, path)
 
 
 def damaged(path: Path) -> UnreadableError:
-    """The error for a file whose content does not have its checksum."""
+    """Error for a file whose content does not have its checksum."""
     return UnreadableError(f"`{path}` is damaged: its checksum differs from the written one; take an older checkpoint.")
 
 
@@ -160,7 +140,9 @@ def named_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise UnreadableError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
+        raise UnreadableError(
+            f"`{error.filename or path}` cannot be read: {error.strerror}; take an older checkpoint."
+        ) from error
 
 
 def digits(checksum: int) -> str:
@@ -169,6 +151,21 @@ def digits(checksum: int) -> str:
     '0000beef'
     """
     return f"{checksum:08x}"
+
+
+def _content(path: Path) -> bytes:
+    with named_errors(path):
+        return path.read_bytes()
+
+
+def _json_object(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        content: object = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"`{path}` is not JSON ({error}); it is damaged.") from error
+    if not isinstance(content, dict):
+        raise UnreadableError(f"`{path}` is not a JSON object; it is damaged.")
+    return cast("dict[str, Any]", content)
 
 
 def _checksum(content: object) -> str:

@@ -1,8 +1,7 @@
-"""Distribution of the pieces of sharded tensors over the ranks that write them, by torch's planner.
+"""Distribution of sharded tensors over the ranks that write them, by the planner of `torch.distributed.checkpoint`.
 
-The planner of `torch.distributed.checkpoint` knows DTensors and spreads replicated tensors over the ranks. Its storage
-is not used, as that unpickles the metadata that it reads. Importing it takes a second, so this module is imported only
-where a state has shards.
+It knows DTensors and spreads replicated tensors over the ranks. Importing it takes a second, so this module is imported
+only where a state has shards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Any, cast, final
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from evenstep.checkpoint.shard import Shard, TensorEntry, TensorPiece
 from evenstep.errors import CheckpointError, clause
@@ -38,14 +37,10 @@ class SavePlanner(DefaultSavePlanner):
     def pieces(
         self, plans: Sequence[SavePlan], files: Sequence[str], rank: int
     ) -> tuple[dict[str, Tensor], dict[str, TensorEntry]]:
-        """The pieces that this rank writes by their names in its file, and the entries of all tensors.
-
-        All ranks get the same entries from the same plans.
+        """Pieces that this rank writes by their names in its file, and entries of all tensors, equal on all ranks.
 
         Args:
-            plans: the local plans of all ranks, by rank.
-            files: names of the files of all ranks, by rank.
-            rank: of this process.
+            plans, files: local plans and names of files of all ranks, by rank.
 
         Raises:
             CheckpointError: pieces that do not make up their tensors.
@@ -62,6 +57,13 @@ class SavePlanner(DefaultSavePlanner):
             if name not in saved:
                 raise CheckpointError(f"no rank holds any of the tensor `{name}`, so it cannot be saved.", field=name)
         return mine, {name: _entry(name, one, written) for name, one in saved.items()}
+
+
+def write_item(name: str, shard: Shard, chunk: Any) -> WriteItem:
+    """Description of a block for the planner."""
+    properties = TensorProperties.create_from_tensor(shard.local)
+    data = TensorWriteData(chunk=chunk, properties=properties, size=shard.size())
+    return WriteItem(index=MetadataIndex(name, shard.offsets), type=WriteItemType.SHARD, tensor_data=data)
 
 
 def _name(index: MetadataIndex) -> str:

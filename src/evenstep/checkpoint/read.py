@@ -1,11 +1,11 @@
 """Reads a checkpoint, or the parts that a rank needs, and verifies every byte; nothing is executed.
 
-Each chunk of a tensor is compared with its checksum when a rank reads from it; `verify` compares all chunks that no
-rank has read. A path is never silently replaced by an older checkpoint; only `newest_checkpoint` falls back.
+Each chunk of a tensor is compared with its checksum when a rank reads from it; `verify` compares the chunks that no
+rank has read. Only `newest_checkpoint` falls back to an older checkpoint.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast, final
@@ -13,10 +13,10 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.folders import STATE, checkpoints_folder, complete_checkpoints, locate
+from evenstep.checkpoint.folders import STATE, TABLE, checkpoints_folder, complete_checkpoints, locate
 from evenstep.checkpoint.manifest import Manifest, UnreadableError, check_structure, damaged, read_json
 from evenstep.checkpoint.ranks import ALONE, RankGroup, together
-from evenstep.checkpoint.shard import TABLE, TensorEntry, TensorPiece, is_inside, parse_table
+from evenstep.checkpoint.shard import TensorEntry, TensorPiece, is_inside, parse_table
 from evenstep.checkpoint.state import JSON, unpack
 from evenstep.checkpoint.tensor_file import CHUNK_BYTES, SUFFIX, TensorFile
 from evenstep.errors import CheckpointError
@@ -24,7 +24,7 @@ from evenstep.errors import CheckpointError
 
 @final
 class CheckpointReader:
-    """One checkpoint, of which each rank reads what it needs.
+    """One checkpoint, of which each rank reads the parts that it needs.
 
     Args:
         path: a step folder, a folder of checkpoints or a run folder, whose newest complete one is read.
@@ -33,8 +33,8 @@ class CheckpointReader:
         path: the step folder.
         manifest: description of the checkpoint.
         tensors: entry of each tensor by `PART/TENSOR`.
-        values: by part, all that is no tensor, as `state.json` has it.
-        state: as it was given to `write_checkpoint`, after `load`; it is not to be used before `verify` has returned.
+        values: content of `state.json`: by part, all values that are no tensors.
+        state: after `load`, as it was given to `write_checkpoint`; use it only after `verify` has returned.
 
     Raises:
         CheckpointError: no checkpoint there; an UnreadableError if its files are not those of the manifest.
@@ -46,28 +46,24 @@ class CheckpointReader:
         self.values: dict[str, JSON] = read_json(self.path, STATE, self.manifest)
         self.tensors: dict[str, TensorEntry] = parse_table(read_json(self.path, TABLE, self.manifest))
         self.state: dict[str, Any] = {}
-        self._pieces: dict[str, dict[str, tuple[torch.dtype, TensorPiece]]] = {}
-        for entry in self.tensors.values():
-            for piece in entry.pieces:
-                self._pieces.setdefault(piece.file, {})[piece.name] = entry.dtype, piece
-        self._compared: dict[tuple[str, str], int] = {}  # a bit for each chunk of a piece
-        self._damaged: set[str] = set()
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="evenstep-checksum")  # while the values are copied
-        self._comparing: list[Future[None]] = []
         self._files: dict[str, TensorFile] = {}
-        self._outlines: dict[int, tuple[str, Tensor]] = {}  # by `id`; holding the outline keeps the number its own
+        self._outlines: dict[int, tuple[str, Tensor]] = {}  # by `id`, which is unique as long as the outline is held
+        self._compared: dict[tuple[str, str], set[int]] = {}  # numbers of chunks, by file and name
+        self._damaged: set[str] = set()
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="evenstep-checksum")  # while values are copied
+        self._comparing: list[Future[None]] = []
 
     @property
     def update(self) -> int:
-        """The number of committed updates in the state."""
+        """Number of committed updates in the state."""
         return self.manifest.update
 
     def load(self, is_outlined: Callable[[str], bool] | None = None, device: torch.device | str = "cpu") -> None:
         """Read the state.
 
         Args:
-            is_outlined: says of a tensor, by `PART/TENSOR`, whether its place is taken by an outline: a tensor without
-                values on the meta device, whose values `read` gives. None reads all tensors.
+            is_outlined: True for a tensor `PART/TENSOR` in whose place to put an outline: a tensor on the meta device,
+                whose values `read` gives. None reads all tensors.
             device: of the other tensors.
 
         Raises:
@@ -78,7 +74,7 @@ class CheckpointReader:
             part, _, inner = name.partition("/")
             if part not in tensors:
                 raise UnreadableError(f"`{self.path}` holds `{name}`, which `{STATE}` lacks; it is damaged.")
-            # uint8 may stand for a dtype that files do not name; `state.json` tells
+            # uint8 may stand for a dtype that files do not name, which `state.json` tells
             if is_outlined is not None and entry.dtype != torch.uint8 and is_outlined(name):
                 outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
                 self._outlines[id(outline)] = name, outline
@@ -91,18 +87,14 @@ class CheckpointReader:
             raise UnreadableError(f"`{self.path}` lacks the tensor {error.args[0]!r}; it is damaged.") from error
 
     def read(self, outline: Tensor, *, like: Tensor | None = None) -> Tensor:
-        """The values of an outline, on the CPU: whole, or the block that `like` holds, cut as it is.
-
-        Raises:
-            UnreadableError: a file that cannot be read.
-        """
+        """Values of an outline, on the CPU: whole, or the block of a DTensor `like`."""
         from torch.distributed.tensor import DTensor
 
         name, _ = self._outlines[id(outline)]
         if not isinstance(like, DTensor) or like.shape != outline.shape:
             return self.tensor(name)
-        ((offsets, sizes),) = [(chunk.offsets, chunk.sizes) for chunk in cast("Any", like).__create_chunk_list__()]
-        local = self.tensor(name, tuple(offsets), tuple(sizes)).to(like.device)
+        (chunk,) = cast("Any", like).__create_chunk_list__()
+        local = self.tensor(name, tuple(chunk.offsets), tuple(chunk.sizes)).to(like.device)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
@@ -111,8 +103,8 @@ class CheckpointReader:
         """A block of the tensor `PART/TENSOR`, or the whole tensor, in new memory of the CPU.
 
         Raises:
-            CheckpointError: there is no such tensor, or no such block of it; an UnreadableError for a file that cannot
-                be read.
+            CheckpointError: there is no such tensor, or no such block of it.
+            UnreadableError: a file that cannot be read.
         """
         entry = self.tensors.get(name)
         if entry is None:
@@ -147,15 +139,12 @@ class CheckpointReader:
         Raises:
             UnreadableError: on all ranks, if any has found a byte that differs.
         """
-        compared: dict[tuple[str, str], int] = {}
+        compared: dict[tuple[str, str], set[int]] = {}
         for each in group.gather(self._compared):
-            for place, bits in each.items():
-                compared[place] = compared.get(place, 0) | bits
-        left: list[tuple[TensorPiece, list[int]]] = []
-        for pieces in self._pieces.values():
-            for _, piece in pieces.values():
-                bits = compared.get((piece.file, piece.name), 0)
-                left.append((piece, [number for number in range(len(piece.crc32)) if not bits >> number & 1]))
+            for place, numbers in each.items():
+                compared.setdefault(place, set()).update(numbers)
+        pieces = [piece for entry in self.tensors.values() for piece in entry.pieces]
+        left = [(piece, {*range(len(piece.crc32))} - compared.get((piece.file, piece.name), set())) for piece in pieces]
         left = [(piece, numbers) for piece, numbers in left if numbers]
         names = sorted(name for name in self.manifest.files if name.endswith(SUFFIX))
 
@@ -174,18 +163,16 @@ class CheckpointReader:
 
     def _rows(self, piece: TensorPiece, begin: int, end: int) -> Tensor:
         file = self._file(piece.file)
-        place = piece.file, piece.name
-        size = math.prod(piece.sizes[1:]) * file.stored[piece.name].itemsize
-        numbers = range(begin * size // CHUNK_BYTES, -(-end * size // CHUNK_BYTES))
-        bits = self._compared.get(place, 0)
-        new = [number for number in numbers if not bits >> number & 1]
+        row_bytes = math.prod(piece.sizes[1:]) * file.stored[piece.name].itemsize
+        compared = self._compared.setdefault((piece.file, piece.name), set())
+        new = {*range(begin * row_bytes // CHUNK_BYTES, -(-end * row_bytes // CHUNK_BYTES))} - compared
         if new:
-            self._compared[place] = bits | sum(1 << number for number in new)
+            compared |= new
             self._comparing.append(self._hashing.submit(self._compare, piece, new))
         return file.rows(piece.name, begin, end)
 
-    def _compare(self, piece: TensorPiece, numbers: Sequence[int]) -> None:
-        if not self._file(piece.file).is_sound(piece.name, numbers, piece.crc32):
+    def _compare(self, piece: TensorPiece, numbers: Collection[int]) -> None:
+        if not self._file(piece.file).is_sound(piece.name, sorted(numbers), piece.crc32):
             self._damaged.add(piece.file)
 
     def _file(self, name: str) -> TensorFile:
@@ -195,11 +182,14 @@ class CheckpointReader:
                 inner: (one.dtype, tuple(one.shape), -(-one.nbytes // CHUNK_BYTES))
                 for inner, one in file.stored.items()
             }
-            if stored != {
-                inner: (dtype, piece.sizes, len(piece.crc32))
-                for inner, (dtype, piece) in self._pieces.get(name, {}).items()
-            }:
-                raise UnreadableError(f"`{file.path}` has other tensors than `{TABLE}` says; it is damaged.")
+            listed = {
+                piece.name: (entry.dtype, piece.sizes, len(piece.crc32))
+                for entry in self.tensors.values()
+                for piece in entry.pieces
+                if piece.file == name
+            }
+            if stored != listed:
+                raise UnreadableError(f"`{file.path}` has other tensors than `{TABLE}` lists; it is damaged.")
             self._files[name] = file
         return self._files[name]
 
@@ -243,9 +233,6 @@ def newest_checkpoint(folder: Path | str) -> tuple[CheckpointReader | None, list
 
     Args:
         folder: a folder of checkpoints or a run folder; need not exist.
-
-    Raises:
-        CheckpointError: a folder that cannot be listed.
 
     >>> newest_checkpoint("runs/none")
     (None, [])

@@ -1,4 +1,4 @@
-"""Deletes old checkpoints and leftovers of killed processes, and sets checkpoints aside.
+"""Deletes old checkpoints and leftovers of killed processes.
 
 A checkpoint is renamed, loses its manifest, then its data, so a half-deleted one is never taken for a checkpoint. The
 newest sound one always stays.
@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from evenstep import files
+from evenstep.arguments import require_whole
 from evenstep.checkpoint.folders import (
     CLAIM,
     LATEST,
@@ -20,7 +21,7 @@ from evenstep.checkpoint.folders import (
     step_update,
 )
 from evenstep.checkpoint.manifest import check_structure
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import CheckpointError
 from evenstep.files import REPLACED, SAVING
 
 _LEFT = {SAVING: "a save", REMOVING: "a deletion", CLAIM: "an emergency save"}
@@ -40,14 +41,14 @@ def retain(
     Args:
         folder: the folder of checkpoints.
         keep_last: how many of the newest to keep, at least 1; None keeps all.
-        keep_every_updates: also keep those whose update divides by this, at least 1; None keeps none besides.
+        keep_every_updates: also keep those whose update is a multiple of this.
         protect: names of step folders to keep besides.
 
     Returns:
         The deleted ones, the oldest first.
 
     Raises:
-        ArgumentError: a number below 1.
+        ArgumentError: `keep_last` below 1.
         CheckpointError: one that cannot be deleted.
 
     >>> retain(Path("runs/none/checkpoints"), keep_last=3)
@@ -55,15 +56,7 @@ def retain(
     """
     if keep_last is None:
         return []
-    if keep_last < 1:
-        raise ArgumentError(
-            f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.", field="keep_last"
-        )
-    if keep_every_updates is not None and keep_every_updates < 1:
-        raise ArgumentError(
-            f"`keep_every_updates` must be at least 1, or None, but is {keep_every_updates}.",
-            field="keep_every_updates",
-        )
+    require_whole("keep_last", keep_last)
     sound = {path.name: path for path in complete_checkpoints(folder) if _is_sound(path)}
     old = [sound[name] for name in superseded(list(sound), keep_last, keep_every_updates, protect)]
     for path in old:
@@ -101,21 +94,14 @@ def set_aside(path: Path) -> Path:
     name = path.name.removeprefix(REPLACED)
     names = (path.with_name(f"left-{number}-{name}") for number in count(1))
     aside = next(one for one in names if not one.exists())
-    with disk_errors(f"the checkpoint `{path}`, of a course that the run leaves, cannot be renamed"):
+    with disk_errors(f"the checkpoint `{path}`, which this run does not go on from, cannot be renamed"):
         files.rename(path, aside)
         files.sync_path(path.parent)
     return aside
 
 
 def clean_leftovers(folder: Path) -> list[str]:
-    """Remove or finish what killed saves and deletions left in a folder of checkpoints, while no save is in flight.
-
-    Returns:
-        A sentence for each leftover.
-
-    Raises:
-        CheckpointError: a leftover that cannot be deleted.
-    """
+    """Remove or finish leftovers of killed saves and deletions, while no save is in flight; gives a sentence each."""
     done: list[str] = []
     with disk_errors(f"leftovers of a killed process in `{folder}` cannot be removed"):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -125,16 +111,16 @@ def clean_leftovers(folder: Path) -> list[str]:
             left = next((what for prefix, what in _LEFT.items() if path.name.startswith(prefix)), None)
             if left is not None:
                 discard(path)
-                done.append(f"removed `{path.name}`, left by {left} that was cut off")
+                done.append(f"removed `{path.name}`, left by {left} that was interrupted")
         pointer = folder.parent / f"{SAVING}{LATEST}"
         if pointer.is_file():
             files.remove_file(pointer)
-            done.append(f"removed `{pointer.name}`, left by a save that was cut off")
+            done.append(f"removed `{pointer.name}`, left by a save that was interrupted")
     return done
 
 
 def settle_replaced(new: Path) -> str:
-    """End a replacement that was cut off: delete the old checkpoint if the new one is complete, else put it back."""
+    """End an interrupted replacement: delete the old checkpoint if the new one is complete, else put it back."""
     old = new.with_name(f"{REPLACED}{new.name}")
     if not is_complete(old) or is_complete(new):
         discard(old)
@@ -143,11 +129,11 @@ def settle_replaced(new: Path) -> str:
         discard(new)
     files.rename(old, new)
     files.sync_path(new.parent)
-    return f"put `{new.name}` back, whose replacement was cut off"
+    return f"put `{new.name}` back, whose replacement was interrupted"
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder and all in it, its manifest before anything else; of a link to a folder, the link."""
+    """Delete a folder, its manifest before anything else; of a link to a folder, the link."""
     if is_complete(folder) and not folder.is_symlink():
         files.remove_file(folder / MANIFEST)
         files.sync_path(folder)

@@ -16,7 +16,6 @@ from torch import Tensor
 from evenstep.checkpoint.state import DTYPE_NAMES
 from evenstep.errors import ArgumentError
 
-TABLE = "tensors.json"
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
@@ -25,7 +24,6 @@ class TensorPiece(NamedTuple):
 
     Args:
         offsets, sizes: of the block in the tensor, one per dimension.
-        file, name: where it is stored.
         crc32: checksum of each chunk; none before it is written.
     """
 
@@ -45,7 +43,7 @@ class TensorEntry(NamedTuple):
 
 
 def whole_entry(tensor: Tensor, file: str, name: str) -> TensorEntry:
-    """The entry of a tensor that is one piece."""
+    """The entry of a tensor of one piece."""
     shape = tuple(tensor.shape)
     return TensorEntry(tensor.dtype, shape, (TensorPiece((0,) * len(shape), shape, file, name),))
 
@@ -76,7 +74,7 @@ def _parse_piece(content: Mapping[str, Any]) -> TensorPiece:
 
 
 def is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a block lies inside a tensor of this shape."""
+    """True if a block lies inside a tensor of this shape."""
     return len(offsets) == len(sizes) == len(shape) and all(
         offset >= 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)
     )
@@ -90,7 +88,7 @@ class Shard:
     Args:
         local: the block; on a rank that holds nothing, any tensor of the same dtype without elements.
         shape: of the whole tensor.
-        offsets: where the block begins in it, one per dimension.
+        offsets: first element of the block in it, one number per dimension.
 
     Raises:
         ArgumentError: a block that is not inside the tensor.
@@ -118,23 +116,14 @@ class Shard:
         return self.local.numel() == 0 and 0 not in self.shape
 
     def size(self) -> torch.Size:
-        """The shape of the whole tensor."""
+        """Shape of the whole tensor."""
         return torch.Size(self.shape)
 
-    # The planner of torch.distributed.checkpoint asks an object for its pieces by these three methods.
+    # the planner of torch.distributed.checkpoint asks an object for its pieces by these three methods
     def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+        from evenstep.checkpoint.planning import write_item
 
-        properties = TensorProperties.create_from_tensor(self.local)
-        return [
-            WriteItem(
-                index=MetadataIndex(fqn, self.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
-            )
-            for chunk in self.__create_chunk_list__()
-        ]
+        return [write_item(fqn, self, chunk) for chunk in self.__create_chunk_list__()]
 
     def __create_chunk_list__(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata

@@ -1,8 +1,8 @@
 """Files of tensors in the safetensors format, with a checksum of each 128 KiB of a tensor.
 
-The library writes and reads the files. Checksums are kept beside them, so a rank that reads a part of a tensor
-verifies the chunks of that part alone. A tensor that is read has memory of its own, aligned as a fresh one is, so a
-resumed run computes the same bits. Reference: https://huggingface.co/docs/safetensors
+Checksums are kept beside the files, so a rank that reads a part of a tensor verifies the chunks of that part alone. A
+tensor that is read has memory of its own, aligned as a fresh one is, so that a resumed run computes the same bits.
+Reference: https://huggingface.co/docs/safetensors
 """
 
 import os
@@ -26,12 +26,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 class WrittenTensors(NamedTuple):
-    """A file of tensors that was written.
-
-    Args:
-        entry: its size, and the checksum of its header.
-        checksums: of the chunks of each tensor by name.
-    """
+    """A file of tensors: its entry, and the checksums of each tensor's chunks by name."""
 
     entry: FileEntry
     checksums: Mapping[str, Sequence[int]]
@@ -39,7 +34,7 @@ class WrittenTensors(NamedTuple):
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
     """Write and sync the new file `path` of tensors by name; those that are not on the CPU are copied first."""
-    values = {name: _plain(tensor) for name, tensor in tensors.items()}
+    values = {name: one.detach().resolve_conj().resolve_neg().cpu().contiguous() for name, one in tensors.items()}
     summed = in_background(lambda: {name: checksums(value) for name, value in values.items()})
     save(path, values)
     files.sync_path(path)
@@ -49,7 +44,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
 
 
 def save(path: Path, values: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors of the CPU into the file `path`, of the mode of any new file."""
+    """Write contiguous CPU tensors into the file `path`, of the mode of any new file."""
     specs = {
         name: TensorSpec(
             dtype=str(value.dtype).removeprefix("torch."),
@@ -77,21 +72,12 @@ def checksums(value: Tensor) -> list[int]:
     >>> checksums(torch.zeros(2)), len(checksums(torch.zeros(1 << 15, 2)))
     ([1696784233], 2)
     """
-    data = bytes_of(value)
+    data = _bytes_of(value)
     return [crc32(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    # torch gives no bytes of stride 0, at which one element is contiguous as well
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 class TensorFile:
     """A file of tensors, mapped into memory: values are read from the disk when they are used.
-
-    Args:
-        path: of a file in the safetensors format.
 
     Attributes:
         stored: its tensors by name, in memory that is the file's.
@@ -109,7 +95,7 @@ class TensorFile:
             raise UnreadableError(f"`{path}` is no whole safetensors file ({error}); it is damaged.") from error
 
     def header_crc32(self) -> str:
-        """Checksum of all that stands before the values."""
+        """Checksum of the bytes before the values."""
         with named_errors(self.path):
             size = self.path.stat().st_size
             return _header_crc32(self.path, size - sum(value.nbytes for value in self.stored.values()))
@@ -120,17 +106,18 @@ class TensorFile:
         return (stored[begin:end] if stored.ndim else stored).clone()
 
     def is_sound(self, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
-        """True if the chunks with these numbers have their checksums; `checksums` has one for each chunk."""
-        data = bytes_of(self.stored[name])
+        """True if the chunks with these numbers have their checksums."""
+        data = _bytes_of(self.stored[name])
         return all(
             crc32(data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) == checksums[number] for number in chunks
         )
 
 
+def _bytes_of(tensor: Tensor) -> memoryview:
+    # torch gives no bytes of stride 0, at which one element is contiguous as well
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
 def _header_crc32(path: Path, num_bytes: int) -> str:
     with path.open("rb") as file:
         return digits(crc32(file.read(num_bytes)))
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

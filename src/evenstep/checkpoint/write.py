@@ -22,11 +22,11 @@ from zlib import crc32
 from torch import Tensor
 
 from evenstep import files
-from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, disk_error, step_name
+from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, TABLE, disk_error, step_name
 from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
-from evenstep.checkpoint.shard import TABLE, TensorEntry, table_content, whole_entry
+from evenstep.checkpoint.shard import TensorEntry, table_content, whole_entry
 from evenstep.checkpoint.state import JSON, FlatState, flat_state
 from evenstep.checkpoint.tensor_file import SUFFIX, WrittenTensors, write_tensors
 from evenstep.errors import CheckpointError
