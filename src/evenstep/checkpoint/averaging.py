@@ -2,15 +2,14 @@
 
     θ̄ = (1/n) · Σ_i θ_i        in float64 (complex128), rounded once to the saved format
 
-Tensors that are equal in all checkpoints are kept. Integers and flags have no mean (an index, a mask, a count of
-batches): where they differ, the newest checkpoint's are taken, and reported. The average of the parameters is averaged
-as well, if all checkpoints have one. Optimizer, counters and data are left out: a run can begin with the result, not go
-on from it. Reference: Izmailov et al. 2018, Averaging Weights Leads to Wider Optima and Better Generalization,
-arXiv:1803.05407.
+Tensors that are equal in all checkpoints are kept. Integers and flags have no mean: where they differ, the newest
+checkpoint's are taken, and reported. The average of the parameters is averaged as well, if all checkpoints have one.
+Optimizer, counters and data are left out: a run can begin with the result, not go on from it. Reference: Izmailov et
+al. 2018, Averaging Weights Leads to Wider Optima and Better Generalization, arXiv:1803.05407.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -33,8 +32,8 @@ class AveragedCheckpoint:
     """Result of `average_checkpoints`.
 
     Args:
-        path: of the checkpoint of the mean.
-        of: the checkpoints, the oldest first.
+        path: the checkpoint of the mean.
+        of: the averaged checkpoints, the oldest first.
         averaged: number of tensors that are means.
         same: number of tensors that are equal in all.
         newest: names of integers and flags that differ, which are those of the newest.
@@ -69,17 +68,15 @@ def average_checkpoints(
     >>> import tempfile
     >>> from evenstep.checkpoint import read_checkpoint, write_checkpoint
     >>> with tempfile.TemporaryDirectory() as run:
-    ...     of = [write_checkpoint(Path(run), n, {"model": {"bias": torch.full((2,), float(n))}}) for n in (1, 4)]
+    ...     saved = Path(run) / "checkpoints"
+    ...     of = [write_checkpoint(saved, n, {"model": {"bias": torch.full((2,), float(n))}}) for n in (1, 4)]
     ...     read_checkpoint(average_checkpoints(of, run).path).state["model"]
     {'bias': tensor([2.5000, 2.5000])}
     """
     folder = Path(folder).expanduser()
     target = folder / name
     if target.exists() and not (is_complete(target) and "averaged" in CheckpointReader(target).values):
-        raise ArgumentError(
-            f"`{target}` exists already and is no average of checkpoints; give another place, or move it away.",
-            field="name",
-        )
+        raise ArgumentError(f"`{target}` exists already and is no average; give another place.", field="name")
     if len({Path(path).resolve() for path in paths}) < 2:
         raise ArgumentError(
             f"`paths` must be two or more checkpoints, but is {[str(path) for path in paths]}.", field="paths"
@@ -89,26 +86,23 @@ def average_checkpoints(
         reader.load(lambda _: True)
         if not reader.state.get("model"):
             raise CheckpointError(f"`{reader.path}` has no weights of a model to average; give checkpoints of a run.")
+    means = _Means(readers)
     parts = [part for part in WEIGHTS if all(reader.state.get(part) for reader in readers)]
-    newest = readers[-1]
-    for reader in readers:
-        for part in parts:
-            _check_alike(reader, newest, part)
-    report = _Report()
-    means: dict[int, Tensor] = {}
-    state: dict[str, Any] = {part: _means(readers, part, means, report) for part in parts}
+    for part in parts:
+        means.check_alike(part)
+    state: dict[str, Any] = {part: means.of_part(part) for part in parts}
     for reader in readers:
         reader.verify()
-    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(report.newest)}
+    newest = readers[-1]
+    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(means.newest)}
     state["run"] = newest.state.get("run", {})
-    path = CheckpointWrite(folder, newest.update, state, name=name).run()
     return AveragedCheckpoint(
-        path=path,
+        path=CheckpointWrite(folder, newest.update, state, name=name).run(),
         of=tuple(reader.path for reader in readers),
-        averaged=report.averaged,
-        same=report.same,
-        newest=tuple(sorted(report.newest)),
-        not_finite=tuple(sorted(report.not_finite)),
+        averaged=means.averaged,
+        same=means.same,
+        newest=tuple(sorted(means.newest)),
+        not_finite=tuple(sorted(means.not_finite)),
     )
 
 
@@ -137,27 +131,64 @@ def averages_of(run: Path) -> Path:
     return (run.parent if run.name == CHECKPOINTS else run) / AVERAGES
 
 
-@dataclass(slots=True)
-class _Report:
-    averaged: int = 0
-    same: int = 0
-    newest: set[str] = field(default_factory=set[str])
-    not_finite: set[str] = field(default_factory=set[str])
+class _Means:
+    def __init__(self, readers: Sequence[CheckpointReader]) -> None:
+        self._readers = readers  # the newest is the last
+        self._made: dict[int, Tensor] = {}
+        self.averaged = 0
+        self.same = 0
+        self.newest: set[str] = set()
+        self.not_finite: set[str] = set()
 
+    def check_alike(self, part: str) -> None:
+        newest = self._readers[-1]
+        other = _described(newest.state[part])
+        for reader in self._readers:
+            one = _described(reader.state[part])
+            faults = [
+                f"`{name}` is {one.get(name, 'missing')} instead of {other.get(name, 'missing')}"
+                for name in {**other, **one}
+                if one.get(name) != other.get(name)
+            ]
+            if faults:
+                raise CheckpointError(
+                    f"the weights of `{reader.path}` are of another model than those of `{newest.path}`, so they have "
+                    f"no mean: {first_of(faults, 5, '; ')}. Give checkpoints of one model."
+                )
 
-def _check_alike(reader: CheckpointReader, newest: CheckpointReader, part: str) -> None:
-    one = _described(reader.state[part])
-    other = _described(newest.state[part])
-    faults = [
-        f"`{name}` is {one.get(name, 'missing')} instead of {other.get(name, 'missing')}"
-        for name in {**other, **one}
-        if one.get(name) != other.get(name)
-    ]
-    if faults:
-        raise CheckpointError(
-            f"the weights of `{reader.path}` are of another model than those of `{newest.path}`, so they have no mean: "
-            f"{first_of(faults, 5, '; ')}. Give checkpoints of one model."
-        )
+    def of_part(self, part: str) -> dict[str, Any]:
+        held: dict[str, Any] = dict(self._readers[-1].state[part])
+        for name, outline in held.items():
+            if isinstance(outline, Tensor):
+                if id(outline) not in self._made:  # tied tensors are one
+                    self._made[id(outline)] = self._mean(part, name)
+                held[name] = self._made[id(outline)]
+        return held
+
+    def _mean(self, part: str, name: str) -> Tensor:
+        newest = _value(self._readers[-1], part, name)
+        has_mean = newest.is_floating_point() or newest.is_complex()
+        total = newest.to(torch.complex128 if newest.is_complex() else torch.float64, copy=True) if has_mean else newest
+        is_same = True
+        for reader in self._readers[:-1]:
+            value = _value(reader, part, name)
+            is_same = is_same and torch.equal(value, newest)
+            if has_mean:
+                total += value.to(total.dtype)
+        is_finite = not has_mean or bool(total.isfinite().all())
+        if is_same:
+            self.same += 1
+            self.not_finite |= set() if is_finite else {name}
+            return newest
+        if not has_mean:
+            self.newest.add(name)
+            return newest
+        if not is_finite:
+            raise CheckpointError(
+                f"the mean of `{name}` is not finite; leave out checkpoints in which it is not.", field=name
+            )
+        self.averaged += 1
+        return (total / len(self._readers)).to(newest.dtype)
 
 
 def _described(tensors: dict[str, Any]) -> dict[str, str]:
@@ -165,43 +196,6 @@ def _described(tensors: dict[str, Any]) -> dict[str, str]:
         name: f"{format_name(one.dtype)} {list(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
         for name, one in tensors.items()
     }
-
-
-def _means(readers: Sequence[CheckpointReader], part: str, means: dict[int, Tensor], report: _Report) -> dict[str, Any]:
-    held: dict[str, Any] = dict(readers[-1].state[part])
-    for name, outline in held.items():
-        if isinstance(outline, Tensor):
-            if id(outline) not in means:  # tied tensors are one
-                means[id(outline)] = _mean(readers, part, name, report)
-            held[name] = means[id(outline)]
-    return held
-
-
-def _mean(readers: Sequence[CheckpointReader], part: str, name: str, report: _Report) -> Tensor:
-    newest = _value(readers[-1], part, name)
-    has_mean = newest.is_floating_point() or newest.is_complex()
-    total = newest.to(torch.complex128 if newest.is_complex() else torch.float64, copy=True) if has_mean else newest
-    is_same = True
-    for reader in readers[:-1]:
-        value = _value(reader, part, name)
-        is_same = is_same and torch.equal(value, newest)
-        if has_mean:
-            total += value.to(total.dtype)
-    if is_same:
-        report.same += 1
-        if has_mean and not bool(total.isfinite().all()):
-            report.not_finite.add(name)
-        return newest
-    if not has_mean:
-        report.newest.add(name)
-        return newest
-    report.averaged += 1
-    mean = total / len(readers)
-    if not bool(mean.isfinite().all()):
-        raise CheckpointError(
-            f"`{name}` has a mean that is not finite; leave checkpoints out in which it is not.", field=name
-        )
-    return mean.to(newest.dtype)
 
 
 def _value(reader: CheckpointReader, part: str, name: str) -> Tensor:

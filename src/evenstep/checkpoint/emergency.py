@@ -1,10 +1,10 @@
 """Checkpoints that a failing run writes, of its state as of the last committed update.
 
     checkpoints/step-00000123/                        an ordinary checkpoint, where a rank holds the whole state
-    emergency/update-00000123-part-00001-of-00002/    else the part that one rank held, in the format of checkpoints
+    emergency/update-00000123-part-00001-of-00002/    else the part of one rank, in the format of checkpoints
 
-No rank asks the others, which may be gone. Of ranks that hold the same, the first one that makes the folder writes it.
-When the run goes on, parts are joined to a checkpoint if all of them are there, sound and of one update.
+Ranks do not communicate, as others may be gone. Of ranks that hold the same, the first that makes the folder writes it.
+A resume joins the parts to a checkpoint if all of them are there, sound and of one update.
 """
 
 import re
@@ -34,17 +34,14 @@ from evenstep.checkpoint.write import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
 _NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
-# the parts of the state that are divided between ranks; the other parts are equal on all, except streams
+# keys of the state that are divided between ranks; the others are equal on all, except streams
 _SHARED = ("model", "optimizer", "ema", "trained", "training", "each_rank")
 
 
 def write_emergency(
     folder: Path, update: int, state: Mapping[str, object], *, resumed_from: str | None = None
 ) -> Path | None:
-    """Save `state` as the checkpoint of `update`, without other ranks.
-
-    Args:
-        folder, update, state, resumed_from: as for `write_checkpoint`.
+    """Save `state` as the checkpoint of `update`, without other ranks; arguments are those of `write_checkpoint`.
 
     Returns:
         The checkpoint, or None if it exists or another rank writes it.
@@ -62,16 +59,14 @@ def write_part(
     places: int,
     resumed_from: str | None = None,
 ) -> Path | None:
-    """Save the part of the state after `update` that this rank holds, without other ranks.
+    """Save this rank's part of the state after `update`, without other ranks.
 
     Args:
-        update: number of committed updates in the state.
         state: as for `write_checkpoint`; tensors may be cut over ranks and names be missing.
-        place, places: number of this part, and of all parts; ranks that hold the same part give the same place.
-        resumed_from: as for `write_checkpoint`.
+        place, places: number of this part, and of all parts; equal on ranks that hold the same part.
 
     Returns:
-        The part's folder, or None if another rank with the same part has saved it or saves it now.
+        The part's folder, or None if another rank with the same part saves it.
     """
     name = f"update-{update:08d}-part-{place:05d}-of-{places:05d}"
     folder = run / EMERGENCY
@@ -86,13 +81,10 @@ def write_part(
 
 
 def join_parts(run: Path) -> tuple[Path | None, str]:
-    """Make a checkpoint of the parts of the newest update that a failed run has left in the run folder `run`.
+    """Make a checkpoint of the parts of the newest update in the folder of a failed run.
 
     Returns:
         The checkpoint, or None; and a sentence about it, "" if no part is newer than the newest checkpoint.
-
-    Raises:
-        CheckpointError: a folder that cannot be listed, or a disk that does not take the checkpoint.
     """
     folder = run / EMERGENCY
     found = _found(folder)
@@ -103,22 +95,22 @@ def join_parts(run: Path) -> tuple[Path | None, str]:
     places = next(count for (number, count) in found if number == update)
     parts = found[update, places]
     missing = [place for place in range(places) if place not in parts]
-    what = f"the state after update {update}, which a failed run has left in `{folder}`,"
+    what = f"the state after update {update} of a failed run, in `{folder}`,"
     if missing:
-        ranks = ", ".join(str(place + 1) for place in missing)
-        return None, f"{what} can't be used: of its {places} parts, {ranks} is missing. The newest checkpoint stands."
+        numbers = ", ".join(str(place + 1) for place in missing)
+        return None, f"{what} can't be used: of its {places} parts, {numbers} is missing."
     try:
         states = [read_checkpoint(parts[place]).state for place in range(places)]
         joined = _joined(states)
     except (CheckpointError, ValueError) as error:
-        return None, f"{what} can't be used: {error} The newest checkpoint stands."
+        return None, f"{what} can't be used: {error}"
     resumed_from = states[0]["part"]["resumed_from"]
     path = write_checkpoint(run / CHECKPOINTS, update, joined, resumed_from=resumed_from)
     return path, f"{what} was put together from {places} parts: {path}."
 
 
 def discard_parts(run: Path) -> list[str]:
-    """Delete the parts that failed runs have left; gives a sentence if there were any."""
+    """Delete the parts of failed runs; gives a sentence if there were any."""
     folder = run / EMERGENCY
     if not folder.is_dir():
         return []
@@ -190,16 +182,13 @@ def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _check_replicated(models: Sequence[Mapping[str, Any]]) -> None:
-    """Raise CheckpointError if ranks that hold shards differ in a tensor that all have whole.
-
-    A hook that changes the model may have failed on one rank, after it had changed the model of others.
-    """
+    # a hook that changes the model may have failed on one rank after it had changed the model of others
     for name in dict.fromkeys(name for model in models for name in model):
         held = [model[name] for model in models if isinstance(model.get(name), Tensor)]
         for one in held[1:]:
             if one.shape != held[0].shape or not ((one == held[0]) | (one.isnan() & held[0].isnan())).all():
                 raise CheckpointError(
-                    f"its parts have different `{name}`, as some ranks had changed it already.", field=name
+                    f"its parts have different `{name}`, as some ranks had changed it before the failure.", field=name
                 )
 
 

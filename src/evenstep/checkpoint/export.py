@@ -1,6 +1,6 @@
-"""Weights of a run as safetensors files for other programs: one file, or several with the hub's index.
+"""Weights of a run as safetensors files for other programs.
 
-    model.safetensors                              all of it
+    model.safetensors                              in one file
     model-00001-of-00003.safetensors, …            or cut by size,
     model.safetensors.index.json                   with the file of each tensor
 
@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def export_weights(
         to: a new file that ends in `.safetensors`; its folder is made if need be.
         average: whether to take the average that a run has kept of its parameters.
         dtype: the format of floating tensors; None keeps the saved one.
-        max_file_bytes: the most bytes of tensors in a file; a larger tensor has a file of its own. None: no limit.
+        max_file_bytes: most bytes of tensors in a file; a larger tensor has a file of its own. None: no limit.
 
     Raises:
         ArgumentError: another suffix, an unknown format, or files that exist already.
@@ -64,56 +64,39 @@ def export_weights(
         require_word("dtype", dtype, FORMATS)
     stem = to.name.removesuffix(SUFFIX)
     if stem in ("", to.name):
-        raise ArgumentError(
-            f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.", field="to"
-        )
+        raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`.", field="to")
     weights = open_weights(path, average=average)
     weights.check_evaluated()
-    first: dict[int, str] = {}
-    for name, outline in weights.outlines.items():
-        first.setdefault(id(outline), name)
-    once = list(first.values())
-    sizes = {name: _num_bytes(weights.outlines[name], dtype) for name in once}
+    first = {id(outline): name for name, outline in reversed([*weights.outlines.items()])}
+    sizes = {
+        name: _num_bytes(outline, dtype) for name, outline in weights.outlines.items() if first[id(outline)] == name
+    }
     cuts = _cut(sizes, max_file_bytes)
     parts = [to.with_name(f"{stem}-{number:05d}-of-{len(cuts):05d}{SUFFIX}") for number in range(1, len(cuts) + 1)]
-    held = {to: once} if len(cuts) == 1 else dict(zip(parts, cuts, strict=True))
+    held = dict(zip(parts if len(cuts) > 1 else [to], cuts, strict=True))
     index = to.with_name(f"{stem}{INDEX_SUFFIX}")
     for file in (to, index, *held):
         if file.exists():
-            raise ArgumentError(
-                f"`{file}` exists already, and nothing in it was touched; give another name.", field="to"
-            )
-    contents = {
-        "metadata": {"total_size": sum(sizes.values())},
-        "weight_map": dict(sorted((name, file.name) for file, names in held.items() for name in names)),
-    }
-    _write(weights, held, {} if len(cuts) == 1 else {index: contents}, dtype=dtype)
-    return [*held, *([index] if len(cuts) > 1 else [])]
-
-
-def _write(
-    weights: StoredWeights,
-    held: Mapping[Path, list[str]],
-    indices: Mapping[Path, dict[str, Any]],
-    *,
-    dtype: str | None,
-) -> None:
-    folder = next(iter(held)).parent
+            raise ArgumentError(f"`{file}` exists already; give another name.", field="to")
+    written = [*held, *([index] if len(cuts) > 1 else [])]
     try:
-        files.make_folder(folder)
-        with ExitStack() as stack:  # which renames in the reverse order: the index last
-            new = {file: stack.enter_context(files.replacing(file)) for file in (*indices, *held)}
+        files.make_folder(to.parent)
+        with ExitStack() as stack:  # renames in the reverse order: the index last
+            new = {file: stack.enter_context(files.replacing(file)) for file in reversed(written)}
             for file, names in held.items():
                 save(new[file], {name: converted(weights.read(name), name, dtype).contiguous() for name in names})
             weights.verify()
-            for file, content in indices.items():
-                files.write(new[file], json.dumps(content, indent=2).encode() + b"\n")
+            if index in new:
+                places = {name: file.name for file, names in held.items() for name in names}
+                content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+                files.write(new[index], json.dumps(content, indent=2).encode() + b"\n")
     except BaseException as error:
-        for file in (*held, *indices):  # none of them existed before
+        for file in written:  # none of them existed before
             file.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise disk_error(f"the weights could not be written to `{folder}`, and nothing is left", error) from error
+            raise disk_error(f"the weights could not be written to `{to.parent}`", error) from error
         raise
+    return written
 
 
 def _num_bytes(outline: Tensor, dtype: str | None) -> int:
@@ -142,13 +125,12 @@ def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
     """The tensor `name` in another format, if it is floating."""
     if dtype is None or not value.is_floating_point():
         if value.dtype not in DTYPE_NAMES:
-            advice = "give `dtype`" if value.is_floating_point() else "keep it in another, or out of the `state_dict`"
+            advice = "give `dtype`" if value.is_floating_point() else "save it in another format"
             raise CheckpointError(
-                f"`{name}` is {format_name(value.dtype)}, for which safetensors files have no name; {advice}.",
-                field=name,
+                f"`{name}` is {format_name(value.dtype)}, which safetensors files can't hold; {advice}.", field=name
             )
         return value
-    value = value if value.itemsize > 1 else value.float()  # kernels know little of formats of 8 bits
+    value = value if value.itemsize > 1 else value.float()  # kernels lack formats of 8 bits
     narrow = value.to(FORMATS[dtype])
     if bool((narrow.isfinite() != value.isfinite()).any()):
         raise CheckpointError(

@@ -69,7 +69,7 @@ class Mirror:
         return cls(address, folder.absolute().name)
 
     def check(self) -> None:
-        """Raise CheckpointError unless copies can be listed, written, read and removed there; leaves nothing."""
+        """Raise CheckpointError unless copies can be listed, written, read and removed there."""
         self.steps()
         path, written = f"{self._root}/{_PROBE}", b"evenstep"
         with self._named("written, read and removed"):
@@ -84,9 +84,9 @@ class Mirror:
         steps = self.steps()
         if steps:
             raise ArgumentError(
-                f"`{self.address}` holds copies of checkpoints up to {steps[-1]}, of a run of this name. To go on with "
-                f"it: `--resume auto`, or `trainer.resume()` before `trainer.train()`; to train another: give another "
-                f"name or folder, or another `mirror`; to start over: delete the copies first.",
+                f"`{self.address}` holds copies of checkpoints up to {steps[-1]} of another run. To go on with it: "
+                f"`--resume auto`, or `trainer.resume()` before `trainer.train()`; to train another: give another "
+                f"`folder` or `mirror`; to start over: delete the copies first.",
                 field="mirror",
             )
 
@@ -106,8 +106,8 @@ class Mirror:
         missing = sorted(name for name, entry in manifest.files.items() if there.get(name) != entry.bytes)
         if missing:
             raise CheckpointError(
-                f"the mirror `{self.address}` did not get all of {step.name}: {', '.join(missing)} is missing there or "
-                f"of another size, so the copy does not count."
+                f"the copy of {step.name} in `{self.address}` is not complete: {', '.join(missing)} is missing or of "
+                f"another size."
             )
         with self._named("written"):
             self._store.pipe_file(f"{self._root}/{step.name}/{MANIFEST}", (step / MANIFEST).read_bytes())

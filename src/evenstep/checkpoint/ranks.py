@@ -1,8 +1,4 @@
-"""The group of processes that write or read one checkpoint together.
-
-An error on one rank is an error on all: ranks exchange errors before any of them continues. `evenstep.parallel.Group`
-is one such group.
-"""
+"""Work of ranks that write or read one checkpoint together: an error on one rank is raised on all."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -17,7 +13,7 @@ TALK_EVERY_S = 1.0
 
 
 class RankGroup(Protocol):
-    """A group of processes, of which this is number `rank` of `ranks`."""
+    """A group of processes, such as `evenstep.parallel.Group`."""
 
     @property
     def rank(self) -> int: ...

@@ -1,9 +1,9 @@
 """A nested state as named tensors and a JSON skeleton, and back.
 
-The skeleton has all that is no tensor and, in the place of a tensor, its name. JSON lacks tuples, sets, deques, int
-keys, inf and nan: each is an object of one key that begins with `$`. Nothing is pickled: a value without an exact form
-is refused when it is saved. An `OrderedDict` or `defaultdict` comes back as a dict, a number of numpy as a plain one,
-a parameter as a tensor without `requires_grad`.
+The skeleton has names in the places of tensors. JSON lacks tuples, sets, deques, int keys, inf and nan: each is an
+object of one key that begins with `$`. Nothing is pickled: a value without an exact form is refused when it is saved.
+An `OrderedDict` or `defaultdict` comes back as a dict, a number of numpy as a plain one, a parameter as a tensor
+without `requires_grad`.
 """
 
 import math
@@ -54,9 +54,9 @@ class FlatState(NamedTuple):
     """A state as tensors and values.
 
     Args:
-        whole: tensors that are whole, by part and by name in the part.
+        whole: whole tensors, by part and by name in the part.
         sharded: tensors that are cut over ranks, by `PART/NAME`.
-        values: all that is no tensor, by part.
+        values: skeletons by part.
     """
 
     whole: dict[str, dict[str, Tensor]]
@@ -73,36 +73,34 @@ def flat_state(state: Mapping[str, object], *, alone: bool) -> FlatState:
     """Take `state` apart, without a copy.
 
     Args:
-        alone: whether this is the only process, which holds all of a tensor that is cut over ranks.
+        alone: True for the only process, which must hold all of a tensor that may be cut over ranks.
     """
     flat = FlatState({}, {}, {})
     for part, tree in state.items():
         if not FILE_NAME.fullmatch(part):
             raise CheckpointError(
-                f"{part!r} cannot be a top-level key of a state, as it names a file; use letters, digits, `_` and `-`."
+                f"{part!r} cannot be a top-level key of a state, as it names a file; use letters, digits, `_` and `-`.",
+                field=part,
             )
         cut: dict[str, Any] = {}
         flat.whole[part], flat.values[part] = pack(tree, part, cut)
         for name, leaf in cut.items():
             local = local_of(leaf)
-            if local.dtype not in DTYPE_NAMES:
+            if local.dtype not in DTYPE_NAMES or (alone and local.shape != leaf.size()):
                 raise CheckpointError(
-                    f"`{part}.{name}` is cut over ranks and of dtype {local.dtype}, which no safetensors file has; "
-                    f"save it in another dtype."
+                    f"`{part}.{name}` is cut over ranks; save it by all ranks, and in a dtype of safetensors files "
+                    f"instead of {local.dtype}.",
+                    field=f"{part}.{name}",
                 )
-            if not alone:
-                flat.sharded[f"{part}/{name}"] = leaf
-            elif local.shape == leaf.size():
+            if alone:
                 flat.whole[part][name] = local
             else:
-                raise CheckpointError(
-                    f"`{part}.{name}` is cut over ranks, but one process alone is to save it; save it with all."
-                )
+                flat.sharded[f"{part}/{name}"] = leaf
     return flat
 
 
 def local_of(leaf: Any) -> Tensor:
-    """The block of a sharded tensor that this rank holds."""
+    """This rank's block of a sharded tensor."""
     return cast("Tensor", leaf.__get_tensor_shard__(None)).detach()
 
 
@@ -138,7 +136,8 @@ class _Packer:
 
     def encode(self, node: object, path: tuple[str, ...]) -> JSON:
         if self.sharded is not None and is_sharded(node):
-            return self._encode_sharded(self.sharded, node, path)
+            # ties are found by identity, so a rank without elements of the tensor gets the same names
+            return {"$tensor": self._name_of(("sharded", id(node)), node, self.sharded, path)}
         if isinstance(node, Tensor):
             return self._encode_tensor(node, path)
         if isinstance(node, np.generic):
@@ -185,23 +184,18 @@ class _Packer:
             raise self._refuse(path, f"is a tensor without plain values ({kind})", "save its dense values")
         views = tensor.is_conj(), tensor.is_neg()
         memory = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride(), views)
-        name = self._names.get(memory) if tensor.numel() else None
-        if name is None:
-            name = self._free_name(".".join(path) or "value")
-            self._names[memory] = name
-            self.tensors[name] = tensor if tensor.dtype in DTYPE_NAMES else _as_bytes(tensor)
-        if tensor.dtype in DTYPE_NAMES:
-            return {"$tensor": name}
-        return {"$tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
+        key = memory if tensor.numel() else ("empty", len(self.tensors), path)
+        is_known = tensor.dtype in DTYPE_NAMES
+        name = self._name_of(key, tensor if is_known else _as_bytes(tensor), self.tensors, path)
+        return {"$tensor": name} if is_known else {"$tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
 
-    def _encode_sharded(self, sharded: dict[str, object], node: object, path: tuple[str, ...]) -> JSON:
-        # ties are found by identity, so a rank without elements of the tensor gets the same names
-        name = self._names.get(("sharded", id(node)))
+    def _name_of(self, key: tuple[object, ...], tensor: Any, tensors: dict[str, Any], path: tuple[str, ...]) -> str:
+        name = self._names.get(key)
         if name is None:
             name = self._free_name(".".join(path) or "value")
-            self._names["sharded", id(node)] = name
-            sharded[name] = node
-        return {"$tensor": name}
+            self._names[key] = name
+            tensors[name] = tensor
+        return name
 
     def _free_name(self, wanted: str) -> str:
         # "__metadata__" is taken by the safetensors format

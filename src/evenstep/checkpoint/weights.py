@@ -2,7 +2,7 @@
 
     a run, a checkpoint, an average of checkpoints        its model, or the average that follows it
     X.safetensors, a folder with one                      as the hub has models
-    X.safetensors.index.json, a folder with one           … cut into several files
+    X.safetensors.index.json, a folder with one           the same, cut into several files
     any other file, a folder with pytorch_model.bin       `torch.load(weights_only=True)`: a dict of tensors, or a dict
                                                           that holds one as `state_dict`, `model` or the like
 
@@ -33,7 +33,6 @@ from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.tensors import LEARNED, TASK_PARAMETERS, by_plain_name
 
 INDEX_SUFFIX = ".safetensors.index.json"
-_OLDER = "pytorch_model.bin"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
 _AVERAGED, _COUNTER = "module.", "n_averaged"  # names of `AveragedModel`
 
@@ -48,11 +47,10 @@ class StoredWeights:
 
     Args:
         source: their place, for people.
-        outlines: by name, tensors of the same shape and dtype, of which no value is to be used; tied ones are one
-            object.
+        outlines: by name, tensors of the same shape and dtype, without values; tied ones are one object.
         read: gives the values of a tensor, on the CPU.
         verify: raises an UnreadableError for damage, where files have checksums.
-        trained_by: the optimizer that trains these parameters, if it evaluates others.
+        trained_by: the optimizer, if it evaluates other parameters than these.
     """
 
     source: str
@@ -63,19 +61,19 @@ class StoredWeights:
 
     def behind(self, prefix: str) -> "StoredWeights":
         """The same weights, without `prefix` where a name begins with it."""
-        theirs = {name.removeprefix(prefix): name for name in self.outlines}
+        stored = {name.removeprefix(prefix): name for name in self.outlines}
 
         def read(name: str) -> Tensor:
-            return self.read(theirs[name])
+            return self.read(stored[name])
 
-        return replace(self, outlines={name: self.outlines[own] for name, own in theirs.items()}, read=read)
+        return replace(self, outlines={name: self.outlines[own] for name, own in stored.items()}, read=read)
 
     def check_evaluated(self) -> None:
         """Raise CheckpointError if the run has evaluated other parameters than these."""
         if self.trained_by:
             raise CheckpointError(
-                f"`{self.source}` holds the training weights of {self.trained_by}; `evenstep export RUN` makes those "
-                f"that the run has evaluated."
+                f"`{self.source}` holds the training weights of {self.trained_by}; use `evenstep export RUN` to get "
+                f"the evaluation weights."
             )
 
 
@@ -99,12 +97,17 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
         raise CheckpointError(f"`{path}` is no run and no checkpoint, so it has no average; leave `average` out.")
     file = _in_folder(path) if path.is_dir() else path
     if file.name.endswith(INDEX_SUFFIX):
-        return _of_tensors(path, _of_index(file))
-    return _of_tensors(path, TensorFile(file).stored if file.suffix == SUFFIX else _of_torch(file))
+        tensors = _of_index(file)
+    else:
+        tensors = TensorFile(file).stored if file.suffix == SUFFIX else _of_torch(file)
+    held = by_plain_name(tensors)
+    if all(name == _COUNTER or name.startswith(_AVERAGED) for name in held):
+        held.pop(_COUNTER, None)
+    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name].clone())
 
 
 def own_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model's state by plain name, without those that belong to its tasks."""
+    """The tensors of a model's state by plain name, without those of its tasks."""
     of_tasks = (*LEARNED, TASK_PARAMETERS)
     named = by_plain_name(state).items()
     return {name: one for name, one in named if isinstance(one, Tensor) and not name.startswith(of_tasks)}
@@ -113,14 +116,20 @@ def own_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     reader = CheckpointReader(path)
     reader.load(lambda _: True)
-    model: dict[str, Any] = reader.state.get("model") or {}
-    if not model:
+    held = own_weights(reader.state.get("model") or {})
+    if not held:
         raise CheckpointError(f"`{reader.path}` has no weights of a model; give a checkpoint of a run.")
-    held = own_weights(model)
-    trained_by = str(reader.state.get("run", {}).get("trained_by", ""))
+    trained_by = "" if average else str(reader.state.get("run", {}).get("trained_by", ""))
     if average:
-        held = _averages(reader, held)
-        trained_by = ""
+        averages: dict[str, Tensor] = reader.state.get("ema") or {}
+        if not averages:
+            raise CheckpointError(
+                f"`{reader.path}` has no average of the parameters, as the run kept none (`[ema]`); leave `average` "
+                f"out.",
+                field="average",
+            )
+        tied = {id(one): averages[name] for name, one in held.items() if name in averages}
+        held = {name: averages.get(name, tied.get(id(one), one)) for name, one in held.items()}
 
     def read(name: str) -> Tensor:
         return reader.read(held[name]) if held[name].is_meta else held[name]
@@ -128,26 +137,12 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     return StoredWeights(source=str(reader.path), outlines=held, read=read, verify=reader.verify, trained_by=trained_by)
 
 
-def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    averages: dict[str, Tensor] = reader.state.get("ema") or {}
-    if not averages:
-        raise CheckpointError(
-            f"`{reader.path}` has no average of the parameters, since the run kept none (`[ema]`); take its model's "
-            f"weights, without `average`."
-        )
-    tied = {id(one): averages[name] for name, one in model.items() if name in averages}
-    return {name: averages.get(name, tied.get(id(one), one)) for name, one in model.items()}
-
-
 def _in_folder(folder: Path) -> Path:
-    for pattern in (f"*{INDEX_SUFFIX}", f"*{SUFFIX}", _OLDER):
-        found = sorted(folder.glob(pattern))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            break
-    else:
-        found = []
+    found: list[Path] = []
+    for pattern in (f"*{INDEX_SUFFIX}", f"*{SUFFIX}", "pytorch_model.bin"):
+        found = found or sorted(folder.glob(pattern))
+    if len(found) == 1:
+        return found[0]
     there = ", ".join(f"`{path.name}`" for path in found) or "none"
     raise CheckpointError(
         unsaved_run(folder)
@@ -194,10 +189,3 @@ def _tensors_in(content: object) -> dict[str, Tensor]:
     items = cast("Mapping[object, object]", content).items()
     found = {name: one.detach() for name, one in items if isinstance(name, str) and isinstance(one, Tensor)}
     return found if 2 * len(found) > len(content) else {}
-
-
-def _of_tensors(path: Path, tensors: Mapping[str, Tensor]) -> StoredWeights:
-    held = by_plain_name(tensors)
-    if all(name == _COUNTER or name.startswith(_AVERAGED) for name in held):
-        held.pop(_COUNTER, None)
-    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name].clone())

@@ -1,14 +1,13 @@
 """Writes a checkpoint, which at every instant is complete or absent.
 
-    CheckpointWrite(…)   all ranks together: the tensors, and which rank writes which piece
-    write()              each rank alone, in any thread: its file of tensors, synced, in `.saving-step-…`
-    publish()            the first rank, after all have written: `tensors.json`, `state.json`, and last `manifest.json`;
-                         sync the folder, rename it to `step-…`, sync its parent, name it in `latest`
-    abandon()            the first rank, if any of that failed
+    CheckpointWrite(…)   all ranks together: plan the pieces of each rank
+    write()              each rank, in any thread: write its file of tensors to `.saving-step-…`, and sync it
+    publish()            the first rank, after all have written: write `tensors.json`, `state.json`, and `manifest.json`
+                         last; sync the folder, rename it to `step-…`, sync its parent, name it in `latest`
+    abandon()            the first rank, if a step failed
 
-A state of whole tensors is written by the first rank, one file per part; a state with tensors that are cut over ranks
-is written by all, a file each. A checkpoint of the same update is replaced, since after a rewind it is of another past;
-it stays readable until the new one has its name.
+The first rank writes a state of whole tensors, one file per part; all ranks write a state with tensors cut over ranks,
+a file each. A checkpoint of the same update stays readable until the new one has its name.
 """
 
 import json
@@ -44,11 +43,8 @@ class CheckpointWrite:
         name: of a folder that is no step of the run; `latest` then does not name it.
 
     Attributes:
-        tensors: the tensors that this rank writes, by file and by name in it.
-        is_shared: whether tensors are cut over ranks, so that all ranks write.
-
-    Raises:
-        CheckpointError: a state that cannot be saved, on any rank, or a disk that does not take a new folder.
+        tensors: tensors that this rank writes, by file and by name in it.
+        is_shared: True if tensors are cut over ranks, so that all ranks write.
     """
 
     def __init__(
@@ -89,8 +85,8 @@ class CheckpointWrite:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self._is_first:
                 raise CheckpointError(
-                    f"rank {self._group.rank} has a part of the state to write, but `{self._staging}`, which rank 0 "
-                    f"has made, is missing on {gethostname()}; put the run folder where all ranks see it."
+                    f"rank {self._group.rank} on {gethostname()} does not see the folder `{self._staging}` of rank 0; "
+                    f"put the run folder where all ranks see it."
                 ) from error
             raise self._failed(error) from error
 
@@ -119,7 +115,7 @@ class CheckpointWrite:
         except OSError as error:
             raise disk_error(
                 f"the checkpoint of update {self.update} is complete in `{self.target}`, but may not survive a loss of "
-                f"power, or `{LATEST}` may name an older one, as a later step failed",
+                f"power, or `{LATEST}` names an older one",
                 error,
             ) from error
         return self.target
@@ -152,7 +148,7 @@ class CheckpointWrite:
             if (plan is None) != (first_plan is None) or (plan is not None and theirs != first_names):
                 raise CheckpointError(
                     f"the state of rank {rank} has other tensors, or other shards, than rank 0's; give all ranks the "
-                    f"same tree, with a `Shard` that is empty where a rank holds nothing of a tensor."
+                    f"same tree, with an empty `Shard` where a rank holds nothing of a tensor."
                 )
         if planner is not None:
             self.is_shared = True
@@ -207,12 +203,12 @@ class CheckpointWrite:
         return FileEntry(bytes=len(content), crc32=digits(crc32(content)))
 
     def _failed(self, error: OSError) -> CheckpointError:
-        num_bytes = sum(tensor.nbytes for each in self.tensors.values() for tensor in each.values())
+        needed = sum(tensor.nbytes for each in self.tensors.values() for tensor in each.values()) / 1e6
         existing = next(path for path in self.target.absolute().parents if path.is_dir())
+        free = shutil.disk_usage(existing).free / 1e6
         return disk_error(
-            f"the checkpoint of update {self.update} could not be written to `{self.target}` (it needs "
-            f"{num_bytes / 1e6:.1f} MB, {shutil.disk_usage(existing).free / 1e6:.1f} MB are free; earlier checkpoints "
-            f"are untouched)",
+            f"the checkpoint of update {self.update} could not be written to `{self.target}` (it needs {needed:.1f} "
+            f"MB, {free:.1f} MB are free; earlier checkpoints are untouched)",
             error,
         )
 
@@ -227,11 +223,10 @@ def write_checkpoint(
 ) -> Path:
     """Write `state` as the checkpoint of `update`, and return its folder when it would survive a loss of power.
 
-    If no tensor is cut over ranks, the first rank writes all: each top-level key of the state that holds tensors
-    becomes `KEY.safetensors`, in which tensors are named by their path below the key. Else each rank writes
-    `rank-NNNNN.safetensors`, and tensors that are whole on all ranks are spread over them. Other values go to
-    `state.json`, places and checksums of tensors to `tensors.json`. Of tied tensors in one file the first name is
-    stored, as `safetensors.torch.load_model` expects.
+    If no tensor is cut over ranks, the first rank writes the tensors of each top-level key to `KEY.safetensors`, named
+    by their path below the key. Else each rank writes `rank-NNNNN.safetensors`, and whole tensors are spread over the
+    ranks. Other values go to `state.json`, places and checksums of tensors to `tensors.json`. Of tied tensors the first
+    name is stored, as `safetensors.torch.load_model` expects.
 
     Args:
         folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be. `RUN/latest` is set.

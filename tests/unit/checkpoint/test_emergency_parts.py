@@ -77,7 +77,7 @@ def test_parts_of_shards_that_differ_in_what_all_have_are_of_no_use(tmp_path: Pa
     write_part(tmp_path, 5, other, place=1, places=2)
     path, said = join_parts(tmp_path)
     assert path is None
-    assert "can't be used: its parts have different `bias`, as some ranks had changed it already. The newest" in said
+    assert "different `bias`" in said
 
 
 @pytest.mark.parametrize("update", [5, 6])

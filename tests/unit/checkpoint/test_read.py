@@ -58,4 +58,4 @@ def test_the_newest_sound_one_is_taken_and_the_others_are_told(folder: Path, sta
     assert found.update == 2
     assert [path.name for path, _ in rejected] == ["step-00000004", "step-00000003"]
     assert "model.safetensors` is damaged" in rejected[0][1]
-    assert "state.json` is missing" in rejected[1][1]
+    assert "state.json" in rejected[1][1]

@@ -113,9 +113,9 @@ def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(five: Path
         (five / name / "model.safetensors").write_bytes(b"half")
     (five.parent / ".saving-latest").write_text("st")
     assert clean_leftovers(five) == [
-        "removed `.removing-step-00000001`, left by a deletion that was cut off",
-        "removed `.saving-step-00000006`, left by a save that was cut off",
-        "removed `.saving-latest`, left by a save that was cut off",
+        "removed `.removing-step-00000001`, left by a deletion that was interrupted",
+        "removed `.saving-step-00000006`, left by a save that was interrupted",
+        "removed `.saving-latest`, left by a save that was interrupted",
     ]
     assert len(names(five)) == 5
     assert clean_leftovers(five) == []
@@ -123,7 +123,7 @@ def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(five: Path
 
 def test_a_replacement_that_was_cut_off_before_the_new_name_is_undone(folder: Path, state: State):
     write_checkpoint(folder, 4, state(4)).rename(folder / ".replaced-step-00000004")
-    assert clean_leftovers(folder) == ["put `step-00000004` back, whose replacement was cut off"]
+    assert clean_leftovers(folder) == ["put `step-00000004` back, whose replacement was interrupted"]
     assert [verify(path).update for path in complete_checkpoints(folder)] == [4]
 
 
