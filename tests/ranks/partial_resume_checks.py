@@ -118,7 +118,7 @@ def each_rank_reads_what_it_holds(group: Group) -> object:
             one = trainer(strategy(group), updates=5, folder=FOLDER / f"{way} from {source}")
             held = held_bytes(one) if way != "zero1" else 0
             before = read_bytes()
-            one.resume(path)
+            one.resume(path, new_settings=True)
             read = read_bytes() - before
             held = max(held, held_bytes(one))  # which has the optimizer's state only now
             state = one.state_dict()
@@ -140,7 +140,7 @@ def each_stage_reads_its_own_layers(group: Group) -> object:
         saved = read_checkpoint(path).state
         one = trainer(Single(mesh.data), updates=5, folder=FOLDER / f"stages from {source}", stages=mesh)
         before = read_bytes()
-        one.resume(path)
+        one.resume(path, new_settings=True)
         read, held = read_bytes() - before, held_bytes(one)
         few = group.gather(0.9 * held <= read <= 1.1 * held)
         state = one.state_dict()
