@@ -10,8 +10,8 @@ from typing import Any, cast, final
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
 from evenstep.checkpoint.shard import Shard, TensorEntry, TensorPiece
 from evenstep.errors import CheckpointError, clause
@@ -57,13 +57,6 @@ class SavePlanner(DefaultSavePlanner):
             if name not in saved:
                 raise CheckpointError(f"no rank holds any of the tensor `{name}`, so it cannot be saved.", field=name)
         return mine, {name: _entry(name, one, written) for name, one in saved.items()}
-
-
-def write_item(name: str, shard: Shard, chunk: Any) -> WriteItem:
-    """Description of a block for the planner."""
-    properties = TensorProperties.create_from_tensor(shard.local)
-    data = TensorWriteData(chunk=chunk, properties=properties, size=shard.size())
-    return WriteItem(index=MetadataIndex(name, shard.offsets), type=WriteItemType.SHARD, tensor_data=data)
 
 
 def _name(index: MetadataIndex) -> str:

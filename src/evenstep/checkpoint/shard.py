@@ -121,9 +121,13 @@ class Shard:
 
     # the planner of torch.distributed.checkpoint asks an object for its pieces by these three methods
     def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
-        from evenstep.checkpoint.planning import write_item
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        return [write_item(fqn, self, chunk) for chunk in self.__create_chunk_list__()]
+        index = MetadataIndex(fqn, self.offsets)
+        properties = TensorProperties.create_from_tensor(self.local)
+        data = [TensorWriteData(chunk, properties, self.size()) for chunk in self.__create_chunk_list__()]
+        return [WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=one) for one in data]
 
     def __create_chunk_list__(self) -> list[Any]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
