@@ -14,8 +14,8 @@ from evenstep.errors import ArgumentError
 from evenstep.events import WRITERS
 from evenstep.options import NonFinite, WriterName
 from evenstep.train import LossSpikes
+from evenstep.train.build import policies_of
 from evenstep.train.failures import FAILURE_POLICIES
-from evenstep.train.resolve import policies_of
 from refused import refused
 
 

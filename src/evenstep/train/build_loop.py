@@ -3,15 +3,16 @@
 It decides how often the verdict of an update is read, and runs nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from evenstep.checkpoint import Mirror
-from evenstep.data import Data
+from evenstep.data import Data, data_of
 from evenstep.events import Hook
 from evenstep.optim.schedules import plateaus_of
-from evenstep.options import Checkpointing, Evaluation, Failures, Logging
+from evenstep.options import Checkpointing, Evaluation, Failures, Logging, check_evaluation_names
+from evenstep.train.build import Setup
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.checkpointing.run_state import RunState, updates_of
 from evenstep.train.engine import Engine
@@ -19,11 +20,23 @@ from evenstep.train.evaluations import Evaluations
 from evenstep.train.feed import Feed
 from evenstep.train.loop import Loop
 from evenstep.train.requests import Requests
-from evenstep.train.setup import Setup
 from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.tasks.now import task_hooks
 from evenstep.train.tryouts.flops import count_flops
+
+
+def evaluations_of(given: Any) -> dict[str, Data]:
+    """The evaluation sets by name; a single one is called "valid".
+
+    Raises:
+        ArgumentError: no data, or a name that is taken.
+    """
+    if given is None:
+        return {}
+    sets: Mapping[str, Any] = given if isinstance(given, Mapping) else {"valid": given}
+    check_evaluation_names(sets)
+    return {name: data_of(data, f"evaluations[{name!r}]") for name, data in sets.items()}
 
 
 def build_loop(
@@ -62,7 +75,7 @@ def build_loop(
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
     tryout = partial(count_flops, engine, reporter.report, log.peak_tflops) if log.flops else None
     settle = train.settle_every_updates or log.every_updates
-    known_at_once = engine.parts.reads_at_once or (data.state is not None and data.state.positions != "all")
+    known_at_once = engine.parts.compute.reads_at_once or (data.state is not None and data.state.positions != "all")
     requests = Requests(pollers=_overriding(reporter.bus.hooks, "poll"))
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter, requests=requests)
     state = RunState(

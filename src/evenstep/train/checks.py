@@ -19,9 +19,11 @@ from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
+from evenstep.optim.modes import moded
 from evenstep.optim.optimizers import parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, has_own_state_dict, shard_refusal
+from evenstep.optim.stepper import is_narrow
 from evenstep.options import SAVED_BY, Checkpointing, Failures, Training, check_rewinds
 from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
@@ -289,6 +291,27 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
         why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
     if why:
         raise ArgumentError(f"{cut}, but {why}: {advice}.", field="optimizer")
+
+
+# bits
+def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strategy) -> None:
+    """Raise ArgumentError for an optimizer or a strategy that can't be exact with parameters of 16 bits."""
+    if precision.format is not None:
+        strategy.gathering(precision.format)  # may be refused
+        for one in moded(optimizer):
+            raise ArgumentError(
+                f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' "
+                f"does not hold: use a mixed precision, or another optimizer.",
+                field="precision",
+            )
+        return
+    is_exact_in_shards = strategy.layout.divides == "elements" and strategy.layout.exact
+    if is_exact_in_shards and any(one.requires_grad and is_narrow(one) for one in parameters_in(optimizer)):
+        raise ArgumentError(
+            "`fsdp` sums gradients of 16-bit parameters in float32, so `ordered` sums would not have the bits of "
+            "one process: use `zero1`, or precision 'bf16-true'.",
+            field="strategy",
+        )
 
 
 # --- the run

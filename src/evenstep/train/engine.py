@@ -47,7 +47,7 @@ from evenstep.train.update.context import TrainContext
 from evenstep.train.update.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 
 if TYPE_CHECKING:
-    from evenstep.train.setup import Setup
+    from evenstep.train.build import Setup
 
 _EVALUATION = "evaluate"  # name of an evaluation in events
 _NONE: Any = object()
@@ -114,9 +114,9 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
+        from evenstep.train.build import set_up
         from evenstep.train.checks import check_own_loop
         from evenstep.train.failures import Policies
-        from evenstep.train.setup import set_up
 
         if updates is not None:
             check_length(updates, None)
@@ -149,8 +149,8 @@ class Engine:
 
     def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         from evenstep.train.aborts import AbortCauses
+        from evenstep.train.build import build_parts
         from evenstep.train.checks import check_ties
-        from evenstep.train.engine_parts import build_parts
 
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core

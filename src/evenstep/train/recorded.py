@@ -11,7 +11,7 @@ from evenstep.data import Data
 from evenstep.events.files import replace_text
 from evenstep.internals import unwrapped
 from evenstep.optim.optimizers import parts_of
-from evenstep.train.setup import Setup
+from evenstep.train.build import Setup
 from evenstep.train.state.settings import plain, settings_of
 
 FILE = "settings.json"

@@ -118,11 +118,10 @@ class Trainer:
         **unknown: Never,
     ) -> None:
         from evenstep.train.agreement import check_agreement
-        from evenstep.train.build_loop import build_loop
+        from evenstep.train.build import policies_of, set_up
+        from evenstep.train.build_loop import build_loop, evaluations_of
         from evenstep.train.checks import check_keeping, check_saves
         from evenstep.train.recorded import recorded_settings
-        from evenstep.train.resolve import evaluations_of, policies_of
-        from evenstep.train.setup import set_up
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
@@ -145,7 +144,6 @@ class Trainer:
             policies=policies,
             data=batches,
             evaluations=sets,
-            keeps=keeps,
             averages=any(one.averages_ranks for one in given if isinstance(one, Hook)),
         )
         check_keeping(keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)

@@ -16,8 +16,8 @@ from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.parallel import Fsdp
 from evenstep.precision import PRECISIONS, Bf16True, FullPrecision
 from evenstep.train import Committed
+from evenstep.train.checks import check_formats
 from evenstep.train.footprint import footprint
-from evenstep.train.number_formats import check_formats
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 MASTERS = FORMATS[:2]

@@ -25,7 +25,7 @@ from evenstep.optim.schedules import (
     Plateau,
     Step,
 )
-from evenstep.train.resolve import lr_schedule_of
+from evenstep.train.build import lr_schedule_of
 from refused import refused
 
 POINTS = [(torch.full((2,), n / 10), torch.tensor([n % 3 / 2])) for n in range(20)]

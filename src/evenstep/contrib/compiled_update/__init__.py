@@ -1,12 +1,12 @@
 """`compile = "update"`: an update as one compiled graph of forwards, backwards, norm, clip, optimizer and average.
 
 It is for models so small that launching kernels takes most of the time. `check` and `build` are the seam of
-`evenstep.train.compute`.
+`evenstep.train.build`.
 """
 
 from evenstep.contrib.compiled_update.checks import check, check_hooks
 from evenstep.contrib.compiled_update.update import CompiledUpdate
-from evenstep.train.compute import ComputeParts
+from evenstep.train.build import ComputeParts
 
 __all__ = ["build", "check"]
 

@@ -15,7 +15,7 @@ from evenstep.parallel import Ddp, Single
 from evenstep.parallel.buffers import running_statistics
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import named_parameters, parameters_in
-from evenstep.train.setup import Setup
+from evenstep.train.build import Setup
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 _INSIDE = tuple(

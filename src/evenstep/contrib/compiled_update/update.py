@@ -22,7 +22,7 @@ from evenstep.internals import NoGrad, buffers_of, pytree, times_written
 from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
-from evenstep.train.compute import ComputeParts
+from evenstep.train.build import ComputeParts
 from evenstep.train.cut import SubBatch
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of

@@ -115,7 +115,7 @@ def _measured(path: str, settings: Sequence[str]) -> Measured:
     from evenstep.config.target import open_run
     from evenstep.parallel import device_of_rank
     from evenstep.pipeline.split import flows
-    from evenstep.train.resolve import precision_of
+    from evenstep.train.build import precision_of
     from evenstep.train.update.transfer import build_cast
 
     with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:

@@ -1,0 +1,506 @@
+"""Builds an engine from the arguments of `Engine` and `Trainer`, in one order: objects, checks, parts.
+
+set_up        names become objects; refusals that need nothing to be changed
+build_parts   the model is moved, converted and shared; all that computes updates
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, cast, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from evenstep.arguments import choose, require_object
+from evenstep.data import Data, GlobalBatch
+from evenstep.errors import ArgumentError
+from evenstep.events import Bus, Event, Hook, Incident, MicrobatchEvent, Storage
+from evenstep.internals import local_tensor, unwrapped
+from evenstep.keys import branch, key_below
+from evenstep.lazy import load
+from evenstep.oom import build_emptying
+from evenstep.optim.apply import build_apply
+from evenstep.optim.learning_rate import LearningRates
+from evenstep.optim.masters import MasterStepper
+from evenstep.optim.modes import Modes
+from evenstep.optim.optimizers import joined
+from evenstep.optim.rounded import RoundedStepper
+from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
+from evenstep.optim.stepper import Stepper
+from evenstep.options import Failures, Training
+from evenstep.parallel import Group, ParameterLayout, Single, Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.compiled import release
+from evenstep.precision import PRECISIONS, FullPrecision, LossScale, Precision
+from evenstep.single_use import check_unused
+from evenstep.tensors import device_here, make_current, named_parameters
+from evenstep.train.blocks import Chosen, choose_modules
+from evenstep.train.checks import (
+    check_covers,
+    check_formats,
+    check_launched,
+    check_layers,
+    check_model,
+    check_optimizer,
+    check_own_models,
+    check_parameters,
+    check_shared,
+    check_tasks,
+    check_whole_model,
+)
+from evenstep.train.compiled import check_compiled, compile_model
+from evenstep.train.cut import SplitLimit
+from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, LossSpikes, Policies, Retry
+from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.linear_layers import choose_linear_layers, convert_linear_layers
+from evenstep.train.loss_check import LossCheck
+from evenstep.train.progress import Progress
+from evenstep.train.recompute import recompute
+from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
+from evenstep.train.state.settings import settings_of
+from evenstep.train.state.train_state import TrainState, parameter_names
+from evenstep.train.tasks.metrics import build_storage
+from evenstep.train.tasks.modules import attached
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import Tasks, named
+from evenstep.train.tasks.weighting import Combine, Fixed
+from evenstep.train.teacher import Teacher, build_teacher
+from evenstep.train.trained import TrainedParameters
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution, build_execution
+from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
+from evenstep.train.update.update import Update
+from evenstep.training_mode import require_gradients
+
+_COMPUTES = {"update": "evenstep.contrib.compiled_update"}  # packages that compute updates, by `Training.compile`
+
+
+# --- arguments
+
+
+def precision_of(given: Precision | str | None) -> Precision:
+    """A precision by itself or by its name.
+
+    >>> precision_of("bf16-mixed").name
+    'bf16-mixed'
+    """
+    if given is None:
+        return FullPrecision()
+    return choose("precision", given, PRECISIONS)() if isinstance(given, str) else given
+
+
+def lr_schedule_of(given: Any) -> LrSchedule | None:
+    """An LR schedule by itself, by its name, or as a table of its `kind` and arguments.
+
+    >>> lr_schedule_of({"kind": "linear", "warmup_updates": 2})
+    Linear(warmup_updates=2, end_factor=0.1)
+    """
+    if given is None or isinstance(given, LrSchedule):
+        return given
+    if isinstance(given, str | Mapping):
+        table: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
+        kind = table.pop("kind", "constant" if table.keys() <= {"warmup_updates"} else "")
+        return choose("lr_schedule", str(kind), LR_SCHEDULES)(**table)
+    kind = f"a torch scheduler ({type(given).__name__})" if isinstance(given, LRScheduler) else type(given).__name__
+    raise ArgumentError(
+        f"`lr_schedule` must be one of {', '.join(LR_SCHEDULES)}, a table such as {{'kind': 'cosine', "
+        f"'warmup_updates': 100}}, or an `LrSchedule`, but is {kind}.",
+        field="lr_schedule",
+    )
+
+
+def strategy_of(given: Strategy | str | None, device: str | torch.device, model: nn.Module) -> Strategy:
+    """A strategy by itself or by its name, over the replicas of a model in stages or all ranks; None: one process."""
+    if given is None:
+        return Single()
+    if not isinstance(given, str):
+        require_object("strategy", given, Strategy, "'ddp', or an object such as `Ddp(Processes(device))`")
+        return given
+    if isinstance(model, PipelineModel) and model.mesh.world.ranks > 1:
+        return strategy_named(given, model.mesh.data)
+    return strategy_named(given, launched_group(device_of_rank(str(device))))
+
+
+def policies_of(failures: Failures) -> Policies:
+    """The failure policies of a run.
+
+    >>> policies_of(Failures(non_finite="rewind")).may_rewind
+    True
+    """
+
+    def policy(given: FailurePolicy | str) -> FailurePolicy:
+        return FAILURE_POLICIES[given](failures.max_rewinds) if isinstance(given, str) else given
+
+    spikes = failures.loss_spike
+    if not isinstance(spikes, LossSpikes):
+        spikes = LossSpikes(
+            None if spikes in ("report", "ignore") else policy(spikes),
+            window_updates=failures.spike_window_updates,
+            threshold=failures.spike_threshold,
+        )
+    return Policies(
+        non_finite=policy(failures.non_finite),
+        out_of_memory=Retry() if failures.out_of_memory == "retry" else policy(failures.out_of_memory),
+        spikes=None if failures.loss_spike == "ignore" else spikes,
+    )
+
+
+def _combine_of(given: Combine | str | None) -> Combine | None:
+    if not isinstance(given, str):
+        return given
+    return load(choose("combine", given, load("evenstep.contrib.multitask:COMBINES")))()
+
+
+# --- set up
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Checked objects that an engine is built from.
+
+    Args:
+        linear_layers: layers that compute in float8.
+        recomputed: modules whose activations are recomputed.
+        empty_cache: called with the number of each update that has ended.
+        compute: a package that computes updates, a `ComputePackage`; None: the engine does.
+    """
+
+    model: nn.Module
+    tasks: Tasks
+    optimizer: Optimizer
+    strategy: Strategy
+    precision: Precision
+    lr_schedule: LrSchedule | None
+    seed: int
+    device: torch.device
+    train: Training
+    policies: Policies
+    storage: Storage
+    linear_layers: Chosen
+    recomputed: Chosen
+    empty_cache: Callable[[int], None] | None
+    compute: Any
+
+    @property
+    def group(self) -> Group:
+        """All ranks of the run."""
+        return self.model.mesh.world if isinstance(self.model, PipelineModel) else self.strategy.data_group
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """Objects with state, by their names in messages; they belong to one run."""
+        coefficients, policies = self.tasks.coefficients, self.policies
+        spikes = policies.spikes
+        by_name = {
+            "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
+            "combine": self.tasks.combine,
+            "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
+            "non_finite": policies.non_finite,
+            "out_of_memory": policies.out_of_memory,
+            "loss_spike": spikes,
+            "policy": None if spikes is None else spikes.policy,
+            **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
+        }
+        return {f"`{name}`": one for name, one in by_name.items() if one is not None and vars(one)}
+
+
+def set_up(
+    *,
+    model: nn.Module,
+    task: Task | Mapping[str, Task],
+    optimizer: Optimizer | Sequence[Optimizer],
+    strategy: Strategy | str | None,
+    precision: Precision | str | None,
+    lr_schedule: LrSchedule | str | Mapping[str, Any] | None,
+    seed: int,
+    device: str | torch.device,
+    train: Training,
+    policies: Policies,
+    data: Data | None = None,
+    evaluations: Mapping[str, Data] = MappingProxyType({}),
+    averages: bool = False,
+) -> Setup:
+    """Make objects of arguments, and refuse what can't be trained exactly; see `Trainer` for the arguments.
+
+    Args:
+        data: for training, and `evaluations` by name; none for a loop of one's own.
+        averages: a hook averages the models of ranks that train one each.
+
+    Raises:
+        ArgumentError: an argument that can't be, or that does not go with another.
+        TaskError: a model that can't be trained.
+    """
+    require_gradients("an engine or a trainer was built")
+    check_launched(strategy, model, os.environ)
+    check_model(model)
+    optimizer = joined(optimizer)
+    with attached(model, named(task), optimizer):
+        formats, sharing = precision_of(precision), strategy_of(strategy, device, model)
+        check_covers(sharing, model)
+        check_own_models(sharing, policies, formats, averages=averages)
+        check_parameters(model, optimizer, formats)
+        on = device_here(device_of_rank("auto") if device == "auto" else device)
+        formats.check(on)
+        check_formats(formats, optimizer=optimizer, strategy=sharing)
+        check_layers(model, strategy=sharing, precision=formats, train=train)
+        if train.compile == "model":
+            check_compiled(model, sharing)
+        check_optimizer(optimizer, model=model, strategy=sharing)
+        tasks = Tasks.of(task, train.coefficients, _combine_of(train.combine), train.norm_statistics)
+        check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+        check_whole_model(tasks.by_name, train.ema, model, sharing)
+        for one in tasks.by_name.values():
+            one.prepare(model)
+        setup = Setup(
+            model=model,
+            tasks=tasks,
+            optimizer=optimizer,
+            strategy=sharing,
+            precision=formats,
+            lr_schedule=lr_schedule_of(lr_schedule),
+            seed=seed,
+            device=on,
+            train=train,
+            policies=policies,
+            storage=build_storage(tasks.by_name, on, train.clip_norm),
+            linear_layers=choose_linear_layers(model, formats),
+            recomputed=choose_modules(model, train.memory.checkpoint),
+            empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
+            compute=import_module(_COMPUTES[train.compile]) if train.compile in _COMPUTES else None,
+        )
+        if setup.compute is not None:
+            setup.compute.check(setup)
+        check_unused(setup.kept)
+        return setup
+
+
+# --- parts
+
+
+class Compute(Protocol):
+    """Computes and applies updates: `Update`, or a package in its place.
+
+    Attributes:
+        reads_at_once: the host knows at once if an update was applied.
+    """
+
+    reads_at_once: bool
+
+    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate: ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeParts:
+    """Parts of an engine that a package builds its `Compute` from.
+
+    Args:
+        core: for updates that the package leaves to the engine.
+        hooks: of the run, in order.
+    """
+
+    setup: Setup
+    core: Update
+    context: TrainContext
+    execution: Execution
+    hooks: Sequence[Hook]
+    report: Callable[[Incident], None]
+
+
+class ComputePackage(Protocol):
+    """A module that computes updates."""
+
+    def check(self, setup: Setup) -> None:
+        """Raise ArgumentError for a run whose updates the package can't compute; nothing has been changed."""
+        ...
+
+    def build(self, parts: ComputeParts) -> Compute: ...
+
+
+class Parts(NamedTuple):
+    """Parts of an engine.
+
+    Args:
+        compute: computes and applies one update: `core`, or a package in its place.
+        teacher: output of the average; None where no task asks for it.
+        modes: of the optimizer, which may evaluate other parameters than it trains.
+        saved: tensors of the state.
+        settings: of updates, as plain values.
+    """
+
+    context: TrainContext
+    execution: Execution
+    core: Update
+    compute: Compute
+    teacher: Teacher | None
+    check_loss: LossCheck
+    modes: Modes
+    saved: TrainState
+    settings: dict[str, Any]
+
+
+def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
+    """The parts of an engine. The model is moved to the device and gets learned coefficients of tasks.
+
+    Args:
+        updates: length of the run; None if that is not known.
+
+    Raises:
+        ArgumentError: parts that do not go together.
+    """
+    model, optimizer, train, tasks, precision = setup.model, setup.optimizer, setup.train, setup.tasks, setup.precision
+    strategy = setup.strategy
+    settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule) | strategy.settings
+    frozen_norms = tasks.attach(model, optimizer)
+    if precision.format is not None:
+        strategy = strategy.gathering(precision.format)
+    make_current(setup.device)
+    model.to(setup.device)
+    if train.channels_last:
+        cast("Any", model).to(memory_format=torch.channels_last)
+    names = parameter_names(model, optimizer)  # before the strategy divides them between ranks
+    rounded = _rounded(precision, model, names)
+    context = TrainContext(
+        tasks=tasks.by_name,
+        precision=precision,
+        loss_scale=precision.build_loss_scale(),
+        device=setup.device,
+        transfer=build_transfer(setup.device, precision.transfer_format),
+        storage=setup.storage,
+        bus=bus,
+        seed=setup.seed,
+        reorder=channels_last if train.channels_last else None,
+        cast_inputs=build_cast(precision.format),
+        cast_outputs=build_cast(precision.output_format),
+        coefficients=tasks.coefficients,
+        frozen_norms=frozen_norms,
+        cuts=SplitLimit(sums=train.check_loss),
+        report=report,
+    )
+    bus.drawing = _drawing(context)
+    context.coefficients.check(updates)
+    if train.ema is not None:
+        train.ema.check(updates)
+    learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
+    _change_layers(setup, context)
+    setup.group.go_on()  # after an earlier error of all ranks
+    check_shared(model, strategy)
+    execution = build_execution(model, strategy, optimizer, setup.device)
+    recompute(model, setup.recomputed.here, context.randomness)
+    # after the strategy has made replicas equal: the average begins as a copy of the parameters
+    saved = _saved(setup, execution, names, rounded, context.loss_scale)
+    settle = train.settle_every_updates
+    core = Update(
+        model=model,
+        parameters=_stepped(model, names),
+        context=context,
+        execution=execution,
+        apply=build_apply(
+            saved.stepper,
+            clip_norm=train.clip_norm,
+            device=setup.device,
+            defer=None if settle is None else settle > 1,
+        ),
+        average=saved.average,
+        learning_rates=learning_rates,
+        out_of_memory=setup.policies.out_of_memory,
+        trained=saved.trained,
+        combine=tasks.combine,
+    )
+    compute: Compute = core
+    if setup.compute is not None:
+        compute = setup.compute.build(
+            ComputeParts(setup=setup, core=core, context=context, execution=execution, hooks=bus.hooks, report=report)
+        )
+    return Parts(
+        context=context,
+        execution=execution,
+        core=core,
+        compute=compute,
+        teacher=build_teacher(tasks.by_name, model, saved.average),
+        check_loss=LossCheck(
+            model=model,
+            context=context,
+            execution=execution,
+            rollback=core.rollback,
+            pending=set(context.tasks) if train.check_loss else set(),
+        ),
+        modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
+        saved=saved,
+        settings=settings,
+    )
+
+
+def _change_layers(setup: Setup, context: TrainContext) -> None:
+    model = setup.model
+    if setup.compute is None:
+        key_layers(model, context.randomness)
+    release(model)
+    recompute(model, {}, context.randomness)  # the choice of an earlier engine must not be compiled
+    if setup.train.compile == "model":
+        compile_model(model)
+    convert_linear_layers(model, setup.precision, setup.linear_layers.here)
+
+
+def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextManager[None]]:
+    randomness, device, root = context.randomness, context.device, branch(context.seed, "hooks")
+
+    def drawing(place: str, event: Event) -> AbstractContextManager[None]:
+        which = (event.microbatch,) if isinstance(event, MicrobatchEvent) else ()
+        return randomness.keyed(device, key_below(root, place, event.update, *which))
+
+    return drawing
+
+
+def _saved(
+    setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str], loss_scale: LossScale
+) -> TrainState:
+    model, optimizer, precision, reducers = setup.model, setup.optimizer, setup.precision, execution.reducers
+    sharding = build_pipeline_state_sharding(model, execution.trainer.peers.wire)
+    by_name, averaged_as = named_parameters(model), dict[str, torch.dtype]()
+    if precision.format is not None:  # an average has the format that the model computes in, with every strategy
+        averaged_as = {name: precision.format for name in rounded if by_name[name].dtype != precision.format}
+    return TrainState(
+        model=unwrapped(model),
+        optimizer=optimizer,
+        names=names,
+        layout=reducers.layout,
+        ema=setup.train.ema,
+        loss_scale=loss_scale,
+        stepper=_stepper(setup, rounded, reducers.layout),
+        averaged_as=averaged_as,
+        trained=TrainedParameters(model, optimizer, names, reducers, precision),
+        sharding=sharding,
+    )
+
+
+def _stepper(setup: Setup, rounded: Sequence[str], layout: ParameterLayout) -> Stepper:
+    model, optimizer, precision = setup.model, setup.optimizer, setup.precision
+    if precision.format is None:
+        return Stepper(optimizer)
+    by_name = named_parameters(model)
+    if precision.keeps_masters:  # shards are rounded when they are gathered
+        own = {name: by_name[name] for name in rounded if local_tensor(by_name[name]) is by_name[name]}
+        return MasterStepper(optimizer, own, precision.format)
+    aliases = model.aliases if isinstance(model, PipelineModel) else {}
+    names = {id(parameter): aliases.get(name, name) for name, parameter in by_name.items()}
+    return RoundedStepper(optimizer, names, seed=setup.seed, first_element=layout.first_element)
+
+
+def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:
+    by_name, held = named_parameters(model), [name for group in names for name in group]
+    rounded = precision.convert(model, {id(by_name[name]) for name in held})
+    return [name for name in held if id(by_name[name]) in rounded]
+
+
+def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parameter]:
+    by_name, stepped = named_parameters(model), {name for group in names for name in group}
+    return [by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped]
