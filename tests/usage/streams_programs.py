@@ -1,10 +1,7 @@
-"""What the battery of streams runs on ranks: streams of all kinds, and a run that is left and taken up.
-
-`counting` to `late_state` are iterables of our own; the others need torchdata or `datasets`.
-"""
+"""Streams of all kinds, and a run on several ranks that is left and taken up."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -81,13 +78,6 @@ class Updates(Counting):
         return tuple(tuple(part[None] for part in sample(2 * number + more)) for more in range(2))
 
 
-class Plain:
-    """An iterable without a state."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(sample, range(EPOCH))
-
-
 class PlainDataset(IterableDataset):  # type: ignore[type-arg]
     """An iterable dataset for loaders, divided between their workers, with a state."""
 
@@ -114,39 +104,7 @@ def _own(stream: Any, **options: Any) -> Data:
     return evenstep.StreamData(stream, global_batch_size=4, micro_batch_size=2, **options)
 
 
-def counting(rank: int, ranks: int) -> Data:
-    return _own(Counting())
-
-
-def uneven(rank: int, ranks: int) -> Data:
-    return _own(Counting(length=EPOCH if rank == 0 else 5, first=1000 * rank))
-
-
-def unlike(rank: int, ranks: int) -> Data:
-    return _own(Counting(length=EPOCH * (1 + rank), first=1000 * rank, step=1 + rank))
-
-
-def empty_on_rank_1(rank: int, ranks: int) -> Data:
-    return _own(Counting(length=EPOCH if rank == 0 else 0))
-
-
-def augmenting(rank: int, ranks: int) -> Data:
-    return _own(Augmenting())
-
-
-def shared(rank: int, ranks: int) -> Data:
-    return _own(Augmenting(length=EPOCH - 1), shared=True)
-
-
-def updates(rank: int, ranks: int) -> Data:
-    return evenstep.UpdateData(Updates(length=6))
-
-
-def late_state(rank: int, ranks: int) -> Data:
-    return _own(LateState())
-
-
-def _loader(dataset: Any, rank: int, ranks: int, **options: Any) -> Data:
+def _loader(dataset: Any, rank: int, **options: Any) -> Data:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     torch.manual_seed(1000 + rank)  # from which a loader draws the seed of its order
@@ -156,34 +114,6 @@ def _loader(dataset: Any, rank: int, ranks: int, **options: Any) -> Data:
 
 def _table() -> Any:
     return TensorDataset(torch.arange(float(EPOCH))[:, None].expand(EPOCH, 4).clone(), torch.ones(EPOCH))
-
-
-def loader_of_map(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks)
-
-
-def loader_of_map_shuffled(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, shuffle=True)
-
-
-def loader_of_iterable(rank: int, ranks: int) -> Data:
-    return _loader(PlainDataset(), rank, ranks)
-
-
-def workers_of_map(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, num_workers=2)
-
-
-def workers_of_map_shuffled(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, num_workers=2, shuffle=True)
-
-
-def workers_that_persist(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, num_workers=2, shuffle=True, persistent_workers=True)
-
-
-def workers_of_iterable(rank: int, ranks: int) -> Data:
-    return _loader(PlainDataset(), rank, ranks, num_workers=2)
 
 
 def _rows() -> Any:
@@ -196,18 +126,34 @@ def _of_rows(rows: list[dict[str, int]]) -> list[Tensor]:
     return [torch.stack(parts) for parts in zip(*(sample(row["number"]) for row in rows), strict=True)]
 
 
-def hf_map(rank: int, ranks: int) -> Data:
-    return evenstep.MapData(_rows(), global_batch_size=4, micro_batch_size=2, collate=_of_rows)
-
-
-def hf_streaming(rank: int, ranks: int) -> Data:
-    return _own(_rows().to_iterable_dataset(num_shards=3), collate=_of_rows)
-
-
-def hf_split_by_node(rank: int, ranks: int) -> Data:
+def _split_by_node(rank: int, ranks: int) -> Any:
     from datasets.distributed import split_dataset_by_node
 
-    return _own(split_dataset_by_node(_rows().to_iterable_dataset(num_shards=3), rank, ranks), collate=_of_rows)
+    return split_dataset_by_node(_rows().to_iterable_dataset(num_shards=3), rank, ranks)
+
+
+STREAMS: dict[str, Callable[[int, int], Data]] = {
+    "counting": lambda rank, ranks: _own(Counting()),
+    "uneven": lambda rank, ranks: _own(Counting(length=EPOCH if rank == 0 else 5, first=1000 * rank)),
+    "unlike": lambda rank, ranks: _own(Counting(length=EPOCH * (1 + rank), first=1000 * rank, step=1 + rank)),
+    "empty_on_rank_1": lambda rank, ranks: _own(Counting(length=EPOCH if rank == 0 else 0)),
+    "augmenting": lambda rank, ranks: _own(Augmenting()),
+    "shared": lambda rank, ranks: _own(Augmenting(length=EPOCH - 1), shared=True),
+    "updates": lambda rank, ranks: evenstep.UpdateData(Updates(length=6)),
+    "late_state": lambda rank, ranks: _own(LateState()),
+    "loader_of_map": lambda rank, ranks: _loader(_table(), rank),
+    "loader_of_map_shuffled": lambda rank, ranks: _loader(_table(), rank, shuffle=True),
+    "loader_of_iterable": lambda rank, ranks: _loader(PlainDataset(), rank),
+    "workers_of_map": lambda rank, ranks: _loader(_table(), rank, num_workers=2),
+    "workers_of_map_shuffled": lambda rank, ranks: _loader(_table(), rank, num_workers=2, shuffle=True),
+    "workers_that_persist": lambda rank, ranks: _loader(
+        _table(), rank, num_workers=2, shuffle=True, persistent_workers=True
+    ),
+    "workers_of_iterable": lambda rank, ranks: _loader(PlainDataset(), rank, num_workers=2),
+    "hf_map": lambda rank, ranks: evenstep.MapData(_rows(), global_batch_size=4, micro_batch_size=2, collate=_of_rows),
+    "hf_streaming": lambda rank, ranks: _own(_rows().to_iterable_dataset(num_shards=3), collate=_of_rows),
+    "hf_split_by_node": lambda rank, ranks: _own(_split_by_node(rank, ranks), collate=_of_rows),
+}
 
 
 class Square(evenstep.Task):
@@ -252,7 +198,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
 
     Args:
         folder: of the run.
-        stream: a function of this module, by name.
+        stream: a key of `STREAMS`.
         strategy: by name.
         what: "fails", "skips" or "rewinds" in its fifth update, or nothing.
         leaving: `stop_at` an update; `resume`, whether from the folder.
@@ -262,7 +208,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
     group = group_of_ranks(timeout_s=20)
     rank, ranks = (0, 1) if group is None else (group.rank, group.ranks)
     torch.manual_seed(0)
-    model, data = nn.Linear(4, 4), globals()[stream](rank, ranks)
+    model, data = nn.Linear(4, 4), STREAMS[stream](rank, ranks)
     task = Square(fails_at=5 if what == "fails" else 0, spoils_at=5 if what in ("skips", "rewinds") else 0)
     watch = Watch(task, leaving.get("stop_at", 0))
     trainer = evenstep.Trainer(

@@ -16,21 +16,13 @@ Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 
 
 class Position(NamedTuple):
-    """Place of a global batch: number `batch` of epoch `epoch`, both from 0. Earlier ones compare as smaller.
-
-    >>> Position(epoch=2, batch=7)
-    Position(epoch=2, batch=7)
-    """
+    """Place of a global batch: number `batch` of epoch `epoch`, both from 0. Earlier ones compare as smaller."""
 
     epoch: int = 0
     batch: int = 0
 
     def after(self, *, ends_epoch: bool) -> "Position":
-        """Position of the next global batch.
-
-        Args:
-            ends_epoch: whether this one is the last of its epoch.
-        """
+        """Position of the next global batch, where this one ends its epoch or not."""
         return Position(self.epoch + 1, 0) if ends_epoch else Position(self.epoch, self.batch + 1)
 
 
@@ -215,18 +207,17 @@ def _is_pair(item: object) -> bool:
 
 
 class State(Protocol):
-    """State of data that can't start at any position by themselves.
-
-    Attributes:
-        scope: "run": all ranks have the same state, also of other numbers of ranks; "rank": each has its own.
-        positions: positions that the data can go on from: "all", the "last" one given out, or the begins of "epochs".
-    """
+    """State of data that can't start at any position by themselves."""
 
     @property
-    def scope(self) -> Literal["run", "rank"]: ...
+    def scope(self) -> Literal["run", "rank"]:
+        """Either "run": one state for all ranks, of any number; or "rank": each rank has its own."""
+        ...
 
     @property
-    def positions(self) -> Literal["all", "last", "epochs"]: ...
+    def positions(self) -> Literal["all", "last", "epochs"]:
+        """Positions to resume at: "all", the "last" one given out, or the beginnings of "epochs"."""
+        ...
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
         """State at a position, by default after the last global batch given out.

@@ -80,12 +80,11 @@ class EpochSetters:
 
 
 def fetches_many(dataset: object) -> bool:
-    """Whether it has `__getitems__`; a `Subset` has one that its dataset may lack."""
+    # a `Subset` has a `__getitems__` that its dataset may lack
     return callable(getattr(_innermost(dataset), "__getitems__", None))
 
 
 def draws_nothing(dataset: object) -> bool:
-    """Whether reading it is known to draw no random numbers."""
     return type(_innermost(dataset)) in (TensorDataset, list, tuple, range, np.ndarray, Tensor)
 
 
@@ -121,11 +120,7 @@ def fingerprint_of(dataset: object) -> JSON:
 
 
 def rows_of(dataset: object) -> Callable[[list[int]], list[Tensor]] | None:
-    """Reader of many rows of a `TensorDataset` or a `Subset` of one, collated; None for any other dataset.
-
-    >>> rows_of(Subset(TensorDataset(torch.arange(5)), [-1, 0]))([0, 1])
-    [tensor([4, 0])]
-    """
+    """Reader of many rows of a `TensorDataset` or a `Subset` of one, collated; None for any other dataset."""
     choices: list[Sequence[int]] = []
     while type(dataset) is Subset:
         subset = cast("Subset[object]", dataset)

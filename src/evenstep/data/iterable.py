@@ -66,12 +66,7 @@ class _Share:
         return self.read.share(num_read) if self.shared else range(num_read)
 
     def begin(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        """Agree on whether `epoch` exists; False where the data have ended.
-
-        Args:
-            gives: whether this rank's stream gives something in it.
-            over: whether this rank's stream can't be iterated again.
-        """
+        """Agree on whether `epoch` exists, from whether this rank's stream gives items or can't be iterated again."""
         giving, ended, ranks = self._sum(gives, over, 1)
         if ended == ranks:
             return False
@@ -95,7 +90,7 @@ class _Share:
         return num_samples, more
 
     def reads_the_same(self, items: object) -> bool:
-        """Whether ranks that should read different streams have read the same items."""
+        """Compare the first items of ranks that should read different streams."""
         if self.shared:
             return False
         try:
@@ -129,7 +124,7 @@ class _Cursor:
         self.items: list[Any] | None = None  # taken, but not given yet as a global batch
         self.state: dict[str, Any] | None = None  # of the stream, after the items taken last
         self.in_epoch = False  # the ranks have agreed on the epoch of the position
-        self.exhausted = False  # this rank's stream has ended in this epoch, those of other ranks go on
+        self.exhausted = False  # the epoch goes on for other ranks only
         self._stream: Any = stream
         self._setters = setters
         self._iterator: Any = None
@@ -140,11 +135,7 @@ class _Cursor:
         self._watched = 0
 
     def begin(self, epoch: int, *, state: dict[str, Any] | None = None, number: int = 0) -> bool:
-        """Begin an epoch, or go to a state in it, and look at the next item, which is `number` of the epoch.
-
-        Returns:
-            False for a stream that can be iterated only once, and was.
-        """
+        """Begin an epoch, or go to a state in it, and look at item `number`; False for a used up generator."""
         before = self._iterator
         with undisturbed():
             self.set_epoch(epoch)
@@ -158,7 +149,7 @@ class _Cursor:
     def begin_epoch(self) -> bool:
         """Begin the epoch of the position; returns as `begin`."""
         epoch = self.position.epoch
-        if self.ahead is not _END:  # the stream has gone to this epoch by itself, when its state was loaded
+        if self.ahead is not _END:  # a loaded state was at the beginning of this epoch
             self.begin(epoch, state=self.state)
         can_iterate = self.ahead is not _END or self.begin(epoch)
         self.exhausted = self.ahead is _END
@@ -560,7 +551,7 @@ def _check_stream(stream: object, *, gives_batches: bool) -> None:
 
 
 def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
-    """The `set_epoch` of a stream; of a loader those of its dataset and samplers."""
+    """The methods `set_epoch` of a stream, or of a loader's dataset and samplers."""
     setters = epoch_setters(stream)
     if setters or not isinstance(stream, DataLoader):
         return setters

@@ -15,7 +15,7 @@ from evenstep.data.sampling import Sampling, Sizes, Unit, Weights
 from evenstep.data.tree import can_pin
 from evenstep.errors import DataError
 
-_EPOCHS_KEPT = 2  # the one being trained on, and the one that prefetching has reached
+_EPOCHS_KEPT = 2  # prefetching may have reached the next epoch
 
 
 class _Planned(NamedTuple):
@@ -30,15 +30,14 @@ class _Planned(NamedTuple):
 class MapData(Data):
     """Global batches of a map-style dataset.
 
-    A global batch is cut into numbered micro-batches, and each rank runs consecutive ones. Samples do not depend on the
-    number of ranks; the cut does not either if a size of micro-batches is given. Every sample is in exactly one batch
-    of each epoch, unless samples are drawn by weights; the last batch may be short.
+    A global batch is cut into numbered micro-batches, and each rank runs consecutive ones. Its samples do not depend on
+    the number of ranks. Every sample is in exactly one batch of each epoch, unless samples are drawn by weights; the
+    last batch may be short.
 
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
-    augmentation does not depend on workers, ranks or the cut. Two exceptions: a dataset with `__getitems__` is
-    read, and seeded, a micro-batch at a time; randomness in `collate` also depends on the cut. Seeding
-    costs about 10 µs a sample and, without workers, 0.1 ms a global batch for leaving this process's generators as
-    they were; nothing is seeded for plain containers (list, `TensorDataset`) with the default collate function.
+    augmentation does not depend on workers, ranks or the cut. A dataset with `__getitems__` is read, and seeded, a
+    micro-batch at a time; randomness in `collate` depends on the cut. Seeding costs about 10 µs a sample and 0.1 ms a
+    global batch; nothing is seeded for lists and `TensorDataset` with the default collate function.
 
     Args:
         dataset: has `len(dataset)`, the same in all epochs, and `dataset[i]`. If it has `set_epoch(epoch)`, that is
@@ -53,12 +52,11 @@ class MapData(Data):
             micro-batches each global batch is divided evenly among the ranks.
         lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
         batch_size_multiple: batches cut by tokens are rounded down to a multiple of this size, if they are not smaller.
-        packed: True if `collate` packs samples into rows: the tokens of a batch are then the sum over its samples
-            instead of longest × count. A shuffled epoch is cut by tokens in its order, and a global batch
-            into micro-batches by first-fit decreasing.
+        packed: True if `collate` packs samples into rows: the tokens of a batch are the sum over its samples. An epoch
+            is then cut by tokens in its order, and a global batch into micro-batches by first-fit decreasing.
         oversized: whether a sample longer than a budget is an "error", or is left out and counted: "skip".
-        length_window: how many shuffled samples at a time are sorted by length before global batches are cut by
-            tokens (default 8192); unshuffled epochs stay in the dataset's order.
+        length_window: number of shuffled samples that are sorted by length together before global batches are cut by
+            tokens (default 8192).
         shuffle: whether epochs are shuffled.
         curriculum_epochs: how many of the first epochs are not shuffled although `shuffle` is True.
         sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement, in proportion
@@ -142,18 +140,13 @@ class MapData(Data):
         return self._sampling.num_skipped
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        """Number of global batches of `epoch`.
-
-        >>> MapData([1, 2, 3], global_batch_size=2).num_batches(0, seed=1)
-        2
-        """
+        """Number of global batches of `epoch`."""
         return self._epoch(epoch, seed=seed, limit=self.limit_batches).num_batches
 
     def fingerprint(self) -> dict[str, JSON]:
-        """The dataset's size, lengths and own fingerprint, and every choice that decides which samples make an update.
+        """The dataset's own fingerprint, its size and lengths, and all options that choose the samples of an update.
 
-        `cut` is how a global batch is cut into micro-batches: with another cut the same samples make the same updates,
-        up to the rounding of sums and the micro-batches' own randomness.
+        `cut` holds the sizes of micro-batches: with others updates are equal up to rounding.
         """
         if self._fingerprint is None:  # made once: every checkpoint holds it
             dataset = fingerprint_of(self._dataset)
@@ -218,7 +211,7 @@ class MapData(Data):
         first = next(plan, None)
         if first is None:
             return
-        plan, ahead = tee(chain([first], plan))  # which keeps what it has given for a while: nothing with data in it
+        plan, ahead = tee(chain([first], plan))
         in_columns = self._collate is DEFAULT_COLLATE
         with self._loader(len(first.requests), pins=read.pin_memory and can_pin()) as loader:
             loader.start(request for planned in ahead for request in planned.requests)

@@ -29,7 +29,7 @@ End = Literal["min", "max", "cycle"]
 
 
 class Mixing(ABC):
-    """Chooses the tasks of each update: a pure function of the run's seed and the number of the global batch."""
+    """Chooses the tasks of each update, a pure function of its arguments."""
 
     @abstractmethod
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:

@@ -22,9 +22,7 @@ _TABLE = 2**11  # numbers that a half can have for which hashing all of them onc
 
 
 def scatter(scatter_key: int | NDArray[np.uint64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Hash every number under a key: `evenstep.keys.mix(scatter_key ^ n)`, for a whole array at once.
-
-    A bijection for each key: different numbers never collide.
+    """Hash every number n under a key, as `evenstep.keys.mix(scatter_key ^ n)`; different numbers never collide.
 
     Args:
         scatter_key: in [0, 2⁶⁴); several, `[keys, 1]`, give a row each.
@@ -59,13 +57,8 @@ class Enciphered:
     """Keyed bijection of 0..n-1, computed a block of places at a time.
 
     A Feistel network over pairs of digits (l, r) with l < a, r < b and a·b a little above n: each round hashes one
-    digit and adds that to the other one, (l, r) ← (r, (l + F(r)) mod a), the next with b. What falls outside of 0..n-1
-    is enciphered again until it falls inside, which is seldom. Eight rounds are enough for large n; digits of a small n
-    take few values, so up to three times as many are made.
-
-    Args:
-        num_samples: n, how many there are.
-        order_key: in [0, 2⁶⁴).
+    digit and adds the hash to the other, (l, r) ← (r, (l + F(r)) mod a), the next with b. Numbers outside of 0..n-1 are
+    enciphered again until they fall inside. Large n take eight rounds, small n up to 24.
 
     Reference: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: the generalised Feistel cipher
     with cycle walking.
@@ -93,7 +86,7 @@ class Enciphered:
     def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
         begin = self._begin
         if not begin <= start <= stop <= begin + len(self._samples):
-            # whole batches, if they go on as this one, so that none crosses the end of a block
+            # a multiple of the batch size, so that no batch crosses the end of a block
             size = max(stop - start, 1)
             end = min(start + size * max(_BLOCK // size, 1), self._num_samples)
             self._samples = self._at(np.arange(start, end, dtype=np.int64))
@@ -207,17 +200,12 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
 
 
 def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """Order in which `epoch` visits all samples; for the arguments see `order_of`.
-
-    Returns:
-        A permutation of 0..num_samples-1, `[num_samples]`.
+    """Order in which `epoch` visits all samples: a permutation of 0..num_samples-1, `[num_samples]`.
 
     Raises:
         ArgumentError: a number is negative or not whole.
 
     >>> order(6, seed=1, epoch=0).tolist()
     [0, 1, 3, 5, 2, 4]
-    >>> order(4, seed=1, epoch=0, shuffle=False).tolist()
-    [0, 1, 2, 3]
     """
     return order_of(num_samples, seed=seed, epoch=epoch, shuffle=shuffle)(0, num_samples)

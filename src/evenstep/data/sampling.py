@@ -132,11 +132,7 @@ def largest(size: Sizes) -> int | None:
 
 
 class EpochBatches(NamedTuple):
-    """The global batches of one epoch, each made when it is asked for.
-
-    Args:
-        key: of all that is drawn while its samples are read.
-    """
+    """The global batches of one epoch; `key` seeds the random numbers of its samples."""
 
     visited: Order
     num_samples: int
@@ -157,7 +153,7 @@ class EpochBatches(NamedTuple):
 @final
 @dataclass(kw_only=True)
 class Sampling:
-    """Every choice that decides which samples make which micro-batch; the arguments are those of `MapData`.
+    """Options of `MapData` that choose the samples of each micro-batch.
 
     Where samples are drawn by weights, draw d of sample i of n has the number n·d + i.
 
@@ -218,7 +214,7 @@ class Sampling:
         return self.num_samples if self.draws is None else self.draws.num_samples
 
     def fingerprint(self) -> dict[str, JSON]:
-        """Every choice that decides which samples make an update; `cut` is how it is cut into micro-batches."""
+        """Options that choose the samples of an update; `cut` holds those of its micro-batches."""
         size, tokens = (
             cast("JSON", given if not isinstance(given, Sequence) else [self.batch_size_unit, *map(list, given)])
             for given in (self.global_batch_size, self.global_batch_tokens)

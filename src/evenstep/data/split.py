@@ -24,8 +24,6 @@ def num_samples(batch: Any, known: int | None = None) -> int | None:
     Args:
         known: number of samples that the data have put in; certain unless all tensors have another dim 0.
 
-    >>> num_samples((torch.zeros(8, 3, 4, 4), torch.zeros(8, 3, 8, 8)))
-    8
     >>> features_first = {"x": torch.zeros(6, 8), "y": torch.zeros(8)}
     >>> num_samples(features_first), num_samples(features_first, known=8), num_samples(torch.zeros(6, 8), known=8)
     (None, 8, None)
@@ -86,12 +84,7 @@ def samples_in(batch: object) -> int:
 
 
 def samples_of_parts(parts: Sequence[Any], whole: Any, count: int) -> list[int | None]:
-    """Numbers of samples of the parts of a batch of `count`, from the tensors with one row per sample.
-
-    >>> batch = lambda n: {"x": torch.zeros(6, n), "y": torch.zeros(n)}
-    >>> samples_of_parts([batch(3), batch(5)], batch(8), 8), samples_of_parts([torch.zeros(6, 3)], torch.zeros(6, 8), 8)
-    ([3, 5], [None])
-    """
+    """Numbers of samples of the parts of a batch of `count`, from the tensors with one row per sample."""
     paths = [path for path, leaf in leaves(whole) if leaf.ndim and _rows(leaf) == count]
     rows = [{path: _rows(leaf) for path, leaf in leaves(part) if leaf.ndim} for part in parts]
     found = {tuple(one.get(path, -1) for one in rows) for path in paths}

@@ -75,12 +75,7 @@ def checksums(batch: Any) -> dict[str, int]:
 
 
 def copied(item: Any) -> Any:
-    """A copy of a batch: new tensors and containers; an object that can't be copied is shared.
-
-    >>> batch = {"x": torch.zeros(2), "names": ["a", "b"]}
-    >>> twin = copied(batch); twin["x"] += 1; _ = twin.pop("names"); batch
-    {'x': tensor([0., 0.]), 'names': ['a', 'b']}
-    """
+    """A copy of a batch: new tensors and containers; an object that can't be copied is shared."""
     if isinstance(item, Tensor):
         return item.detach().clone()
     if is_container(item):
@@ -98,11 +93,7 @@ def can_pin() -> bool:
 
 
 def pin(batch: Any) -> Any:
-    """The same batch with its tensors of the host in pinned memory.
-
-    >>> pin({"text": ["a", "b"]})
-    {'text': ['a', 'b']}
-    """
+    """The same batch with its tensors of the host in pinned memory."""
     if isinstance(batch, Tensor):
         return batch.pin_memory() if batch.device.type == "cpu" else batch
     if callable(method := getattr(batch, "pin_memory", None)):
@@ -140,7 +131,7 @@ def is_list(item: Any) -> bool:
 
 
 def is_container(item: Any) -> bool:
-    """Whether a batch is made of such objects: mappings, lists, tuples, dataclasses."""
+    """Whether it is a mapping, a list, a tuple or a dataclass."""
     if isinstance(item, Mapping | tuple | list):
         return not isinstance(item, torch.Size | PackedSequence)
     return dataclasses.is_dataclass(item) and not isinstance(item, type)
