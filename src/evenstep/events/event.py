@@ -153,13 +153,3 @@ class Incident(Event):
         lists: dict[str, Json] = {"samples": list(self.samples), "tensors": list(self.tensors)}
         known = {name: value for name, value in (places | lists).items() if value not in (None, [])}
         return {"update": self.update, **known, **self.details}
-
-
-# names of these classes before; to be removed
-TrainBegin = TrainEnd = TrainEvent
-EpochBegin = EpochEnd = EpochEvent
-UpdateBegin = UpdateEnd = UpdateEvent
-MicrobatchBegin = MicrobatchEnd = ForwardBegin = ForwardEnd = BackwardBegin = BackwardEnd = MicrobatchEvent
-StepBegin = StepEnd = StepEvent
-EvaluateBegin = EvaluateEnd = EvaluateEvent
-SaveBegin = SaveEnd = SaveEvent

@@ -1,43 +1,46 @@
 import gc
 import json
 import weakref
-from collections import deque
+from collections import Counter, deque
 from contextlib import nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.checkpoint.state import pack, unpack
-from evenstep.errors import HookError
-from evenstep.events import Bus, EpochEvent, Event, Hook, Incident
+from evenstep.errors import HookError, LostRankError
+from evenstep.events import Bus, EpochEvent, Event, Hook, Incident, MicrobatchEvent
 from refused import refused
 
 BEGIN = EpochEvent(update=0, epoch=0)
-INCIDENT = Incident(kind="overflow", update=1, message="too large", details={})
+INCIDENT = Incident(kind="overflow", update=1, message="too large")
 
 
 class Trace(Hook):
-    """Notes what it hears, and raises where it is told to."""
+    """Notes its calls, and raises where it is told to."""
 
     def __init__(self, label: str, trace: list[str], raises: str = "") -> None:
-        self.label, self.trace, self.raises = label, trace, raises
+        self.label = label
+        self.trace = trace
+        self.raises = raises
 
-    def hear(self, what: str) -> None:
+    def note(self, what: str) -> None:
         self.trace.append(f"{what} {self.label}")
         if what == self.raises:
             raise ValueError(f"{what} {self.label} failed")
 
     def before_epoch(self, event: EpochEvent) -> None:
-        self.hear("before")
+        self.note("before")
 
     def after_epoch(self, event: EpochEvent) -> None:
-        self.hear("after")
+        self.note("after")
 
     def on_incident(self, event: Incident) -> None:
-        self.hear("incident")
+        self.note("incident")
 
 
 class After(Hook):
@@ -51,25 +54,35 @@ class After(Hook):
 
 
 class Stateful(Hook):
+    """Has no state while its value is 0."""
+
     def __init__(self, value: int = 0) -> None:
         self.value = value
 
     def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
+        return {"value": self.value} if self.value else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["value"]
+        self.value = state.get("value", 0)
 
 
 def end(error: BaseException | None) -> EpochEvent:
     return EpochEvent(update=0, epoch=0, complete=error is None)
 
 
-def test_hooks_hear_in_the_order_given_and_none_is_dropped(trainer: Any) -> None:
+def epoch(bus: Bus) -> Any:
+    return bus.span("epoch", lambda: BEGIN, end)
+
+
+def test_hooks_are_called_in_the_order_given(trainer: Any) -> None:
     trace: list[str] = []
     bus = Bus([Trace("a", trace), None, Trace("b", trace)], trainer)
-    with bus.span("epoch", lambda: BEGIN, end):
+    with epoch(bus):
         trace.append("body")
+    with bus.silent(), epoch(bus):
+        pass
+    with bus.silent(but=After), epoch(bus):
+        pass
     assert trace == ["before a", "before b", "body", "after a", "after b"]
     assert len(bus.hooks) == 2
 
@@ -81,19 +94,20 @@ def test_hooks_are_ordered_by_priority_and_ties_are_stable(priorities: list[int]
         hook = Hook()
         hook.priority = priority
         hooks.append(hook)
-    ordered = Bus(hooks, Stateful()).hooks  # type: ignore[arg-type]
+    ordered = Bus(hooks, Stateful()).hooks
     expected = [hook for priority in range(-2, 3) for hook in hooks if hook.priority == priority]
     assert [id(hook) for hook in ordered] == [id(hook) for hook in expected]
 
 
-def test_a_method_set_on_the_instance_is_heard_too(trainer: Any) -> None:
-    hook, got = Hook(), []
+def test_a_method_set_on_the_instance_is_called(trainer: Any) -> None:
+    hook = Hook()
+    got: list[Incident] = []
     hook.on_incident = got.append  # type: ignore[method-assign]
     Bus([hook], trainer).tell(INCIDENT)
     assert got == [INCIDENT]
 
 
-def test_an_event_that_nobody_hears_is_not_built_and_costs_one_shared_object(trainer: Any) -> None:
+def test_an_event_without_listeners_is_not_built(trainer: Any) -> None:
     def build(*_: object) -> Event:
         raise AssertionError("built")
 
@@ -104,13 +118,18 @@ def test_an_event_that_nobody_hears_is_not_built_and_costs_one_shared_object(tra
         raise KeyError("through")
 
 
-def test_one_instance_given_twice_is_an_error(trainer: Any) -> None:
+def test_a_hook_given_twice_and_a_method_of_no_event_are_refused(trainer: Any) -> None:
+    class Odd(Hook):
+        def on_train_end(self, event: Any) -> None: ...
+
     hook = Stateful()
-    with pytest.raises(HookError):
+    with refused(HookError, "Stateful"):
         Bus([Hook(), hook, Hook(), hook], trainer)
+    with refused(HookError, "on_train_end"):
+        Bus([Odd()], trainer)
 
 
-def test_on_a_failing_body_every_after_runs_and_the_error_leaves(trainer: Any) -> None:
+def test_after_a_failing_body_every_after_runs(trainer: Any) -> None:
     trace: list[str] = []
     built: list[BaseException | None] = []
 
@@ -118,46 +137,59 @@ def test_on_a_failing_body_every_after_runs_and_the_error_leaves(trainer: Any) -
         built.append(error)
         return end(error)
 
-    failure = RuntimeError("body")
-    with pytest.raises(RuntimeError) as caught, Bus([Trace("a", trace)], trainer).span("epoch", lambda: BEGIN, note):
-        raise failure
-    assert caught.value is failure
-    assert built == [failure]
-    assert trace == ["before a", "after a"]
-
-
-def test_a_failing_before_ends_only_what_was_begun(trainer: Any) -> None:
-    trace: list[str] = []
-    bus = Bus([Trace("a", trace), After(trace), Trace("b", trace, "before"), Trace("c", trace), After(trace)], trainer)
-    with pytest.raises(ValueError, match="before b failed"), bus.span("epoch", lambda: BEGIN, end):
-        trace.append("body")
-    assert trace == ["before a", "before b", "after a", "after only"]
-
-
-def test_a_failing_after_never_hides_the_original_and_the_rest_still_runs(trainer: Any) -> None:
-    trace: list[str] = []
     bus = Bus([Trace("a", trace, "after"), Trace("b", trace, "after"), Trace("c", trace)], trainer)
-    with pytest.raises(RuntimeError, match="body") as caught, bus.span("epoch", lambda: BEGIN, end):
-        raise RuntimeError("body")
-    assert caught.value.__notes__ == [
+    failure = RuntimeError("body")
+    with pytest.raises(RuntimeError) as caught, bus.span("epoch", lambda: BEGIN, note):
+        raise failure
+    assert caught.value is failure and built == [failure]
+    assert failure.__notes__ == [
         "Then `after_epoch` of hook `Trace` raised ValueError: after a failed",
         "Then `after_epoch` of hook `Trace` raised ValueError: after b failed",
     ]
     assert trace[-3:] == ["after a", "after b", "after c"]
 
 
-def test_an_error_leaves_no_reference_cycle_behind(trainer: Any) -> None:
+def test_a_failing_before_ends_only_the_hooks_before_it(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace), After(trace), Trace("b", trace, "before"), Trace("c", trace), After(trace)], trainer)
+    with pytest.raises(ValueError, match="before b failed"), epoch(bus):
+        trace.append("body")
+    assert trace == ["before a", "before b", "after a", "after only"]
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_the_policy_of_a_hook_decides_whether_its_error_ends_the_run(trainer: Any, policy: Any) -> None:
+    reported: list[Incident] = []
+    hook = Trace("a", [], "before")
+    hook.failure_policy = policy
+    bus = Bus([hook], trainer, report=reported.append)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="failed") if policy == "stop" else nullcontext(), epoch(bus):
+            pass
+    assert [one.kind for one in reported] == ([] if policy == "stop" else ["hook"])  # the first of a row
+
+    class Lost(Hook):
+        failure_policy = "continue"
+
+        def before_epoch(self, event: EpochEvent) -> None:
+            raise LostRankError("rank 1 is lost")
+
+    with pytest.raises(LostRankError), epoch(Bus([Lost()], trainer, report=reported.append)):
+        pass
+
+
+def test_an_error_leaves_no_reference_cycle(trainer: Any) -> None:
     class Big: ...
 
     alive: weakref.WeakSet[Big] = weakref.WeakSet()
     bus = Bus([Trace("a", [], "after"), Trace("b", [], "incident")], trainer)
 
     def in_the_body(big: Big) -> None:
-        with bus.span("epoch", lambda: BEGIN, end):
+        with epoch(bus):
             raise ValueError(big)
 
     def in_an_after(big: Big) -> None:
-        with bus.span("epoch", lambda: BEGIN, end):
+        with epoch(bus):
             assert big
 
     def in_an_incident(big: Big) -> None:
@@ -179,112 +211,112 @@ def test_an_error_leaves_no_reference_cycle_behind(trainer: Any) -> None:
         gc.enable()
 
 
-def test_two_hooks_of_one_class_both_get_their_state_back(trainer: Any) -> None:
+def test_hooks_and_bus_do_not_keep_the_trainer_alive() -> None:
+    class Short:
+        bus: Bus
+
+    hook = Hook()
+    trainer = Short()
+    trainer.bus = Bus([hook], trainer)
+    gone = weakref.ref(trainer)
+    del trainer
+    assert gone() is None
+    with refused(HookError, "Hook"):
+        _ = hook.trainer
+
+
+def test_states_are_restored_by_name(trainer: Any) -> None:
+    class Odd(Stateful):
+        name = "Stateful#2"  # pyright: ignore[reportAssignmentType]
+
     state = Bus([Stateful(1), Hook(), Stateful(2)], trainer).state_dict()
     assert state == {"Stateful": {"value": 1}, "Stateful#2": {"value": 2}}
-    hooks = [Stateful(), Hook(), Stateful()]
-    Bus(hooks, trainer).load_state_dict(state)
-    assert [hook.value for hook in hooks if isinstance(hook, Stateful)] == [1, 2]
-
-
-def test_a_hook_that_finds_no_state_begins_afresh_and_is_named(trainer: Any) -> None:
-    hooks = [Stateful(), Stateful(3)]
-    said = Bus(hooks, trainer).load_state_dict({"Stateful": {"value": 7}})
-    assert said == ["hook `Stateful#2` is new and has no saved state"]
-    assert [hook.value for hook in hooks] == [7, 3]
-
-
-def test_a_state_that_finds_no_hook_is_given_up_and_named(trainer: Any) -> None:
-    said = Bus([Hook()], trainer).load_state_dict({"Gone": {"value": 7}})
-    assert said == ["hook `Gone` is gone, and so is its state"]
-
-
-def test_a_name_that_looks_like_a_second_one_takes_no_others_state(trainer: Any) -> None:
-    class Odd(Stateful):
-        @property
-        def name(self) -> str:
-            return "Stateful#2"
-
+    hooks = [Stateful(), Hook(), Stateful(), Stateful(3)]
+    said = Bus(hooks, trainer).load_state_dict({**state, "Gone": {"value": 7}})
+    assert len(said) == 2 and "Stateful#3" in said[0] and "Gone" in said[1]
+    assert [hook.value for hook in hooks if isinstance(hook, Stateful)] == [1, 2, 3]
     assert len(Bus([Stateful(1), Odd(2), Stateful(3)], trainer).state_dict()) == 3
 
 
-def test_the_checkpoints_that_any_hook_keeps_are_kept(trainer: Any) -> None:
-    class Keep(Hook):
-        def kept_checkpoints(self) -> tuple[str, ...]:
-            return ("step-00000003",)
-
-    assert Bus([Keep(), Hook(), Keep()], trainer).kept_checkpoints() == {"step-00000003"}
-
-
-class Sometimes(Stateful):
-    """Has no state until there is something to remember."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value} if self.value else {}
-
-
-class Forgets(Sometimes):
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state.get("value", 0)
-
-
-def test_a_hook_that_had_no_state_at_a_checkpoint_has_none_when_the_run_goes_back_to_it(trainer: Any) -> None:
-    hook = Forgets()
+def test_a_hook_without_state_at_a_checkpoint_has_none_after_a_rewind(trainer: Any) -> None:
+    hook = Stateful()
     bus = Bus([hook], trainer)
     early = bus.state_dict()
     hook.value = 7
     assert bus.load_state_dict(early) == [] and hook.value == 0
 
 
-def test_a_torch_scheduler_in_a_hook_is_saved_and_restored(trainer: Any) -> None:
+def test_torch_schedulers_and_containers_in_a_hook_are_saved_and_restored(trainer: Any) -> None:
     class Scheduled(Hook):
         def __init__(self) -> None:
             optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-            self.inner = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4], gamma=0.5)
-            self.recent: deque[float] = deque(maxlen=2)
+            schedulers: list[Any] = [
+                torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4], gamma=0.5),
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3),
+            ]
+            self.inner = torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, milestones=[4])
+            self.kept: dict[str, Any] = {
+                "recent": deque([0.0], maxlen=2),
+                "seen": {1},
+                "counts": Counter[str](),
+                "last": (1, 2.5),
+                "best": np.float64(0.5),
+                "number": np.int64(3),
+            }
 
         def step(self) -> float:
             self.inner.optimizer.step()
             self.inner.step()
-            self.recent.append(self.inner.get_last_lr()[0])
-            return self.recent[-1]
+            self.kept["recent"].append(self.inner.get_last_lr()[0])
+            self.kept["counts"]["steps"] += 1
+            self.kept["seen"].add(len(self.kept["seen"]) + 1)
+            return self.kept["recent"][-1]
 
         def state_dict(self) -> dict[str, Any]:
             return {
                 "inner": self.inner.state_dict(),
-                "recent": self.recent,
                 "optimizer": self.inner.optimizer.state_dict(),
+                "kept": dict(self.kept),
             }
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.inner.load_state_dict(state["inner"])
             self.inner.optimizer.load_state_dict(state["optimizer"])
-            self.recent = state["recent"]
+            self.kept = state["kept"]
 
-    hook, again = Scheduled(), Scheduled()
+    hook = Scheduled()
+    again = Scheduled()
     for _ in range(3):
         hook.step()
     tensors, skeleton = pack(Bus([hook], trainer).state_dict(), "hooks")
     state: Any = unpack(json.loads(json.dumps(skeleton)), tensors, "hooks")
     assert Bus([again], trainer).load_state_dict(state) == []
-    assert again.recent == hook.recent and again.recent.maxlen == 2
-    assert [again.step() for _ in range(3)] == [hook.step() for _ in range(3)] == [0.25, 0.25, 0.25]
+    assert again.kept == hook.kept and again.kept["recent"].maxlen == 2
+    for name in ("recent", "seen", "counts", "last"):
+        assert type(again.kept[name]) is type(hook.kept[name])
+    assert [again.step() for _ in range(5)] == [hook.step() for _ in range(5)]
 
 
 @pytest.mark.parametrize("draws", [True, False])
 def test_random_numbers_are_keyed_for_hooks_that_draw_some(trainer: Any, draws: bool) -> None:
-    hook, keyed = Trace("a", []), []
+    hook = Trace("a", [])
+    keyed: list[str] = []
     hook.draws = draws
     bus = Bus([hook], trainer)
     bus.drawing = lambda place, event: keyed.append(place) or nullcontext()
-    with bus.span("epoch", lambda: BEGIN, end):
+    with epoch(bus):
         pass
     assert keyed == (["before_epoch Trace", "after_epoch Trace"] if draws else [])
 
 
-def test_a_method_that_no_event_calls_is_refused(trainer: Any) -> None:
-    class Odd(Hook):
-        def on_train_end(self, event: Any) -> None: ...
+def test_texts_of_incidents_can_be_written_whatever_is_in_them() -> None:
+    for said in ("no such file: caf\udce9.png", f"ValueError: of {'x' * 3_000_000} the last"):
+        incident = Incident(kind="x", update=1, message=said, traceback=said)
+        assert incident.message == incident.traceback
+        assert len(incident.message.encode()) < 20_100
 
-    with refused(HookError, "on_train_end"):
-        Bus([Odd()], trainer)
+
+def test_events_with_tensors_can_be_compared_and_printed() -> None:
+    one, other = (MicrobatchEvent(update=1, microbatch=0, output=torch.ones(2) * number) for number in (1, 2))
+    assert one == other
+    assert repr(one) == "MicrobatchEvent(update=1, microbatch=0, task='')"

@@ -1,0 +1,159 @@
+"""Hooks that write into the run folder: status, starts, traces."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
+from evenstep.errors import HookError
+from evenstep.events import Bus, EpochEvent, Status, TrainEvent, UpdateEvent
+from evenstep.events.hooks import status as module
+from evenstep.events.hooks.status import git_state, write_start
+from refused import refused
+
+BEGIN = TrainEvent(update=5, updates=100, resumed=True)
+
+
+def attached(trainer: Any, **arguments: Any) -> Status:
+    hook = Status(**arguments)
+    Bus([hook], trainer)
+    return hook
+
+
+def read(trainer: Any) -> dict[str, Any]:
+    return json.loads((trainer.folder / "status.json").read_text())
+
+
+def test_the_status_is_running_and_written_every_few_seconds(trainer: Any, monkeypatch: Any) -> None:
+    now = 50.0
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    hook = attached(trainer, every_s=10)
+    hook.before_train(BEGIN)
+    status = read(trainer)
+    started = datetime.fromisoformat(status.pop("started"))
+    assert started.utcoffset() == timedelta(0) and datetime.fromisoformat(status.pop("changed")) >= started
+    expected = {"state": "running", "update": 5, "updates": 100, "epoch": None, "reason": None, "pid": os.getpid()}
+    assert status == expected
+    hook.before_epoch(EpochEvent(update=5, epoch=2))
+    seen: list[int] = []
+    for update in range(6, 30):
+        now += 1
+        hook.after_update(UpdateEvent(update=update, committed=update != 15))
+        seen.append(read(trainer)["update"])
+    assert sorted(set(seen)) == [5, 16, 26]
+    assert read(trainer)["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "reason"),
+    [("stopped", None, "all is done"), ("failed", ValueError("no more memory"), "ValueError: no more memory")],
+)
+def test_the_status_has_the_end_and_its_reason(trainer: Any, outcome: Any, error: Any, reason: str) -> None:
+    hook = attached(trainer)
+    hook.before_train(BEGIN)
+    hook.after_train(TrainEvent(update=7, outcome=outcome, reason="all is done", error=error))
+    status = read(trainer)
+    assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
+
+
+def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
+    trainer.folder = None
+    with refused(HookError, "Status"):
+        attached(trainer).before_train(BEGIN)
+
+
+def test_each_start_is_a_line_with_command_layout_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
+    for update, source in ((0, None), (20, "runs/a/checkpoints/step-00000020")):
+        write_start(tmp_path, TrainEvent(update=update), layout={"ranks": 2}, resumed_from=source)
+    first, second = map(json.loads, (tmp_path / "starts.jsonl").read_text().splitlines())
+    assert (first["update"], first["resumed_from"], first["layout"]) == (0, None, {"ranks": 2})
+    assert (second["update"], second["resumed_from"]) == (20, "runs/a/checkpoints/step-00000020")
+    assert first["command"] == ["train.py", "--lr", "0.1"]
+    assert {"torch", "python", "evenstep", "cpu"} <= first["environment"].keys()
+
+
+def test_a_start_has_commit_branch_and_number_of_changed_files(tmp_path: Path, monkeypatch: Any) -> None:
+    def git(*arguments: str) -> str:
+        own = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+        return subprocess.run(["git", *own, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    assert git_state(tmp_path) is None
+    folder = tmp_path / "source"
+    inner = folder / "inner"
+    inner.mkdir(parents=True)
+    git("init", "-q")
+    (inner / "a.py").write_text("1")
+    git("add", "inner/a.py")
+    git("commit", "-q", "-m", "one")
+    (inner / "a.py").write_text("2")
+    (inner / "untracked.py").write_text("3")
+    assert git_state(inner) == {"commit": git("rev-parse", "HEAD").strip(), "branch": "main", "changed_files": 1}
+    (inner / "a.py").write_text("1")
+    assert (git_state(inner) or {})["changed_files"] == 1  # as of the first call in this process
+    (tmp_path / "other" / ".git").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path))  # where no git is
+    assert git_state(tmp_path / "other") is None
+
+
+class Line(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def train(folder: Path | None, *hooks: Hook) -> nn.Module:
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+    Trainer(
+        model=model,
+        task=Line(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        data=MapData(pairs, global_batch_size=4, micro_batch_size=2),
+        updates=5,
+        device="cpu",
+        folder=folder,
+        hooks=list(hooks),
+        log=Logging(writers=()),
+    ).train()
+    return model
+
+
+def test_a_trace_names_updates_and_actions_and_changes_no_bit(tmp_path: Path) -> None:
+    profiled = train(tmp_path / "a", Profile(first=2, last=3))
+    plain = train(tmp_path / "b")
+    assert all(torch.equal(*pair) for pair in zip(profiled.parameters(), plain.parameters(), strict=True))
+    (path,) = (tmp_path / "a" / "profile").iterdir()
+    assert path.name == "updates-2-3-rank-0.trace.json.gz"
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    named = [one for one in events if one.get("cat") == "user_annotation"]
+    count = {name: sum(one["name"] == name for one in named) for name in {one["name"] for one in named}}
+    expected = {"update 2", "update 3", "0F0 forward", "0B0 backward", "0F1 forward", "0B1 backward", "apply"}
+    assert expected <= set(count)
+    assert (count["update 2"], count["0F0 forward"], count["apply"]) == (1, 2, 2)
+    update, forward = (next(one for one in named if one["name"] == name) for name in ("update 2", "0F0 forward"))
+    assert update["ts"] <= forward["ts"]
+    assert forward["ts"] + forward["dur"] <= update["ts"] + update["dur"]
+
+
+def test_profiles_end_with_the_run_and_a_second_one_at_once_is_reported(tmp_path: Path) -> None:
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEvent) -> None:
+            if event.update == 4:
+                self.trainer.request_stop("enough")
+
+    train(tmp_path, Profile(first=2, last=3), Profile(first=3, last=9), StopAt())
+    names = {path.name for path in (tmp_path / "profile").glob("*")}
+    assert names == {"updates-2-3-rank-0.trace.json.gz", "updates-4-4-rank-0.trace.json.gz"}
+    (incident,) = (tmp_path / "incidents").iterdir()
+    assert "update 3 is not profiled" in incident.read_text()

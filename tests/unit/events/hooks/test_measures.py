@@ -1,0 +1,208 @@
+import math
+from time import time
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.events import (
+    Bus,
+    EvaluateEvent,
+    MemoryUse,
+    SaveEvent,
+    Statistics,
+    StepEvent,
+    Timer,
+    TrainEvent,
+    UpdateEvent,
+)
+from evenstep.events.hooks import measures as module
+from evenstep.events.hooks.measures import only_extremes
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "perf_counter", clock)
+    return clock
+
+
+def attached(trainer: Any, hook: Any) -> Any:
+    Bus([hook], trainer)
+    hook.before_train(TrainEvent(update=0))
+    return hook
+
+
+def settled(trainer: Any, prefix: str = "") -> dict[str, float]:
+    return {one.name: one.value for one in trainer.storage.settle() if one.name.startswith(prefix)}
+
+
+def update(hook: Timer, clock: Clock, number: int, seconds: float, *, committed: bool = True) -> None:
+    hook.before_update(UpdateEvent(update=number, num_microbatches=1, data_s=0.25))
+    clock.now += seconds
+    hook.after_update(UpdateEvent(update=number, committed=committed, num_samples=8))
+
+
+def test_a_window_is_time_over_updates_and_samples_over_time(trainer: Any, clock: Clock) -> None:
+    hook = attached(trainer, Timer(every_updates=2))
+    update(hook, clock, 1, 1.0)
+    update(hook, clock, 2, 2.0, committed=False)  # which costs time and gives nothing
+    assert settled(trainer) == {}
+    trainer.progress.samples = 16
+    began = time()
+    update(hook, clock, 2, 1.0)
+    values = settled(trainer)
+    assert began <= values.pop("perf/time") <= time()
+    assert values == {
+        "progress/samples": 16,
+        "perf/update_s": 2.0,
+        "perf/samples_per_s": 4.0,
+        "perf/data_s": 0.25,  # as the updates say
+        "perf/forward_s": 0.25,  # half a second, in two updates
+    }
+    update(hook, clock, 3, 3.0)
+    hook.after_train(TrainEvent(update=3, outcome="done"))  # the last window may be short
+    assert settled(trainer)["perf/update_s"] == 3.0
+
+
+def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) -> None:
+    hook = attached(trainer, Timer(every_updates=2))
+    update(hook, clock, 1, 1.0)
+    hook.before_evaluate(EvaluateEvent(update=1, name="valid"))
+    clock.now += 50
+    hook.after_evaluate(EvaluateEvent(update=1, name="valid"))
+    hook.before_save(SaveEvent(update=1))
+    clock.now += 70
+    hook.after_save(SaveEvent(update=1))
+    update(hook, clock, 2, 2.0)
+    assert settled(trainer)["perf/update_s"] == 1.5
+
+
+@pytest.mark.parametrize("ends", ["in the midst", "before the next update", "at the end of the run"])
+def test_an_evaluation_during_a_background_save_is_left_out_once(trainer: Any, clock: Clock, ends: str) -> None:
+    hook = attached(trainer, Timer(every_updates=2))
+    update(hook, clock, 1, 1.0)
+    hook.before_save(SaveEvent(update=1))
+    clock.now += 2
+    hook.before_evaluate(EvaluateEvent(update=1, name="valid"))
+    clock.now += 50
+    hook.after_evaluate(EvaluateEvent(update=1, name="valid"))
+    clock.now += 3
+    if ends != "before the next update":
+        hook.after_save(SaveEvent(update=1))
+    if ends == "at the end of the run":
+        hook.after_train(TrainEvent(update=1, outcome="done"))
+        assert settled(trainer)["perf/update_s"] == 1.0
+        return
+    clock.now += 0.25  # waiting for data
+    update(hook, clock, 2, 2.0)
+    assert settled(trainer)["perf/update_s"] == (1.5 + 0.25 / 2)
+
+
+def test_memory_of_a_process_is_put_at_the_end_of_each_window(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    hook = attached(trainer, MemoryUse(every_updates=2))
+    hook.after_update(UpdateEvent(update=1, committed=True))
+    assert settled(trainer) == {}
+    hook.after_update(UpdateEvent(update=2, committed=True))
+    before = settled(trainer)
+    held = torch.ones(16 * 2**20)
+    hook.after_update(UpdateEvent(update=4, committed=True))
+    after = settled(trainer)
+    assert before.keys() == after.keys() == {"perf/memory_peak_bytes", "perf/memory_resident_bytes"}
+    taken = after["perf/memory_resident_bytes"] - before["perf/memory_resident_bytes"]
+    assert 0.9 * held.nbytes < taken < 1.5 * held.nbytes
+    assert after["perf/memory_peak_bytes"] >= after["perf/memory_resident_bytes"] * 0.99  # the kernel counts in batches
+    monkeypatch.setattr(module, "_STATM", tmp_path / "none")
+    hook.after_update(UpdateEvent(update=6, committed=True))
+    assert settled(trainer).keys() == {"perf/memory_peak_bytes"}
+
+
+def test_memory_of_cuda_is_the_allocator_and_its_peak_begins_anew(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    counters: dict[str, Any] = {"max_memory_allocated": 5, "memory_reserved": 7, "mem_get_info": (11, 20)}
+    for name, value in {**counters, "reset_peak_memory_stats": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, name=name, value=value: (asked.append(name), value)[1])
+    hook = attached(trainer, MemoryUse(every_updates=2))
+    monkeypatch.setattr(hook, "_device", torch.device("cuda:0"))
+    hook.after_update(UpdateEvent(update=2, committed=True))
+    expected = {"perf/memory_peak_bytes": 5.0, "perf/memory_reserved_bytes": 7.0, "perf/memory_free_bytes": 11.0}
+    assert settled(trainer) == expected
+    assert asked.index("reset_peak_memory_stats") > asked.index("max_memory_allocated")
+
+
+def test_memory_of_several_ranks_is_the_most_used_and_the_least_free() -> None:
+    def rank(peak: float, free: float, loss: float) -> dict[tuple[int, str], tuple[float, float]]:
+        values = {"perf/memory_peak_bytes": peak, "perf/memory_free_bytes": free, "loss": loss}
+        return {(3, name): (value, 1.0) for name, value in values.items()}
+
+    first, second = only_extremes([rank(5.0, 1.0, 0.5), rank(9.0, 2.0, 0.25)])
+    assert first == {(3, "perf/memory_free_bytes"): (1.0, 1.0), (3, "loss"): (0.5, 1.0)}
+    assert second == {(3, "perf/memory_peak_bytes"): (9.0, 1.0), (3, "loss"): (0.25, 1.0)}
+
+
+def stepped(hook: Statistics, trainer: Any, update: int, *, committed: bool = True) -> dict[str, float]:
+    hook.before_update(UpdateEvent(update=update, num_microbatches=1))
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.5)
+    hook.after_update(UpdateEvent(update=update, committed=committed))
+    return settled(trainer)
+
+
+def test_norms_and_ratios_are_those_of_each_group(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [{"params": [trainer.model.weight], "lr": 0.5}, {"params": [trainer.model.bias], "lr": torch.tensor(0.25)}]
+    trainer.optimizer = torch.optim.SGD(groups)
+    hook = attached(trainer, Statistics(every_updates=2, update_ratio=True))
+    assert stepped(hook, trainer, 1) == stepped(hook, trainer, 2, committed=False) == {}
+    values = stepped(hook, trainer, 2)
+    expected = {"train/lr/0": 0.5, "train/lr/1": 0.25}
+    for index, parameter in enumerate([trainer.model.weight, trainer.model.bias]):
+        norm = parameter.detach().double().norm().item()
+        expected[f"train/param_norm/{index}"] = norm
+        expected[f"train/update_ratio/{index}"] = 0.5 * math.sqrt(parameter.numel()) / norm
+    assert values == pytest.approx(expected, rel=1e-5)
+    plain = attached(trainer, Statistics(every_updates=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", None, raising=False)  # without the ratio nothing is copied
+        assert stepped(plain, trainer, 1).keys() == {name for name in expected if "ratio" not in name}
+
+
+def test_norms_of_gradients_are_those_of_each_layer_without_the_loss_scale(trainer: Any) -> None:
+    trainer.model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+    trainer.model.scale = torch.nn.Parameter(torch.ones(()))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    hook = attached(trainer, Statistics(every_updates=2, gradient_norms=True))
+    for number, parameter in enumerate(trainer.model.parameters()):
+        parameter.grad = torch.full_like(parameter, 8.0 * (number + 1))
+    trainer.model[2].bias.grad = None
+    hook.before_step(StepEvent(update=1, divisor=8.0))
+    assert settled(trainer) == {}
+    hook.before_step(StepEvent(update=2, divisor=torch.tensor(8.0)))
+    assert settled(trainer) == pytest.approx(
+        {
+            "train/grad_norm/scale": 1.0,
+            "train/grad_norm/0": math.sqrt(6 * 2**2 + 2 * 3**2),
+            "train/grad_norm/2": math.sqrt(2 * 4**2),
+        }
+    )
+
+
+def test_statistics_wait_for_no_device(trainer: Any) -> None:
+    trainer.model.to("meta")  # tensors without data: reading one raises
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    hook = attached(trainer, Statistics(every_updates=1, update_ratio=True, gradient_norms=True))
+    hook.before_update(UpdateEvent(update=1, num_microbatches=1))
+    trainer.model.weight.grad = trainer.model.weight.detach()
+    hook.before_step(StepEvent(update=1, divisor=torch.ones((), device="meta")))
+    hook.after_update(UpdateEvent(update=1, committed=True))

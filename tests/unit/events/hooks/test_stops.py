@@ -1,0 +1,233 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
+from evenstep.events import Bus, EarlyStop, EvaluateEvent, StopBelowLr, StopFile, TimeBudget, TrainEvent, UpdateEvent
+from evenstep.events.hooks import stops
+from evenstep.optim.schedules import Linear
+
+TOTAL = "stop: the time budget of 10 minutes for all starts of the run is used up"
+REQUEUED = "stop: the time budget of {} minutes is used up (requeue)"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stops, "monotonic", made)
+    return made
+
+
+def attached(trainer: Any, hook: Any, state: dict[str, Any] | None = None) -> Any:
+    Bus([hook], trainer)
+    if state:
+        hook.load_state_dict(state)
+    return hook
+
+
+def evaluate(hook: EarlyStop, *losses: float, first_update: int = 1) -> None:
+    for update, loss in enumerate(losses, first_update):
+        hook.after_evaluate(EvaluateEvent(update=update, name="valid", metrics={"valid/loss": loss}))
+
+
+@pytest.mark.parametrize(
+    ("losses", "min_delta", "stops_at"),
+    [
+        ([3.0, 3.5, 2.0, 2.0, 2.0], 0.0, 5),
+        ([3.0, 2.5, 2.0, 1.5, 1.75], 0.5, 5),  # a gain must be above min_delta
+        ([3.0, float("nan"), 2.0, 1.0, 0.5], 0.0, None),
+    ],
+)
+def test_early_stop_waits_for_evaluations_without_a_gain(
+    trainer: Any, losses: list[float], min_delta: float, stops_at: int | None
+) -> None:
+    hook = attached(trainer, EarlyStop(patience_evaluations=2, min_delta=min_delta))
+    stopped: list[int] = []
+    for update, loss in enumerate(losses, 1):
+        evaluate(hook, loss, first_update=update)
+        if trainer.asked:
+            stopped.append(update)
+    assert stopped == ([] if stops_at is None else [stops_at])
+
+
+def test_early_stop_goes_on_waiting_after_a_resume_and_counts_an_update_once(trainer: Any) -> None:
+    before = attached(trainer, EarlyStop(patience_evaluations=3))
+    evaluate(before, 1.0, 2.0, 2.0)
+    after = attached(trainer, EarlyStop(patience_evaluations=3), before.state_dict())
+    for _ in range(3):
+        evaluate(after, 2.0, first_update=3)
+    assert trainer.asked == []
+    evaluate(after, 2.0, first_update=4)
+    assert trainer.asked == ["stop: `valid/loss` did not improve in 3 evaluations (the best is 1)"]
+
+
+def begun(trainer: Any, state: dict[str, Any] | None = None, **arguments: Any) -> TimeBudget:
+    hook = attached(trainer, TimeBudget(**arguments), state)
+    hook.before_train(TrainEvent(update=0, updates=9, resumed=bool(state)))
+    return hook
+
+
+def asked_after(trainer: Any, hook: TimeBudget, clock: Clock, minutes: float) -> list[str]:
+    clock.now += 60 * minutes
+    hook.after_update(UpdateEvent(update=1, committed=True, num_samples=1))
+    asked = [*trainer.asked]
+    trainer.asked.clear()
+    return asked
+
+
+def test_a_time_budget_ends_a_start_and_at_last_the_run(trainer: Any, clock: Clock) -> None:
+    first = begun(trainer, max_minutes=6, max_total_minutes=10)
+    assert asked_after(trainer, first, clock, 5.9) == []
+    assert asked_after(trainer, first, clock, 0.1) == [REQUEUED.format(6)]
+    state = first.state_dict()
+    clock.now += 6000  # between the starts nothing counts
+    second = begun(trainer, state, max_minutes=6, max_total_minutes=10)
+    assert asked_after(trainer, second, clock, 3.9) == []
+    assert asked_after(trainer, second, clock, 0.1) == [TOTAL]
+    begun(trainer, {"trained_s": 600.0}, max_total_minutes=10)
+    assert trainer.asked == [TOTAL]  # at once
+
+
+def test_a_rewind_does_not_give_time_back(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer, {"trained_s": 60.0}, max_total_minutes=10)
+    asked_after(trainer, hook, clock, 3)
+    saved = hook.state_dict()
+    assert saved == {"trained_s": 240.0}
+    asked_after(trainer, hook, clock, 2)
+    hook.load_state_dict(saved)
+    assert hook.state_dict() == {"trained_s": 360.0}
+    assert asked_after(trainer, hook, clock, 3.9) == []
+    assert asked_after(trainer, hook, clock, 0.1) == [TOTAL]
+
+
+class Minute(Task):
+    """Each update takes a minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        self._clock.now += 60
+        return (output - batch).square().sum()
+
+
+class Killed(Hook):
+    """Keeps what is left of the run folder if it is killed after update 7."""
+
+    def __init__(self, left: Path) -> None:
+        self._left = left
+
+    def after_update(self, event: UpdateEvent) -> None:
+        if event.update == 7:
+            shutil.copytree(self.trainer.folder or "", self._left)
+
+
+def test_the_time_of_stopped_killed_and_resumed_starts_is_added(tmp_path: Path, clock: Clock) -> None:
+    def trained(folder: Path, minutes: float, updates: int, *hooks: Hook) -> int:
+        model = nn.Linear(1, 1)
+        one = Trainer(
+            model=model,
+            task=Minute(clock),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data=MapData([torch.ones(1)] * 4, global_batch_size=1),
+            updates=updates,
+            device="cpu",
+            folder=folder,
+            hooks=[TimeBudget(max_total_minutes=minutes), *hooks],
+            train=Training(check_loss=False),
+            checkpoint=Checkpointing(every_updates=2, asynchronous=False),
+        )
+        one.resume("auto")
+        update = one.train().update
+        clock.now += 1e6  # until somebody starts it again
+        return update
+
+    first = tmp_path / "first"
+    left = tmp_path / "left"
+    assert trained(first, 10, 3) == 3
+    assert trained(first, 10, 8, Killed(left)) == 8  # killed in update 8: its minute and that of update 7 are lost
+    assert trained(left, 10, 50) == 10  # 3 of the first, 3 of the second, and 4
+    assert trained(left, 10, 50) == 10
+    assert trained(left, 12, 50) == 12
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def falling(folder: Path | None = None, lr: float = 0.35e-3, updates: int = 10) -> Trainer:
+    points = [(torch.tensor([float(n)]), torch.tensor([2.0 * n])) for n in range(8)]
+    model = nn.Linear(1, 1)
+    return Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        data=MapData(points, global_batch_size=4),
+        updates=updates,
+        lr_schedule=Linear(warmup_updates=2),
+        folder=folder,
+        hooks=[StopBelowLr(lr)],
+        device="cpu",
+    )
+
+
+def ends_at(lr: float, updates: int) -> int:
+    """The first update with a rate below `lr` that does not rise."""
+    rates = [1e-3 * Linear(warmup_updates=2)(update, updates) for update in range(1, updates + 1)]
+    return next(n for n in range(2, updates + 1) if rates[n - 1] < lr and rates[n - 1] <= rates[n - 2])
+
+
+@pytest.mark.parametrize(
+    ("more", "reset", "update"),
+    [
+        ({}, (), ends_at(0.35e-3, 10)),  # it stops again at once
+        ({"lr": 0.01e-3}, (), 10),
+        ({"updates": 30}, (), ends_at(0.35e-3, 30)),
+        ({}, "lr_schedule", 10),
+    ],
+)
+def test_a_run_stops_below_a_rate_and_goes_on_only_with_another(
+    more: Any, reset: Any, update: int, tmp_path: Path
+) -> None:
+    first = falling(tmp_path / "first").train()
+    assert (first.update, first.outcome) == (ends_at(0.35e-3, 10), "stopped")
+    again = falling(tmp_path / "again", **more)
+    again.resume(tmp_path / "first", reset=reset)
+    result = again.train()
+    assert result.update == update
+    assert result.update > first.update or result.reason == first.reason
+
+
+def test_the_largest_rate_of_the_groups_counts(trainer: Any) -> None:
+    hook = attached(trainer, StopBelowLr(0.1))
+    trainer.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "lr": 0.01})
+    for update, rate in enumerate([0.2, 0.1, 0.05], 1):
+        assert trainer.asked == []
+        trainer.optimizer.param_groups[0]["lr"] = rate
+        hook.after_update(UpdateEvent(update=update, committed=True, num_samples=1))
+    assert trainer.asked == ["stop: the learning rate has fallen to 0.05, below 0.1"]
+
+
+def test_a_stop_file_is_removed_and_stops_the_run(trainer: Any, clock: Clock) -> None:
+    hook = attached(trainer, StopFile())
+    trainer.folder.mkdir()
+    file = trainer.folder / "stop"
+    hook.after_update(UpdateEvent(update=1, committed=True))
+    file.touch()
+    hook.after_update(UpdateEvent(update=2, committed=True))
+    assert trainer.asked == []  # it looks once a second
+    clock.now += 1
+    hook.after_update(UpdateEvent(update=3, committed=True))
+    assert trainer.asked == [f"stop: there was a file `{file}` (requeue)"] and not file.exists()
