@@ -44,6 +44,9 @@ class Loop:
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         tryout: called once with the first global batch, before training.
         settlers: hooks that need some updates settled before they are called.
+
+    Attributes:
+        number: of the update that is made now; 0 between updates.
     """
 
     engine: Engine
@@ -59,12 +62,14 @@ class Loop:
     settle_every_updates: int
     tryout: Callable[[GlobalBatch], None] | None = None
     settlers: Sequence[Hook] = ()
+    number: int = 0
     _has_begun: bool = False
 
     def run(self) -> End:
         """Make updates from where the engine is until the run is over or stopped; then evaluate and save."""
         engine = self.engine
         while True:
+            self.number = 0
             engine.begin()
             try:
                 with self.feed.opened(engine.progress.position) as batches:
@@ -195,6 +200,7 @@ class Loop:
         began, waited_s = lap("loop"), engine.reducers.group.waited_s
         if batch.faults:
             self.reporter.data_faults(batch, number)
+        self.number = number
         with engine.bus.span(
             "update",
             lambda: UpdateEvent(
@@ -220,6 +226,7 @@ class Loop:
             if pending.is_known_aborted or self._settles(number):
                 self.settle()
             lap("apply")  # or the rest of it, where the update is one graph
+        self.number = 0
         if engine.progress.update < number and not engine.num_pending:
             engine.storage.discard_from(number)  # values that hooks put after it: it is made again
         engine.after_update(number)

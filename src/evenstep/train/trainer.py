@@ -12,7 +12,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Never, TypeVar, cast, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,8 @@ class Trainer:
         hooks: objects whose methods are called before and after each part of the run; see `Hook`. With a `folder` the
             trainer adds Timer, StopFile and Status, unless you give one of that class.
         folder: the run folder, for checkpoints, metrics and the report; None keeps nothing.
+        resume: with a folder that holds a run: "never" lets `train` refuse it, unless `resume` is called; "auto" goes
+            on from its newest checkpoint; "new" takes the next free folder, such as `runs/x-2` for `runs/x`.
         train: how an update is computed: clipping, an average of the parameters, several tasks, checks.
         evaluation: when the model is evaluated: by default after each epoch and at the end.
         checkpoint: when checkpoints are written into the folder, and which are kept.
@@ -110,6 +112,7 @@ class Trainer:
         evaluations: "Mapping[str, Data | DataLoader[Any]] | Data | DataLoader[Any] | None" = None,
         hooks: Sequence[Hook | None] | Hook = (),
         folder: Path | str | None = None,
+        resume: Literal["never", "auto", "new"] = "never",
         train: Training = Training(),
         evaluation: Evaluation = Evaluation(),
         checkpoint: Checkpointing = Checkpointing(),
@@ -154,6 +157,12 @@ class Trainer:
         self.model, self.optimizer, self.evaluations = model, setup.optimizer, sets
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
+        if resume not in ("never", "auto", "new") or (self.folder is None and resume != "never"):
+            raise ArgumentError(
+                f'`resume` must be "never", or with a `folder` "auto" or "new", but is {said(resume)}.', field="resume"
+            )
+        if self.folder is not None and resume == "new":
+            self.folder = self._group.first_rank_does(partial(_free_folder, self.folder))
         self._resumed = False
         self._settings = ""
         if folder is not None:
@@ -174,6 +183,8 @@ class Trainer:
         self._agree = partial(check_agreement, self._loop, train)
         self._run = self._group.run_of(self._loop, self._agree)
         mark_used({**setup.kept, **self._loop.engine.bus.kept})
+        if resume == "auto":
+            self.resume()
 
     @property
     def updates(self) -> int | None:
@@ -297,6 +308,18 @@ class Trainer:
         from evenstep.train.footprint import footprint
 
         return footprint(self._loop.engine.parts.saved)
+
+    def log(self, name: str, value: float | Tensor, weight: float | Tensor = 1.0) -> None:
+        """Add to the metric `name` of this update, for hooks: Σ value · weight / Σ weight, over all calls and ranks.
+
+        Tensors are copied, and the host does not wait for them.
+
+        Args:
+            name: of the metric, such as "train/entropy".
+            value: a number or a 0-dim tensor.
+            weight: how much the value counts.
+        """
+        self.storage.put(name, value * weight, weight, update=self._loop.number or self.progress.update)
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
@@ -624,3 +647,12 @@ def idle_loop(trainer: Trainer, what: str) -> "Loop":
     """
     trainer._check_not_training(what)  # pyright: ignore[reportPrivateUsage]
     return trainer._loop  # pyright: ignore[reportPrivateUsage]
+
+
+def _free_folder(folder: Path) -> Path:
+    """The folder if it is empty or not there, else the first free one of `folder-2`, `folder-3`, …"""
+    number, free = 1, folder
+    while free.exists() and (not free.is_dir() or any(free.iterdir())):
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free

@@ -28,6 +28,7 @@ from evenstep.errors import (
 )
 from evenstep.events import Best, EvaluateEvent, Incident, Save, TrainEvent, UpdateEvent
 from evenstep.optim.schedules import Linear
+from refused import refused
 
 NEVER = Evaluation(every_epochs=99)  # only at the end
 
@@ -512,3 +513,31 @@ def test_what_is_evaluated_when_training_is_over_reaches_the_writers_and_forgets
     trainer.resume(tmp_path / "checkpoints" / "step-00000001")
     trainer.evaluate()
     assert written() == [*before, (3, True)]
+
+
+def test_a_hook_logs_means_of_an_update_over_its_calls() -> None:
+    class Log(Hook):
+        def before_update(self, event: Any) -> None:
+            self.trainer.log("mine/level", torch.tensor(1.0), weight=3)
+
+        def after_update(self, event: Any) -> None:
+            self.trainer.log("mine/level", 5.0 * event.update)
+
+    trainer = trainer_of(hooks=[Log()], updates=2)
+    trainer.train()
+    assert [one.value for one in trainer.storage.history("mine/level")] == [2.0, 3.25]
+
+
+def test_a_used_folder_is_refused_resumed_or_numbered(tmp_path: Path) -> None:
+    folder = tmp_path / "x"
+    trainer_of(folder=folder, updates=3).train()
+    with pytest.raises(ArgumentError):
+        trainer_of(folder=folder).train()
+    again = trainer_of(folder=folder, resume="auto")
+    assert again.progress.update == 3
+    assert again.train().update == 7
+    for name in ("x-2", "x-3"):
+        new = trainer_of(folder=folder, resume="new", updates=1)
+        assert new.folder == tmp_path / name and new.train().update == 1
+    with refused(ArgumentError, "resume"):
+        trainer_of(resume="new")
