@@ -100,6 +100,13 @@ class Fake(Group):
     def receive(self, tensor: Tensor, rank: int) -> None:
         self._say(f"receive from {rank}", _bytes(tensor))
 
+    def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
+        self._say("all_to_all")  # whose sizes differ between ranks
+        for rank, tensor in enumerate(received):
+            if rank != self.rank:
+                tensor.zero_()
+        return lambda: None
+
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
             self._say(f"broadcast from {rank}", _bytes(tensor))

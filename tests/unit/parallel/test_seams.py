@@ -1,6 +1,5 @@
 """The two seams between an update and its ranks stay narrow, and their powers are asked for, not assumed."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,8 +12,6 @@ from evenstep.parallel import (
     Ddp,
     Fsdp,
     Group,
-    ParameterLayout,
-    Reducer,
     Single,
     Strategy,
     Zero1,
@@ -32,41 +29,6 @@ MADE: list[Callable[[Group], Strategy]] = [
     Fsdp,
     lambda group: Zero1(group, reduction="fast"),
 ]
-
-
-def public(owner: type) -> set[str]:
-    return {name for name in vars(owner) if not name.startswith("_")}
-
-
-def functions(owner: type) -> set[str]:
-    return {name for name in public(owner) if inspect.isfunction(vars(owner)[name])}
-
-
-def test_a_reducer_has_six_verbs() -> None:
-    assert functions(Reducer) == {"wrap", "begin", "arm", "collect", "reduce", "after_update"}
-    assert public(Reducer) - functions(Reducer) == {"collects"}
-
-
-def test_a_layout_has_six_functions_and_says_which_shard_is_held() -> None:
-    assert functions(ParameterLayout) == {
-        "local_shard",
-        "all_reduce_shards",
-        "gather_full",
-        "scatter_like",
-        "first_element",
-        "optimizer_state",
-    }
-    assert public(ParameterLayout) - functions(ParameterLayout) == {
-        "shard_index",
-        "num_shards",
-        "sums_are_partial",
-        "divides",
-        "exact",
-    }
-
-
-def test_a_strategy_describes() -> None:
-    assert functions(Strategy) == {"reducer", "check_optimizer", "gathering"}
 
 
 @pytest.mark.parametrize(
