@@ -193,7 +193,7 @@ class Walk:
         return evenstep.Trainer(
             model=model,
             task=Square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),  # nothing is summed, so replicas would differ
             data=evenstep.MapData(points, global_batch_size=self.microbatches, micro_batch_size=1),
             updates=UPDATES,
             device="cpu",
