@@ -7,6 +7,7 @@ and as text where they aren't TOML; `none` takes a key away.
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -275,9 +276,12 @@ def faults_of(
     ends: dict[str, str] = {}
     for fault in error.errors(include_url=False):
         path = [*inside, *map(str, path_of(fault["loc"], tree, missing="missing" in fault["type"]))]
-        cause = fault.get("ctx", {}).get("error")
+        given, cause = fault["input"], fault.get("ctx", {}).get("error")
         if isinstance(cause, ArgumentError) and cause.field:
             path.append(cause.field)
+        if fault["type"] == "kind" and isinstance(given, dict):
+            path.append("kind")
+            given = given.get("kind", "")
         origin = next((name for key, name in (origins or {}).items() if tuple(path[: len(key)]) == key), "")
         where = f"`{'.'.join(path)}`" + (f" (set by {origin})" if origin else "")
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -287,10 +291,10 @@ def faults_of(
         elif isinstance(cause, ArgumentError):
             text, end = str(cause).rstrip("."), "."
         else:
-            allowed = str(fault.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
-            close = meant(str(fault["input"]), [word.strip("'") for word in allowed])
+            allowed = re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected", "")))
+            close = meant(str(given), allowed)
             text = (fault["msg"][:1].lower() + fault["msg"][1:]).removeprefix("input ")
-            end = f", but is {quoted(fault['input'])}" + (f'; did you mean "{close}"?' if close else ".")
+            end = f", but is {quoted(given)}" + (f'; did you mean "{close}"?' if close else ".")
         if fault["type"] not in ("object", "needs_python_object") or where not in texts:  # a file can't hold objects
             texts.setdefault(where, []).append(text)
             ends[where] = end

@@ -263,7 +263,7 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         "Best",
         "Noted",
         "EarlyStop",
-        "Console",
+        "ConsoleWriter",
         "StopFile",
         "Status",
     ]
