@@ -106,7 +106,6 @@ def train(
     state = trainer.state_dict()
     return {
         "converted": [name for name, one in model.named_modules() if hasattr(one, "linear_mm_config")],
-        "values": torch.cat([value.double().flatten() for value in state["model"].values()]).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),
         "ema": digest(state["ema"]),

@@ -1,6 +1,5 @@
 """Runs of users whose model is whole, in stages, in replicas, or goes from one layout to another."""
 
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -179,16 +178,6 @@ def points(count: int = 20) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
 
 
-class Heard(evenstep.Hook):
-    """Keeps what incidents say."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def on_incident(self, event: Any) -> None:
-        self.messages.append(f"{event.kind}: {event.message}")
-
-
 class Watched(evenstep.Hook):
     """Stops after so many updates."""
 
@@ -216,7 +205,7 @@ def train(
     checkpoint: str = "none",
     group: Any = None,
 ) -> dict[str, Any]:
-    """Train a model by name on the ranks that there are; gives digests and what was said.
+    """Train a model by name on the ranks that there are; gives digests.
 
     Args:
         model: of `MODELS`.
@@ -236,14 +225,13 @@ def train(
     torch.manual_seed(0)
     made: nn.Module = MODELS[model]()
     data = group
-    if pipeline > 1 or schedule == "staged alone":
+    if pipeline > 1:
         mesh = Mesh.of(group or Group(), pipeline=pipeline)
-        made = PipelineModel(made, mesh=mesh, schedule="1f1b" if schedule == "staged alone" else schedule)
+        made = PipelineModel(made, mesh=mesh, schedule=schedule)
         data = mesh.data if mesh.data.ranks > 1 else None
     parameters = list(made.parameters())
     halves = [[p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]]
     listed: list[Any] = [{"params": some} for some in (halves if groups else [parameters])]
-    heard = Heard()
     trainer = evenstep.Trainer(
         model=made,
         task={"Square": Square, "Sampled": Sampled}[task](),
@@ -266,7 +254,7 @@ def train(
             memory=Memory(checkpoint=checkpoint),
         ),
         evaluations={"valid": evenstep.MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
-        hooks=[heard, Watched(until)],
+        hooks=[Watched(until)],
         folder=Path(folder) if folder else None,
     )
     if folder:
@@ -276,14 +264,11 @@ def train(
     state = trainer.state_dict()
     buffers = {name for name in state["model"] if name in MODELS[model]().state_dict() and name in _buffers(model)}
     return {
-        "rank": int(os.environ.get("RANK", "0")),
         "parameters": digest({name: value for name, value in state["model"].items() if name not in buffers}),
         "optimizer": digest(state["optimizer"]["state"]),
         "local": digest(local),
         "ema": digest(state["ema"]),
         "valid": [result.metrics.get(name) for name in ("valid/loss", "valid/parameters/loss")],
-        "said": [message for message in heard.messages if message.startswith("dependence")],
-        "names": list(state["model"]),
     }
 
 

@@ -21,7 +21,6 @@ from optimizers_own import (
     StateInLists,
     SubclassOfSgd,
     TensorRate,
-    TwoInOneTold,
     UnsaidLion,
 )
 from torch import nn
@@ -227,12 +226,6 @@ OWN = [
         fast=True,
     ),
     Case(name="looks at all parameters at once", build=of(GlobalNorm), by_elements=UNKNOWN, by_parameters=UNKNOWN),
-    Case(
-        name="two in one, told by `state_dict`",
-        build=two(lambda p: O.SGD(p, lr=0.02, momentum=0.9), lambda p: O.AdamW(p, lr=0.01), TwoInOneTold),
-        by_elements=UNKNOWN,
-        by_parameters=UNKNOWN,
-    ),
     Case(name="a step that needs a closure", build=of(NeedsClosure), refused="`step` of NeedsClosure needs a closure"),
 ]
 CASES = {case.name: case for case in (*TORCH, *MULTI, *OWN)}
@@ -262,7 +255,7 @@ MOVABLE = [
 MOVES = [
     ("ordered", "ordered-zero1"),
     ("ordered-zero1", "ordered-fsdp"),
-    ("ordered-fsdp", "ddp"),
+    ("ordered-fsdp", "ordered"),
     ("fsdp", "zero1"),
     ("2 stages", "ordered"),
     ("ordered-zero1", "2 stages"),

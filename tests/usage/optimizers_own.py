@@ -212,29 +212,6 @@ class GlobalNorm(Optimizer):
         self.state["all"] = {"norm": norm, "steps": self.state.get("all", {}).get("steps", 0) + 1}
 
 
-class TwoInOne(Optimizer):
-    """Two optimizers as most people wrap them: its `state_dict` is a list of theirs."""
-
-    def __init__(self, *optimizers: Optimizer) -> None:
-        self.optimizers = optimizers
-        super().__init__([{"params": g["params"]} for one in optimizers for g in one.param_groups], {"lr": 0.0})
-        self.param_groups = [group for one in optimizers for group in one.param_groups]
-
-    def step(self, closure: Any = None) -> None:
-        for one in self.optimizers:
-            one.step()
-
-
-class TwoInOneTold(TwoInOne):
-    def state_dict(self) -> dict[str, Any]:
-        return {"optimizers": [one.state_dict() for one in self.optimizers]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for one, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
-            one.load_state_dict(state)
-        self.param_groups = [group for one in self.optimizers for group in one.param_groups]
-
-
 class NeedsClosure(torch.optim.SGD):
     """Evaluates the loss twice, as sharpness-aware minimisation does."""
 

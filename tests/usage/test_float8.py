@@ -6,7 +6,6 @@ from typing import Any
 
 import float8_programs as programs
 import pytest
-import torch
 from launched import Failed, on_ranks
 from tiny_recipe import PARTS, RUN
 
@@ -49,14 +48,6 @@ def test_a_run_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(tmp_pa
     assert resumed["saved as"] == ["torch.float32"]
 
 
-@pytest.mark.slow
-def test_it_trains_alike_where_sums_are_fast() -> None:
-    alone = torch.tensor(programs.train()["values"])
-    strategies = ("ddp", "zero1", "fsdp")
-    for strategy, one in zip(strategies, on(2, *({"strategy": each} for each in strategies)), strict=True):
-        assert float((torch.tensor(one["values"]) - alone).norm()) <= 0.05 * float(alone.norm()), strategy
-
-
 WIDE = """
 import torch
 from torch import nn
@@ -86,14 +77,6 @@ def test_a_run_file_trains_in_float8_and_check_says_which_layers(
 @pytest.mark.slow
 def test_compiled_blocks_have_the_bits_of_one_compiled_process_on_ranks_and_in_stages() -> None:
     [alone] = on(1, {"compile": "model"})
-    ways: list[dict[str, Any]] = [{}, {"strategy": "ordered-zero1"}, {"pipeline": 2}]
+    ways: list[dict[str, Any]] = [{"strategy": "ordered-zero1"}, {"pipeline": 2}]
     for way, one in zip(ways, on(2, *({"compile": "model", **way} for way in ways)), strict=True):
         assert [part for part in SAME if one[part] != alone[part]] == [], way
-
-
-@pytest.mark.slow
-def test_compiled_blocks_train_alike_with_fsdp() -> None:
-    [plain] = on(1, {"compile": "model"})
-    [one] = on(2, {"compile": "model", "strategy": "fsdp"})
-    alone = torch.tensor(plain["values"])
-    assert float((torch.tensor(one["values"]) - alone).norm()) <= 0.05 * float(alone.norm())

@@ -9,7 +9,7 @@ works for shards.
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, fields
 from typing import Annotated, Literal, final
 
 import torch
@@ -54,8 +54,7 @@ class Ema:
     @property
     def settings(self) -> dict[str, float]:
         """The options that change the average, by name."""
-        names = ("decay", "start_update", "every_updates", "decay_warmup")
-        return {name: getattr(self, name) for name in names}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "evaluated"}
 
     @property
     def passes(self) -> tuple[tuple[str, bool], ...]:
@@ -122,10 +121,7 @@ class Average:
         self._live: dict[str, Tensor] = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
         for name, tensor in self._live.items():
             if shares_memory(local_tensor(tensor)):
-                raise ArgumentError(
-                    f"elements of `{name}` share memory, as after `expand`, so it has no average; use `.clone()`.",
-                    field="ema",
-                )
+                raise ArgumentError(f"elements of `{name}` share memory, as after `expand`; clone it.", field="ema")
         self._average = {name: _copy(tensor) for name, tensor in self._live.items()}
         self.restart(self._formats)
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]

@@ -38,7 +38,6 @@ class LearningRates:
     """
 
     def __init__(self, optimizer: Optimizer, schedule: LrSchedule | None, updates: int | None) -> None:
-        groups = optimizer.param_groups
         self._optimizer = optimizer
         self._schedule = schedule
         self._updates = updates
@@ -49,14 +48,21 @@ class LearningRates:
         self.begun_at = 0
         if schedule is not None:
             schedule.check(updates)
-            self._of_groups = _schedules_of(schedule, groups)
-            _separate_tensors(groups)
-            self._bases = [float(group["lr"]) for group in groups]
-            self._set = [_mark(group["lr"]) for group in groups]
+            self._of_groups = _schedules_of(schedule, self._groups)
+            _separate_tensors(self._groups)
+            self._bases = self._rates()
+            self._set = [_mark(group["lr"]) for group in self._groups]
         self.last: Sequence[float] = self._bases
         self.names: list[str] = []
-        if all(group.get("lr") is not None for group in groups):
-            self.names = ["train/lr", *(f"train/lr/{name}" for name in _names(groups)[1:])]
+        if all(group.get("lr") is not None for group in self._groups):
+            self.names = ["train/lr", *(f"train/lr/{name}" for name in _names(self._groups)[1:])]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self._groups]
 
     @property
     def updates(self) -> int | None:
@@ -73,6 +79,15 @@ class LearningRates:
         if self._schedule is not None:
             self._schedule.check(None if updates is None else max(updates - begun_at, 1))
 
+    @property
+    def counts_epochs(self) -> bool:
+        return any("epochs" in one.needs for one in self._of_groups)
+
+    def factors(self, updates: list[int], epochs: list[int]) -> list[list[float]]:
+        """Multipliers of each group for some updates and epochs."""
+        places = [(self.begun_at + update, epoch) for update in updates for epoch in epochs]
+        return [[self._factor(one, *place) for place in places] for one in self._of_groups]
+
     def _factor(self, schedule: LrSchedule, update: int, epoch: int) -> float:
         end = None if self._updates is None else self._updates - self.begun_at
         factor = float(schedule.in_epoch(update - self.begun_at, epoch, end))
@@ -85,15 +100,62 @@ class LearningRates:
         return factor
 
     @property
-    def counts_epochs(self) -> bool:
-        return any("epochs" in one.needs for one in self._of_groups)
+    def checksum(self) -> int:
+        """Hash of the rates, to be compared between ranks; rates in tensors are not read."""
+        rates = (group.get("lr") for group in self._groups)
+        return hash(tuple([rate for rate in rates if type(rate) is float])) % 2**32
 
-    def factors(self, updates: list[int], epochs: list[int]) -> list[list[float]]:
-        """Multipliers of each group for some updates and epochs."""
-        return [
-            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in epochs]
-            for one in self._of_groups
-        ]
+    def __call__(self, update: int, epoch: int = 0) -> Sequence[float | Tensor]:
+        """Set every group's learning rate for `update`; gives one rate for each of `names`."""
+        if self._override is not None:
+            return self._put(self._override(update))
+        if self._schedule is None:
+            rates = [group["lr"] for group in self._groups] if self.names else []
+            return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
+        schedules = self._of_groups if isinstance(self._schedule, PerGroup) else [self._schedule]
+        factors = [self._factor(one, update, epoch) for one in schedules]
+        for number, (mark, group) in enumerate(zip(self._set, self._groups, strict=False)):
+            if mark != _mark(group["lr"]):
+                raise ArgumentError(
+                    f"the learning rate of group {number} was set to {float(group['lr']):g} before update {update}, "
+                    f"but `lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
+                    field="lr_schedule",
+                )
+        if len(factors) < len(self._bases):
+            factors *= len(self._bases)
+        return self._put([base * factor for base, factor in zip(self._bases, factors, strict=True)])
+
+    def restore(self, rates: Sequence[float]) -> None:
+        """Set the rates of before an aborted update: the value of `last` then."""
+        if rates is not self.last:
+            self._put(rates)
+
+    def _put(self, rates: Sequence[float]) -> Sequence[float]:
+        for group, rate in zip(self._groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._set = [_mark(group["lr"]) for group in self._groups]
+        self.last = rates
+        return rates
+
+    @contextmanager
+    def override(self, rate_of: Callable[[int], float]) -> Generator[None]:
+        """Inside, the first group has the rate `rate_of(update)`, others in proportion; afterwards load a state."""
+        rates = self._rates()
+        bases = self._bases or rates
+        last = self.last
+        self.last = rates
+        self._override = lambda update: [base * (rate_of(update) / bases[0]) for base in bases]
+        try:
+            yield
+        finally:
+            self._override = None
+            self.restore(rates)
+            self.last = last
+            if self._schedule is None:
+                self._set = []
 
     def state_dict(self) -> dict[str, Any]:
         """States of the `Plateau`s, by number."""
@@ -110,72 +172,12 @@ class LearningRates:
                 texts.append("the LR schedule that follows an evaluation begins at the full rate")
         return [text for text in texts if text]
 
-    @property
-    def checksum(self) -> int:
-        """Hash of the rates, to be compared between ranks; rates in tensors are not read."""
-        rates = (group.get("lr") for group in self._optimizer.param_groups)
-        return hash(tuple([rate for rate in rates if type(rate) is float])) % 2**32
-
-    def __call__(self, update: int, epoch: int = 0) -> Sequence[float | Tensor]:
-        """Set every group's learning rate for `update`; gives one rate for each of `names`."""
-        if self._override is not None:
-            return self._put(self._override(update))
-        groups = self._optimizer.param_groups
-        if self._schedule is None:
-            rates = [group["lr"] for group in groups] if self.names else []
-            return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
-        if isinstance(self._schedule, PerGroup):
-            factors = [self._factor(one, update, epoch) for one in self._of_groups]
-        else:
-            factors = [self._factor(self._schedule, update, epoch)] * len(groups)
-        for number, (mark, group) in enumerate(zip(self._set, groups, strict=False)):
-            if mark != _mark(group["lr"]):
-                raise ArgumentError(
-                    f"the learning rate of group {number} was set to {float(group['lr']):g} before update {update}, "
-                    f"but `lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
-                    field="lr_schedule",
-                )
-        return self._put([base * factor for base, factor in zip(self._bases, factors, strict=True)])
-
-    def restore(self, rates: Sequence[float]) -> None:
-        """Set the rates of before an aborted update: the value of `last` then."""
-        if rates is not self.last:
-            self._put(rates)
-
-    def _put(self, rates: Sequence[float]) -> Sequence[float]:
-        groups = self._optimizer.param_groups
-        for group, rate in zip(groups, rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        self._set = [_mark(group["lr"]) for group in groups]
-        self.last = rates
-        return rates
-
-    @contextmanager
-    def override(self, rate_of: Callable[[int], float]) -> Generator[None]:
-        """Inside, the first group has the rate `rate_of(update)`, others in proportion; afterwards load a state."""
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        bases = self._bases or rates
-        last = self.last
-        self.last = rates
-        self._override = lambda update: [base * (rate_of(update) / bases[0]) for base in bases]
-        try:
-            yield
-        finally:
-            self._override = None
-            self.restore(rates)
-            self.last = last
-            if self._schedule is None:
-                self._set = []
-
     def reloaded(self, begun_at: int) -> None:
         """Accept the rates of a loaded optimizer."""
         self.begun_at = begun_at
         self._set = []
         if self._schedule is not None:
-            self.last = [float(group["lr"]) for group in self._optimizer.param_groups]
+            self.last = self._rates()
 
 
 def _separate_tensors(groups: list[dict[str, Any]]) -> None:
