@@ -1,4 +1,4 @@
-"""Writers whose faults never reach the run: what a writer fails to take waits for it, and training goes on.
+"""Writers whose faults never reach the run: calls that a writer can't take wait for it, and training goes on.
 
 The first failure is an incident. The writer is then tried again after a while, twice as long after each further
 failure. Before a new try it is closed and opened anew behind the last flushed update, so that nothing half written
@@ -7,7 +7,6 @@ stays. Calls before the first opening wait as well.
 
 import logging
 import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ KEPT_CALLS = 1000
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
-"""Method of the writer, and its arguments."""
+"""Method of the writer, "write" or "event", and its arguments."""
 
 
 @final
@@ -37,9 +36,9 @@ class RetryingWriter:
     def __init__(self, writer: Writer, report: Callable[[Incident], None]) -> None:
         self._writer = writer
         self._report = report
-        self._waiting: deque[Call] = deque()
-        self._unflushed: deque[Call] = deque()
-        """Writes that the writer took, perhaps into a buffer."""
+        self._calls: list[Call] = []
+        self._taken = 0
+        """Number of the first calls that the writer took, perhaps into a buffer, since its last flush."""
         self._folder: Path | None = None
         self._flushed_update = 0
         self._latest_update = 0
@@ -48,6 +47,10 @@ class RetryingWriter:
         self._wait_s = 0.0
         """Time until the next try; 0 for a writer that works."""
         self._next_try = 0.0
+
+    @property
+    def works(self) -> bool:
+        return self._is_open and not self._wait_s
 
     def open(self, folder: Path | None, update: int) -> None:
         """Open it, then make the waiting calls; waiting records of updates after `update` are dropped."""
@@ -64,22 +67,18 @@ class RetryingWriter:
                 f"room or give it another place, then resume the run."
             ) from error
         self._is_open = True
-        events = [call for call in self._waiting if call[0] == "event"]
-        writes = [call for call in self._waiting if call[0] == "write"]
-        self._waiting = deque([*events, *_until(update, writes)])
+        events = [call for call in self._calls if call[0] == "event"]
+        writes = [call for call in self._calls if call[0] == "write"]
+        self._calls = [*events, *_until(update, writes)]
         self._try()
 
     def write(self, records: Sequence[Record]) -> None:
         """Write and flush `records`, now or when it works again."""
-        self._latest_update = max(self._latest_update, _last_update(records))
-        self._take("write", records)
-        if self.works:
-            self._take("flush")
+        self._take(_last_update(records), "write", records)
 
     def event(self, name: str, event: Event) -> None:
         """Note an event, now or when it works again."""
-        self._latest_update = max(self._latest_update, event.update)
-        self._take("event", name, event)
+        self._take(event.update, "event", name, event)
 
     def rewind(self, update: int) -> None:
         """Drop everything after `update`, now or when it works again."""
@@ -87,8 +86,8 @@ class RetryingWriter:
             return
         self._flushed_update = min(self._flushed_update, update)
         self._latest_update = update
-        self._waiting = deque(_until(update, [*self._unflushed, *self._waiting]))
-        self._unflushed.clear()
+        self._calls = list(_until(update, self._calls))
+        self._taken = 0
         try:
             self._reopen()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
@@ -96,34 +95,25 @@ class RetryingWriter:
 
     def close(self) -> None:
         """Try the waiting calls once more, and close it."""
-        if self._is_open and (self._waiting or self._unflushed):
-            self._waiting.append(("flush", ()))
+        if self._is_open and self._calls:
             self._try()
-            self._lost += sum(method != "flush" for method, _ in self._waiting)
-            self._waiting.clear()
+            self._lost += len(self._calls)
+            self._calls.clear()
         self._is_open = False
         try:
             self._writer.close()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
             self._fail(error)
         if self._lost:
-            message = f"{self._named} lost {self._lost} call{'s' * (self._lost > 1)} of metrics and events."
-            self._report(Incident(kind="writer", update=self._latest_update, message=message, rank=0))
+            self._tell(f"lost {self._lost} call{'s' * (self._lost > 1)} of metrics and events.")
 
-    @property
-    def works(self) -> bool:
-        return self._is_open and not self._wait_s
-
-    @property
-    def _named(self) -> str:
-        return f"writer `{self._writer.name}` of {self._writer.target}"
-
-    def _take(self, method: str, *arguments: Any) -> None:
-        self._waiting.append((method, arguments))
+    def _take(self, update: int, method: str, *arguments: Any) -> None:
+        self._latest_update = max(self._latest_update, update)
+        self._calls.append((method, arguments))
         if not self._is_open:
             return
-        if len(self._waiting) > KEPT_CALLS:
-            self._waiting.popleft()
+        if len(self._calls) > KEPT_CALLS:
+            del self._calls[0]
             self._lost += 1
         if not self._wait_s or monotonic() >= self._next_try:
             self._try()
@@ -132,20 +122,22 @@ class RetryingWriter:
         try:
             if self._wait_s:
                 self._reopen()
-            while self._waiting:
-                method, arguments = self._waiting[0]
+            while self._taken < len(self._calls):
+                method, arguments = self._calls[self._taken]
                 getattr(self._writer, method)(*arguments)
-                call = self._waiting.popleft()
                 if method == "write":
-                    self._unflushed.append(call)
-                elif method == "flush":
-                    updates = [_last_update(records) for _, (records,) in self._unflushed]
-                    self._flushed_update = max([self._flushed_update, *updates])
-                    self._unflushed.clear()
+                    self._taken += 1
+                else:
+                    del self._calls[self._taken]
+            if self._calls:
+                self._writer.flush()
+                updates = [_last_update(records) for _, (records,) in self._calls]
+                self._flushed_update = max([self._flushed_update, *updates])
+                self._calls.clear()
+                self._taken = 0
             self._wait_s = 0.0
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            self._waiting.extendleft(reversed(self._unflushed))  # opened anew, it no longer has them
-            self._unflushed.clear()
+            self._taken = 0  # opened anew, it no longer has them
             self._fail(error)
 
     def _reopen(self) -> None:
@@ -159,9 +151,12 @@ class RetryingWriter:
         self._next_try = monotonic() + self._wait_s
         if is_first:
             cause = (isinstance(error, OSError) and error.strerror) or clause(error)
-            message = f"{self._named} failed: {cause}; training goes on, and it is tried again later."
             trace = "".join(traceback.format_exception(error))
-            self._report(Incident(kind="writer", update=self._latest_update, message=message, rank=0, traceback=trace))
+            self._tell(f"failed: {cause}; training goes on, and it is tried again later.", trace)
+
+    def _tell(self, said: str, trace: str = "") -> None:
+        message = f"writer `{self._writer.name}` of {self._writer.target} {said}"
+        self._report(Incident(kind="writer", update=self._latest_update, message=message, rank=0, traceback=trace))
 
 
 @final
@@ -195,10 +190,9 @@ class Writers:
                 writer.close()
 
     def write(self, records: Sequence[Record]) -> None:
-        if records:
-            shared = tuple(records)  # no writer can change it for the others
-            for writer in self._writers:
-                writer.write(shared)
+        shared = tuple(records)  # no writer can change it for the others
+        for writer in self._writers if shared else ():
+            writer.write(shared)
 
     def event(self, name: str, event: Event) -> None:
         for writer in self._writers:
