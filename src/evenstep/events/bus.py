@@ -26,12 +26,12 @@ _NOT_KEYED = _OF_PASSES | {"on_incident"}
 
 @final
 class Bus:
-    """Hooks of a run, in order.
+    """Hooks of a run, in the order of `priority`, then as given.
 
     Args:
-        hooks: ordered by `priority`, then as given; None is left out.
+        hooks: None among them is left out.
         trainer: the trainer that the hooks see.
-        on_error: for errors of hooks without a `failure_policy`: "stop" raises, "continue" makes an incident of them.
+        on_error: for errors of hooks without a `failure_policy`: "stop" raises, "continue" reports an incident.
         report: takes these incidents.
 
     Attributes:

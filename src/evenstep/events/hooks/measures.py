@@ -27,13 +27,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from evenstep.events.event import (
-    EvaluateEvent,
-    SaveEvent,
-    StepEvent,
-    TrainEvent,
-    UpdateEvent,
-)
+from evenstep.events.event import EvaluateEvent, SaveEvent, StepEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Count
 from evenstep.tensors import named_parameters
@@ -192,7 +186,7 @@ def _of_process() -> dict[str, int]:
 
 
 def only_extremes(everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Mapping[tuple[int, str], Any]]:
-    """Pairs (sum, weight) of all ranks; of MemoryUse's metrics only those of the rank with the extreme value."""
+    """Pairs (sum, weight) of all ranks; a metric of MemoryUse comes only from the rank with its extreme value."""
     extreme: dict[tuple[int, str], int] = {}
     for key in {key for theirs in everybody for key in theirs if key[1] in _OF_RANKS}:
         values = {rank: theirs[key][0] for rank, theirs in enumerate(everybody) if key in theirs}

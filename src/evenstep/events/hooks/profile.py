@@ -77,7 +77,7 @@ class Profile(Hook):
             return
         self._profiler = None
         if any(one.is_cuda for one in self.trainer.model.parameters()):
-            torch.cuda.synchronize()  # kernels of these updates belong to them
+            torch.cuda.synchronize()  # so that the trace has all kernels
         profiler.stop()
         folder = run_folder(self) / "profile"
         stem = f"updates-{self._began_at}-{update}-rank-{self.trainer.rank}"

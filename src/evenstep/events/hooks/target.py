@@ -43,7 +43,7 @@ class MetricTarget:
             )
 
     def check_training(self, hook: Hook) -> None:
-        """Raise HookError if training metrics are there, but not this one."""
+        """Raise HookError if the run has training metrics, but not this metric."""
         place = self.metric.rpartition("/")[0]
         known = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
         if known:

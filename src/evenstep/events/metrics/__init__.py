@@ -1,1 +1,1 @@
-"""Metrics of a run as exact pairs (sum, weight), and what is computed from them."""
+"""Metrics of a run as exact pairs (sum, weight), and metrics derived from others."""

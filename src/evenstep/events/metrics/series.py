@@ -28,7 +28,7 @@ class Series:
         return len(self.columns[0])
 
     def add(self, records: Sequence[Record]) -> None:
-        """Insert values, which come by update, each behind those of its update and of earlier ones."""
+        """Insert records, which come by update, behind the known values of the same update."""
         updates = self.columns[0]
         is_newest = not updates or records[0].update >= updates[-1]
         for update, _, value, weight in records:

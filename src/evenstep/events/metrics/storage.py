@@ -24,10 +24,6 @@ _TOTAL = "progress/weight"
 _SAVED_VALUES = 1000
 
 
-def _alone(pairs: Pairs) -> list[Pairs]:
-    return [pairs]
-
-
 @final
 class Storage:
     """Metrics of a run: pending pairs, and the history of settled values.
@@ -85,16 +81,12 @@ class Storage:
         self.put(f"{COUNT}{name}", count, 0.0, update=update)
 
     def show(self, name: str, value: Value, *, update: int) -> None:
-        """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
-
-        It reaches the writers of the first rank with the next metrics.
-        """
+        """Give writers a text, an image or a histogram with the next metrics; the first of one name is kept."""
         shown = Shown(update=update, name=name, value=value)
         if shown not in self._shown:  # equal: of the same update and name
             self._shown.append(shown)
 
     def take_shown(self) -> list[Shown]:
-        """Values shown since the last call."""
         shown = self._shown
         self._shown = []
         return shown
@@ -118,7 +110,7 @@ class Storage:
         return len(self._pending), len(self._shown)
 
     def drop_after(self, mark: tuple[int, int]) -> None:
-        """Drop metrics put and shown since `mark`, because the attempt is repeated."""
+        """Drop metrics since `mark`, because the attempt is repeated."""
         pending, shown = mark
         del self._pending[pending:]
         del self._shown[shown:]
@@ -133,7 +125,7 @@ class Storage:
             return torch.zeros(2, dtype=wide, device=device)
         return torch.stack([scalar_on(one, device, wide) for one in numbers]).view(-1, 2).sum(0)
 
-    def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
+    def settle(self, gather: Callable[[Pairs], list[Pairs]] = lambda pairs: [pairs]) -> list[Record]:
         """Read and remember all pending metrics; records come by update, then in the order first put.
 
         All ranks get the same records. A meter's record is at the last update that any rank's meter has seen.
@@ -170,7 +162,7 @@ class Storage:
         return records
 
     def names(self) -> tuple[str, ...]:
-        """Metrics that have a history, in the order in which they first came."""
+        """Metrics that have a history, in the order of their first values."""
         return tuple(self._series)
 
     def history(self, name: str) -> list[Record]:
