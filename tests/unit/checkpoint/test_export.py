@@ -138,16 +138,12 @@ def test_a_fault_at_any_operation_leaves_nothing(limit: int | None, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("to", "more", "says"),
-    [
-        ("model.pt", {}, r"`to` must be a file that ends in `\.safetensors`"),
-        ("a.safetensors", {"dtype": "float16"}, r"`dtype` must be one of fp32, bf16, fp16"),
-        ("there.safetensors", {}, "exists already, and nothing in it was touched"),
-    ],
+    ("to", "more", "field"),
+    [("model.pt", {}, "to"), ("a.safetensors", {"dtype": "float16"}, "dtype"), ("there.safetensors", {}, "to")],
 )
-def test_what_can_not_be_is_refused_by_name(to: str, more: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(to: str, more: dict[str, Any], field: str, tmp_path: Path) -> None:
     (tmp_path / "there.safetensors").write_text("mine")
-    with pytest.raises(ArgumentError):
+    with refused(ArgumentError, field):
         export_weights(run_of(tmp_path), tmp_path / to, **more)
     assert (tmp_path / "there.safetensors").read_text() == "mine"
 

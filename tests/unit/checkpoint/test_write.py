@@ -121,16 +121,10 @@ def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_on
         assert all(path.name.startswith("step-") for path in run.iterdir())
 
 
-def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_disk):
-    state = {"model": {"w": torch.zeros(2_000_000)}}
+def test_a_full_disk_is_reported_with_place_and_need(folder: Path, failing_disk):
     with failing_disk(2), pytest.raises(CheckpointError) as raised:
-        write_checkpoint(folder, 7, state)
-    message = str(raised.value)
-    assert f"the checkpoint of update 7 could not be written to `{folder / 'step-00000007'}`" in message
-    assert "No space left on device (ENOSPC)" in message
-    assert "model.safetensors" in message
-    assert "it needs 8.0 MB, " in message
-    assert "Free some space" in message
+        write_checkpoint(folder, 7, {"model": {"w": torch.zeros(2_000_000)}})
+    assert all(word in str(raised.value) for word in ("step-00000007", "ENOSPC", "8.0 MB"))
 
 
 def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(folder: Path, state: State, failing_disk):
@@ -156,16 +150,11 @@ def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Pat
     assert list(folder.iterdir()) == []
 
 
-def test_nothing_is_written_for_a_state_that_cannot_be_saved(folder: Path):
+@pytest.mark.parametrize("state", [{"hooks": {"best": object()}}, {"../model": {}}, {"": {}}, {".hidden": {}}])
+def test_nothing_is_written_for_a_state_that_cannot_be_saved(state: dict[str, object], folder: Path):
     with pytest.raises(CheckpointError):
-        write_checkpoint(folder, 1, {"hooks": {"best": object()}})
+        write_checkpoint(folder, 1, state)
     assert not folder.exists()
-
-
-@pytest.mark.parametrize("part", ["../model", "a/b", "", ".hidden"])
-def test_a_part_whose_name_is_no_file_name_is_refused(part: str, folder: Path):
-    with pytest.raises(CheckpointError):
-        write_checkpoint(folder, 1, {part: {}})
 
 
 def test_the_old_checkpoint_of_the_same_update_is_readable_until_the_new_one_has_its_name(
