@@ -256,28 +256,23 @@ def stopped_early(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hooks", "until", "said"),
+    ("hooks", "until", "reports"),
     [
-        ([EarlyStop("valid/loss", "max", patience_evaluations=5)], 6, []),
-        (
-            [EarlyStop("valid/loss", "max", patience_evaluations=2)],
-            5,
-            ["had stopped the run after 2 evaluations without an improvement, and counts from 0 again"],
-        ),
-        ([], 20, ["is gone, and so is its state"]),
+        ([EarlyStop("valid/loss", "max", patience_evaluations=5)], 6, 0),
+        ([EarlyStop("valid/loss", "max", patience_evaluations=2)], 5, 1),
+        ([], 20, 1),
     ],
     ids=["more patience", "as it was", "without"],
 )
 def test_an_early_stopped_run_goes_on_when_it_is_resumed(
-    hooks: list[Hook], until: int, said: list[str], tmp_path: Path
+    hooks: list[Hook], until: int, reports: int, tmp_path: Path
 ) -> None:
     stopped_early(tmp_path)
     heard = Heard()
     trainer = trainer_of(tmp_path, heard, *hooks, updates=20)
     trainer.resume()
     assert trainer.train().update == until
-    assert len(heard.said) == len(said)
-    assert all(words in message for words, message in zip(said, heard.said, strict=True))
+    assert len(heard.said) == reports
 
 
 def used(folder: Path) -> None:
