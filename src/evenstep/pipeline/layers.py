@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError
-from evenstep.internals import (
-    children_of,
-    compiled_in_place,
-    has_hooks,
-)
+from evenstep.internals import children_of, compiled_in_place, has_hooks
 from evenstep.keys import key
 from evenstep.tensors import named_parameters
 
@@ -31,11 +27,11 @@ class Layer:
     """One layer of a model.
 
     Args:
-        name: what the names of its parameters begin with, dotted, such as `blocks.3`.
-        build: the module, or a function that gives it.
-        sources: names of earlier layers whose outputs it is called with, in this order; None: the layer before.
-        inputs: what of the task's inputs it is called with after those: True for all (a tuple is positional, a dict
-            keyword arguments), a tuple for these keys of a dict, False for none; None: all if it is the first layer.
+        name: prefix of its parameters' names, dotted, such as `blocks.3`.
+        build: module, or function that builds it.
+        sources: names of earlier layers whose outputs are its arguments, in this order; by default the layer before.
+        inputs: the task's inputs that follow: True for all (a tuple is positional, a dict keyword arguments), a tuple
+            for these keys of a dict, False for none. By default the first layer gets all.
 
     >>> Layer("head", nn.Linear(4, 2)).sources is None
     True
@@ -53,9 +49,9 @@ class Layers:
     """All layers of a model.
 
     Args:
-        layers: in the order in which they run; the last one's output goes to the task's loss.
-        ties: sets of parameter names that are one parameter, such as `("embedding.weight", "head.weight")`; it is
-            called by the first. Parameters that modules share already are found without being named.
+        layers: layers in their order; the output of the last goes to the task's loss.
+        ties: sets of names of one parameter, such as `("embedding.weight", "head.weight")`, saved under the first.
+            Parameters that modules share are found without it.
 
     Raises:
         ArgumentError: names that are not unique, a source that is not an earlier layer.
@@ -78,7 +74,7 @@ class Layers:
                     raise ArgumentError(f"layer '{name}' must have sources before it, but '{names[source]}' is not.")
 
     def sources(self, place: int) -> tuple[int, ...]:
-        """The places of the layers whose outputs the one at `place` is called with."""
+        """Places of the layers whose outputs the layer at `place` takes."""
         names = [layer.name for layer in self.layers]
         given = self.layers[place].sources
         if given is None:
@@ -86,20 +82,13 @@ class Layers:
         return tuple(names.index(name) for name in given)
 
     def inputs(self, place: int) -> bool | tuple[str, ...]:
-        """What of the task's inputs the layer at `place` is called with."""
+        """The task's inputs that the layer at `place` takes, as in `Layer`."""
         given = self.layers[place].inputs
         return place == 0 if given is None else given
 
     @classmethod
     def of(cls, model: "nn.Module | Layers | Sequence[Layer | Build]") -> Self:
-        """The layers of a model, in the order in which they run.
-
-        Args:
-            model: one with a method `layers()`, whose modules may be the model's own; an `nn.Sequential`, of which
-                nested ones are opened; or a list.
-
-        Raises:
-            ArgumentError: the model is none of these.
+        """The layers of a model with a method `layers()`, of an `nn.Sequential` with nested ones, or of a list.
 
         >>> [layer.name for layer in Layers.of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), nn.Tanh()))).layers]
         ['0', '1.0', '1.1']
@@ -122,7 +111,7 @@ class Layers:
 
 
 def built(layer: Layer, place: int, seed: int) -> nn.Module:
-    """The module of the layer at `place`; a function that builds it draws from generators of this layer's own."""
+    """The module of the layer at `place`; a function that builds it has a seed of its own."""
     if isinstance(layer.build, nn.Module):
         return layer.build
     with torch.random.fork_rng(devices=[]):
@@ -173,10 +162,9 @@ def _is_called_specially(module: nn.Module) -> bool:
 
 
 def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> tuple[tuple[Any, ...], Any]:
-    """What a layer, or a whole model, is called with: its sources' outputs, and what it wants of the task's inputs.
+    """Positional and keyword arguments of a layer or a whole model: outputs of its sources, and the wanted inputs.
 
-    Inputs that are a plain tuple are positional arguments, a dict (also a `UserDict`, such as the `BatchEncoding` of
-    `transformers`) is keyword arguments, and all else is one argument.
+    A tuple of inputs is positional arguments, a dict or `UserDict` keyword arguments, all else one argument.
 
     >>> arguments([3], (4, 5), True), arguments([], {"a": 1, "b": 2}, ("b",)), arguments([], -1, True)
     (((3, 4, 5), {}), ((), {'b': 2}), ((-1,), {}))

@@ -6,7 +6,7 @@ Ranks P, micro-batches M, stages per rank v; times f, i, w, b = i + w: forward, 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import Action, Op, Plan
@@ -15,24 +15,24 @@ from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.lower import lower
 
 Order = Callable[[Layout, Sequence[int]], tuple[Plan, ...]]
-"""Computations of each rank: a pure function of the layout of the stages and of the micro-batches' global numbers, in
-ascending order and any number of them. It raises a PlanError for a layout that it is not for."""
+"""Computations of each rank, from the layout of the stages and the global numbers of the micro-batches, in ascending
+order. A PlanError refuses a layout."""
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """A pipeline schedule.
 
     Args:
         name: key in `SCHEDULES`.
-        order: gives the computations of each rank, from a layout and the micro-batches' numbers.
-        summary: its use, in a few words.
-        min_stages_per_rank: fewest stages per rank that it can use.
-        max_stages_per_rank: most, or None for any number.
-        v_shaped: whether stages go through the ranks and back instead of round and round.
-        splits_backward: whether gradients of inputs and of weights are computed apart.
-        rank_of: for each stage its rank, of an order that was written for one placement only.
+        order: function that gives the computations of each rank.
+        summary: description in a few words.
+        min_stages_per_rank: fewest stages per rank.
+        max_stages_per_rank: most stages per rank; None for any number.
+        v_shaped: True if stages go through the ranks and back instead of round and round.
+        splits_backward: True if gradients of inputs and of weights are computed apart.
+        rank_of: rank of each stage, for an order with one placement only.
     """
 
     name: str
@@ -45,14 +45,7 @@ class Schedule:
     rank_of: tuple[int, ...] | None = None
 
     def layout(self, ranks: int, stages_per_rank: int | None = None) -> Layout:
-        """The chain of stages that it runs.
-
-        Args:
-            stages_per_rank: as few as possible by default.
-
-        Raises:
-            PlanError: the schedule is not for so many stages per rank.
-        """
+        """The chain of stages, as few per rank as possible by default; PlanError for a wrong number."""
         few, many = self.min_stages_per_rank, self.max_stages_per_rank
         stages = few if stages_per_rank is None else stages_per_rank
         if stages < few or (many is not None and stages > many):
@@ -69,11 +62,11 @@ class Schedule:
         """The complete, checked plans of all ranks for one update.
 
         Args:
-            layout: of the stages; its edges need not be a chain.
-            microbatches: their global numbers, in ascending order.
+            layout: layout of the stages; its edges need not be a chain.
+            microbatches: global numbers, in ascending order.
 
         Raises:
-            PlanError: the layout is not for this schedule, or an order of the user's is no complete update.
+            PlanError: the layout does not fit, or an order of the user's is no complete update.
         """
         plans = lower(self.order(layout, microbatches), layout)
         check(plans, layout, microbatches)
@@ -266,46 +259,16 @@ def _check_owners(name: str, layout: Layout, such_as: str, *, fits: bool) -> Non
         raise PlanError(f"pipeline schedule {name} needs stages on ranks such as {such_as}, but they are on {owners}.")
 
 
-SCHEDULES: Mapping[str, Schedule] = {
-    schedule.name: schedule
-    for schedule in (
-        Schedule(
-            name="sequential",
-            order=sequential,
-            summary="one micro-batch at a time: nothing overlaps, least memory",
-            max_stages_per_rank=None,
-        ),
-        Schedule(name="gpipe", order=gpipe, summary="all forwards, then all backwards"),
-        Schedule(name="1f1b", order=one_f_one_b, summary="backward as soon as possible: GPipe's time, less memory"),
-        Schedule(
-            name="interleaved",
-            order=interleaved,
-            summary="1F1B over several stages per rank: less bubble, more messages",
-            min_stages_per_rank=2,
-            max_stages_per_rank=None,
-        ),
-        Schedule(
-            name="breadth_first",
-            order=breadth_first,
-            summary="stage after stage for all micro-batches: for sharded weights",
-            min_stages_per_rank=2,
-            max_stages_per_rank=None,
-        ),
-        Schedule(
-            name="zb_h1",
-            order=zb_h1,
-            summary="1F1B whose bubble is filled with gradients of weights",
-            splits_backward=True,
-        ),
-        Schedule(
-            name="zb_v",
-            order=zb_v,
-            summary="hardly any bubble, the memory of 1F1B",
-            min_stages_per_rank=2,
-            max_stages_per_rank=2,
-            v_shaped=True,
-            splits_backward=True,
-        ),
-    )
-}
+_ROUND: dict[str, Any] = {"min_stages_per_rank": 2, "max_stages_per_rank": None}
+_V: dict[str, Any] = {"min_stages_per_rank": 2, "max_stages_per_rank": 2, "v_shaped": True, "splits_backward": True}
+_ROWS = (
+    Schedule("sequential", sequential, "one micro-batch at a time, least memory", max_stages_per_rank=None),
+    Schedule("gpipe", gpipe, "all forwards, then all backwards"),
+    Schedule("1f1b", one_f_one_b, "backward as soon as possible: GPipe's time, less memory"),
+    Schedule("interleaved", interleaved, "1F1B over several stages per rank: less bubble, more messages", **_ROUND),
+    Schedule("breadth_first", breadth_first, "stage after stage for all micro-batches: for sharded weights", **_ROUND),
+    Schedule("zb_h1", zb_h1, "1F1B whose bubble is filled with gradients of weights", splits_backward=True),
+    Schedule("zb_v", zb_v, "hardly any bubble, the memory of 1F1B", **_V),
+)
+SCHEDULES: Mapping[str, Schedule] = {schedule.name: schedule for schedule in _ROWS}
 """All pipeline schedules by name."""

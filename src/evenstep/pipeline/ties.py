@@ -19,8 +19,8 @@ class Tie(NamedTuple):
     """One tied parameter.
 
     Args:
-        names: under which its owners hold it, in the order of their layers; the first is its name in checkpoints.
-        owners: the pipeline rank of each.
+        names: its names, in the order of the layers; checkpoints have the first.
+        owners: pipeline rank of each name.
     """
 
     names: tuple[str, ...]
@@ -60,11 +60,7 @@ def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter],
 
 
 def check_frozen(trains: Mapping[str, bool]) -> None:
-    """Raise ArgumentError where some copies of one parameter are frozen: their gradients are no part of its own.
-
-    Args:
-        trains: whether each copy has `requires_grad`, by name.
-    """
+    """Raise ArgumentError if some copies of one parameter are frozen; `trains` is `requires_grad` by name."""
     frozen = [name for name, one in trains.items() if not one]
     if frozen and len(frozen) < len(trains):
         others = ", ".join(f"`{name}`" for name, one in trains.items() if one)
