@@ -34,14 +34,6 @@ def test_a_run_begins_with_the_weights_and_counts_from_its_own_beginning(evenste
     assert read_checkpoint("runs/tiny").state["progress"]["update"] == 2
 
 
-def test_the_average_and_a_mean_of_checkpoints_are_begun_with_alike(evenstep: Run, first: Path) -> None:
-    assert evenstep("average", str(first), "--last", "2", "--to", "mean").code == 0
-    for name, more in (("a", ["mean"]), ("b", [str(first), "--init_from.average", "true"])):
-        done = evenstep("train", "run.toml", "--name", name, "--train.updates", "2", "--init_from.path", *more)
-        assert done.code == 0, done.err
-    assert evenstep("check", "run.toml", "--init_from.path", "mean").code == 0
-
-
 def test_what_was_frozen_stays_so_and_a_run_that_goes_on_needs_the_weights_no_more(evenstep: Run, first: Path) -> None:
     some = sorted(weights(str(first)))[0]
     given = ["--init_from.path", str(first), "--init_from.only", f'["{some}"]', "--init_from.freeze", "true"]

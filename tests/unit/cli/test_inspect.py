@@ -24,16 +24,6 @@ def test_a_checkpoint_is_described_with_its_lineage(evenstep: Run, tmp_path: Pat
     assert "progress         {'update': 5}" in done.out
 
 
-def test_a_run_that_has_saved_nothing_yet_is_told_to_be_one(evenstep: Run, tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "young"
-    run.mkdir(parents=True)
-    (run / "status.json").write_text('{"state": "running"}')
-    for command in (["inspect", str(run)], ["export", str(run), "--to", str(tmp_path / "m.safetensors")]):
-        done = evenstep(*command)
-        assert done.code == 1
-        assert f"`{run}` is the folder of a run that has no complete checkpoint yet; wait for its first" in done.err
-
-
 def test_only_verifying_finds_a_flipped_bit(evenstep: Run, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "checkpoints", 5, {"model": {"weight": torch.zeros(3, 2)}})
     assert "whole and undamaged" in evenstep("inspect", "--verify", str(path)).out
@@ -43,13 +33,6 @@ def test_only_verifying_finds_a_flipped_bit(evenstep: Run, tmp_path: Path) -> No
     done = evenstep("inspect", str(path), "--verify")
     assert done.code == 1
     assert "is damaged" in done.err
-
-
-def test_a_path_that_is_no_checkpoint_is_an_error_that_says_what_is_there(evenstep: Run, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "checkpoints", 5, {"progress": 5})
-    done = evenstep("inspect", str(tmp_path / "checkpoints" / "step-00000004"))
-    assert done.code == 1
-    assert "step-00000005" in done.err
 
 
 def test_differences_are_told_tensor_by_tensor(evenstep: Run, tmp_path: Path) -> None:

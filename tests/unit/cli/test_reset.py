@@ -56,8 +56,3 @@ def test_what_is_not_as_it_was_saved_is_told_how_to_begin_afresh_and_then_does(
     assert f'`resume = "PATH"` and `reset = ["{part}"]`' in evenstep(*given).err
     done = evenstep(*given, "--reset", f'["{part}"]')
     assert done.code == 0, done.err
-
-
-def test_a_run_that_goes_on_is_not_begun_again(evenstep: Run, first: str) -> None:
-    done = evenstep("resume", first, "--reset", "data")
-    assert (done.code, "`reset` can't be set for `evenstep resume`" in done.err) == (2, True), done.err

@@ -84,14 +84,3 @@ def test_a_run_that_was_tried_out_can_be_resumed_as_it_is_and_not_with_other_dat
     done = evenstep("resume", "runs/tiny", "--overfit", "none", "--train.updates", "9")
     assert done.code == 2
     assert "`overfit` can't be changed when a run goes on" in done.err
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_evaluation_may_be_of_its_first_batches_only(train: Run, recipe: Path, count: int) -> None:
-    done = train("--data.evaluations.valid.first_batches", str(count), "--data.evaluations.valid.micro_batch_size", "2")
-    assert done.code == 0, done.err
-    trained, evaluated = seen(recipe)
-    values = values_of(recipe, 2 * count)
-    once = [values[2 * n : 2 * n + 2] for n in range(count)]
-    assert evaluated == once * (len(evaluated) // count) and evaluated
-    assert len({value for batch in trained for value in batch}) > 4  # training takes all

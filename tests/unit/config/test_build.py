@@ -12,8 +12,6 @@ from evenstep.config.target import open_run
 from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.errors import ConfigError, TaskError
 from evenstep.optim.schedules import CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
-from evenstep.precision import PRECISIONS
-from evenstep.train.standard_hooks import writers_of
 from refused import refused
 
 PARTS = """
@@ -118,10 +116,6 @@ def test_a_schedule_of_the_run_file_is_that_of_the_library(build: Build, table: 
     assert config.lr_schedule == built
 
 
-def test_a_precision_has_the_name_it_is_found_by() -> None:
-    assert {name: PRECISIONS[name]().name for name in PRECISIONS} == {name: name for name in PRECISIONS}
-
-
 def test_the_same_seed_gives_the_same_model_and_leaves_the_generators_alone(build: Build) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -132,23 +126,6 @@ def test_the_same_seed_gives_the_same_model_and_leaves_the_generators_alone(buil
     assert not torch.equal(weights[0], weights[2])
     torch.manual_seed(42)
     assert torch.equal(weights[0], torch.nn.Linear(2, 1).weight)
-
-
-def test_a_dataset_that_draws_random_numbers_is_the_same_each_time(build: Build) -> None:
-    def drawn() -> list[float]:
-        parts = build("--data.train.target", "parts.py:shuffled", "--data.shuffle", "false")
-
-        (part,) = next(parts.data.batches(ReadOptions(seed=0))).microbatches
-        assert isinstance(part.data, torch.Tensor)
-        return part.data.tolist()
-
-    assert drawn() == drawn()
-
-
-def test_only_what_is_trained_is_optimized(build: Build) -> None:
-    parts = build("--model.target", "parts.py:half_frozen")
-    (group,) = parts.optimizer.param_groups
-    assert [tuple(parameter.shape) for parameter in group["params"]] == [(1, 2), (1,)]
 
 
 @pytest.mark.parametrize(
@@ -267,19 +244,3 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         "StopFile",
         "Status",
     ]
-
-
-def test_writers_are_those_that_are_named(build: Build) -> None:
-    parts = build("--log.writers", '["csv", "tensorboard"]')
-    made = writers_of(parts.writers, folder=None, every_updates=1)
-    assert [type(writer).__name__ for writer in made] == ["CsvWriter", "TensorBoardWriter"]
-
-
-def test_groups_keep_to_what_the_optimizer_was_told_of_its_kernel(build: Build) -> None:
-    group = ["--optimizer.groups.bias.patterns", '["bias"]', "--optimizer.groups.bias.lr_factor", "2.0"]
-    told = build(*group, "--optimizer.args.foreach", "true").optimizer
-    assert [(one["name"], one["lr"], one["foreach"], one["fused"]) for one in told.param_groups] == [
-        ("others", 0.1, True, None),
-        ("bias", 0.2, True, None),
-    ]
-    assert [one["fused"] for one in build(*group).optimizer.param_groups] == [True, True]

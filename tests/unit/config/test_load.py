@@ -33,20 +33,6 @@ def test_a_value_is_read_as_toml_or_else_as_text(recipe: Path) -> None:
     assert (config.log.writers, config.data.shuffle, config.device) == (("csv",), False, "cuda:1")
 
 
-def test_text_that_looks_like_a_number_is_text_where_text_is_wanted(recipe: Path) -> None:
-    assert read(recipe, "--name", "2024").config.name == "2024"
-
-
-def test_a_value_cannot_smuggle_in_another_key(recipe: Path) -> None:
-    with pytest.raises(ConfigError):
-        read(recipe, "--train.updates", "3\nepochs = 4")
-
-
-def test_none_takes_a_key_away(recipe: Path) -> None:
-    config = read(recipe, "--train.updates", "none", "--train.epochs", "2").config
-    assert (config.train.updates, config.train.epochs) == (None, 2)
-
-
 def test_all_wrong_values_are_reported_at_once(faults: Faults) -> None:
     found = faults(
         *("--seed", "x", "--data.global_batch_size", "0", "--train.clipnorm", "5", "--data.oversized", "skp"),
@@ -93,17 +79,6 @@ def test_an_unknown_key_fails_and_the_nearest_is_named(faults: Faults, given: st
     assert f"did you mean `{meant}`?" in fault
 
 
-def test_in_the_environment_a_table_comes_before_what_is_in_it() -> None:
-    environ = {"EVENSTEP_MODEL__ARGS__WIDTH": "8", "EVENSTEP_MODEL__ARGS": "{width = 4}"}
-    assert [one.text for one in from_environment(environ)] == ["{width = 4}", "8"]
-
-
-def test_a_file_may_begin_with_the_mark_of_its_encoding_as_windows_writes_it(recipe: Path) -> None:
-    file = recipe / "run.toml"
-    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    assert read(recipe, "--name", "marked").config.name == "marked"
-
-
 def test_the_resolved_configuration_reads_back_as_itself(recipe: Path) -> None:
     run = read(recipe, "--data.train.args.path", "a.txt", "--lr_schedule.kind", "cosine", "--hooks", "[]")
     again = recipe / "saved"
@@ -130,11 +105,6 @@ def test_the_recipe_may_be_in_another_folder(recipe: Path) -> None:
     assert read(recipe / "runs").recipe == recipe
     with pytest.raises(ConfigError):
         read(recipe, "--recipe", "none_such")
-
-
-def test_every_key_of_the_schema_is_reached_by_walking_it() -> None:
-    keys = set(all_keys())
-    assert {"checkpoint.best.metric", "lr_schedule.decay_updates", "data.evaluations.NAME.args"} <= keys
 
 
 KEYS = st.sampled_from([*sorted({part for key in all_keys() for part in key.split(".")}), "3", "0", "odd", ""])

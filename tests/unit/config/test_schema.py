@@ -19,7 +19,7 @@ from evenstep.errors import ArgumentError
 from evenstep.lazy import load
 from evenstep.options import NonFinite, Training
 from evenstep.precision import Bf16True, Fp16Mixed
-from evenstep.schema import Count, Instance, Made, json_schema, option, path_of, texts_of
+from evenstep.schema import Count, Instance, Made, json_schema, option, path_of
 from evenstep.train.failures import FAILURE_POLICIES
 from refused import refused
 
@@ -65,20 +65,6 @@ def test_a_wrong_option_is_an_error_with_its_field(given: dict[str, Any], field:
         Outer(**given)
 
 
-def test_a_positional_option_is_an_error_with_its_field() -> None:
-    with refused(ArgumentError, "name"):
-        Outer(3)  # type: ignore[arg-type]
-
-
-def test_options_are_frozen_compared_and_replaced() -> None:
-    one = Outer("a", share=0.25)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        one.share = 0.5  # type: ignore[misc]
-    assert dataclasses.replace(one, share=0.5) == Outer("a")
-    with refused(ArgumentError, "share"):
-        dataclasses.replace(one, share=2.0)
-
-
 def test_all_faults_of_a_file_come_at_once() -> None:
     with pytest.raises(ValidationError) as raised:
         TypeAdapter(Outer).validate_json('{"share": "x", "inner": {"size": 0, "sizes": 1}}')
@@ -94,10 +80,6 @@ def test_the_schema_has_texts_ranges_and_what_may_change() -> None:
     assert share["description"] == "Share of the whole."
     assert (share["minimum"], share["exclusiveMaximum"], share["mayChange"]) == (0, 1, True)
     assert found["$defs"]["Inner"]["properties"]["size"]["minimum"] == 1
-
-
-def test_texts_are_inherited() -> None:
-    assert "clip_norm" in texts_of(evenstep.config.run.TrainTable)
 
 
 def test_objects_and_tables_of_their_arguments_are_taken() -> None:

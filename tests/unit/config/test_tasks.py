@@ -1,6 +1,5 @@
 """Tables of several tasks: what they must be to each other, said with the keys at which they stand."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,20 +44,6 @@ def several(recipe: Path) -> Callable[[str], list[str]]:
             return error.faults
 
     return read
-
-
-def test_metrics_of_a_task_are_found_or_their_extra_is_named(
-    several: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    metrics = '[tasks.class.metrics.f1]\ntarget = "torchmetrics.classification:MulticlassF1Score"\n'
-    assert several(HEAD + TASKS + metrics + "args = { num_classes = 3 }") == []
-    (fault,) = several(HEAD + TASKS + metrics + "args = { num_clases = 3 }")
-    assert "tasks.class.metrics.f1" in fault
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchmetrics"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "torchmetrics", None)
-    (fault,) = several(HEAD + TASKS + metrics + "args = { num_classes = 3 }")
-    assert "pip install 'evenstep[torchmetrics]'" in fault
 
 
 def test_tables_of_several_tasks_are_read_with_their_calls(several: Callable[[str], list[str]], recipe: Path) -> None:
