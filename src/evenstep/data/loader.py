@@ -316,8 +316,8 @@ class WorkerLoader:
         if isinstance(error, OSError) and error.errno == EMFILE:
             return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.", field="num_workers")
         return DataError(
-            f"{what}. A killed worker has mostly run out of memory: use fewer workers. One that hangs shows why with "
-            f"`num_workers=0`; if reading may take longer than {self._timeout_s:g} s, raise `timeout_s`.",
+            f"{what}. `num_workers=0` shows why. A killed worker may have run out of memory: use fewer workers. Under "
+            f"`spawn` a script needs `if __name__ == '__main__':`. Waiting may take {self._timeout_s:g} s (`timeout_s`).",
             field="num_workers",
         )
 

@@ -161,8 +161,7 @@ class RunFolder:
         if left:
             raise ArgumentError(
                 f"the folder `{self.path}` has {left} of another run, and nothing in it was touched. To go on with "
-                f"that run: `trainer.resume()` before `trainer.train()`; to keep it and train another: give another "
-                f"`folder`; to start over: delete the folder first.",
+                f"that run: `trainer.resume()` before `trainer.train()`; to train another: give another `folder`.",
                 field="folder",
             )
 
