@@ -317,7 +317,7 @@ class WorkerLoader:
             return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.", field="num_workers")
         return DataError(
             f"{what}. `num_workers=0` shows why. A killed worker may have run out of memory: use fewer workers. Under "
-            f"`spawn` a script needs `if __name__ == '__main__':`. Waiting may take {self._timeout_s:g} s (`timeout_s`).",
+            f"`spawn` a script needs `if __name__ == '__main__':`. A wait may take {self._timeout_s:g} s.",
             field="num_workers",
         )
 
