@@ -1,8 +1,7 @@
 """Restores the buffers of a model when an update is aborted.
 
-BatchNorm's running statistics change in the forward, long before the verdict. A buffer that a forward replaces
-(`self.mean = …`) is put back in its place with the new values, so that an average that holds it sees them; a constant
-buffer (mask, table) costs a look at its version.
+BatchNorm's running statistics change in the forward, before the verdict. A buffer that a forward replaces
+(`self.mean = …`) is put back in its place with the new values, so that an average that holds it sees them.
 """
 
 from collections.abc import Generator
@@ -16,7 +15,7 @@ from evenstep.internals import buffers_of, times_written
 from evenstep.parallel.buffers import running_statistics
 
 
-class _BufferSlot(NamedTuple):
+class _Place(NamedTuple):
     registry: dict[str, Any]
     name: str
     number: int
@@ -35,20 +34,19 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # torch's normalisation kernels write running statistics without raising the tensor's version.
+        # torch's normalisation kernels write running statistics without raising the tensor's version
         silent = {id(buffer) for buffer in running_statistics(model)}
-        self._places: list[_BufferSlot] = []
+        self._places: list[_Place] = []
         self._numbers: dict[int, int] = {}
         self._buffers: list[Tensor] = []
         for module in model.modules():
             registry = buffers_of(module)
             for name, buffer in registry.items():
-                if buffer is None:
-                    continue
-                if id(buffer) not in self._numbers:
-                    self._numbers[id(buffer)] = len(self._buffers)
-                    self._buffers.append(buffer)
-                self._places.append(_BufferSlot(registry, name, self._numbers[id(buffer)]))
+                if buffer is not None:
+                    if id(buffer) not in self._numbers:
+                        self._numbers[id(buffer)] = len(self._buffers)
+                        self._buffers.append(buffer)
+                    self._places.append(_Place(registry, name, self._numbers[id(buffer)]))
         self._silent = [id(buffer) in silent for buffer in self._buffers]
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._versions = [times_written(buffer) for buffer in self._buffers]
@@ -63,7 +61,8 @@ class Buffers:
                 buffer.detach().copy_(now.detach())
                 place.registry[place.name] = buffer
             else:  # a table that has grown
-                self._buffers[place.number], self._kept[place.number] = now, now.detach().clone()
+                self._buffers[place.number] = now
+                self._kept[place.number] = now.detach().clone()
                 self._versions[place.number] = times_written(now)
                 self._numbers[id(now)] = place.number
 
@@ -72,12 +71,13 @@ class Buffers:
         return self._kept[self._numbers[id(buffer)]]
 
     def moved(self, buffer: Tensor) -> bool:
+        """True if `buffer` was written to since the last committed update."""
         number = self._numbers[id(buffer)]
         return times_written(self._buffers[number]) != self._versions[number]
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
-        """Changes inside are undone; changes before stay to be judged.
+        """Changes inside are undone; earlier ones stay to be judged.
 
         >>> norm = nn.BatchNorm1d(1); buffers = Buffers(norm)
         >>> with buffers.unchanged(): _ = norm(torch.tensor([[1.0], [3.0]]))
@@ -97,18 +97,16 @@ class Buffers:
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
-        if not self._places:
-            return
         self.settle()
-        for i, buffer in enumerate(self._buffers):
-            if not self._silent[i] and times_written(buffer) == self._versions[i]:
+        for number, original in enumerate(self._buffers):
+            if not self._silent[number] and times_written(original) == self._versions[number]:
                 continue
-            buffer, kept = buffer.detach(), self._kept[i]
+            buffer, kept = original.detach(), self._kept[number]
             if buffer.shape != kept.shape:  # `resize_`: a table that has grown
-                kept = self._kept[i] = buffer.clone()
+                kept = self._kept[number] = buffer.clone()
             if isinstance(aborted, Tensor):
                 buffer.copy_(torch.where(aborted > 0, kept, buffer))
             elif aborted:
                 buffer.copy_(kept)
             kept.copy_(buffer)
-            self._versions[i] = times_written(self._buffers[i])
+            self._versions[number] = times_written(original)

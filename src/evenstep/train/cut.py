@@ -1,8 +1,7 @@
 """Cuts of micro-batches that do not fit into a rank's memory.
 
-A micro-batch that is too large goes through the model in pieces, one after the other: its gradient is the sum of
-theirs. A size that did not fit once is not tried again in the run. A task may say how its batches are cut
-(`Task.split`); else samples are cut where the batch shows them.
+A micro-batch that is too large goes through the model in pieces: its gradient is the sum of theirs. A size that did not
+fit once is not tried again in the run. `Task.split` cuts a batch; by default along the samples.
 """
 
 import math
@@ -24,9 +23,8 @@ class SubBatch:
     """A micro-batch, or a part of one, that goes through the model at once.
 
     Args:
-        data: a micro-batch, or a part of one.
-        path: which part: () is the whole, (0,) its first half, (0, 1) the second half of that.
-        num_samples: that it holds, where that is known.
+        path: of the part: () is the whole, (0,) its first half, (0, 1) the second half of that.
+        num_samples: None where it is not known.
         cut_from: the batch that the engine cut it from, its number of samples, and this piece's first and end.
         in_columns: of the micro-batch.
     """
@@ -37,6 +35,11 @@ class SubBatch:
     cut_from: tuple[Any, int, int, int] | None = None
     in_columns: bool = False
 
+    @property
+    def title(self) -> str:
+        count = num_samples(self.data, self.num_samples)
+        return "a micro-batch" if count is None else f"{count} sample{'' if count == 1 else 's'}"
+
 
 @final
 @dataclass(slots=True)
@@ -44,9 +47,9 @@ class SplitLimit:
     """Largest size that fits.
 
     Args:
-        limit: the most numbers, in all its tensors, that a piece of several samples may hold; None for no limit.
-        sums: whether losses are known to be sums over samples, or are checked before the first update. Where they are
-            not, one may be meant over its micro-batch as a whole, which only a `split` of the task's own may cut.
+        limit: largest number of elements, in all its tensors, of a piece of several samples; None for no limit.
+        sums: False if losses are not checked to be sums over samples: one may be meant over its micro-batch as a whole,
+            which only a `split` of the task's own may cut.
     """
 
     limit: int | None = None
@@ -56,13 +59,13 @@ class SplitLimit:
         """A micro-batch in pieces within the limit, or of one sample.
 
         Raises:
-            TaskError: the weights of the pieces are not the whole's.
+            TaskError: the pieces have another weight than the whole.
         """
         if self.limit is None or self._is_meant_whole(task):
             return [whole]
         pieces = self._within(task, whole, self.limit)
-        if len(pieces) > 1:
-            check_weights(task, whole, pieces)
+        if len(pieces) > 1 and not task.late_weight:
+            _check_weights(task, whole, pieces)
         return pieces
 
     def passes(self, tasks: Mapping[str, Task], work: tuple[Microbatch, ...]) -> Sequence[Microbatch]:
@@ -75,7 +78,7 @@ class SplitLimit:
         """Remember that `piece` does not fit; False if it can't be cut."""
         if not self.can_be_cut(task, piece):
             return False
-        # Where the halves are as large as the whole (a tensor that both share), at least the halving is remembered.
+        # where the halves are as large as the whole (a tensor that both share), at least the halving is remembered
         largest = max(num_elements(part.data) for part in parts_of(task, piece))
         self.limit = min(largest, num_elements(piece.data) - 1, self.limit or largest)
         return True
@@ -88,70 +91,42 @@ class SplitLimit:
         why = ""
         if self._is_meant_whole(task):
             why = "`check_loss` is False, so its loss may be meant over a micro-batch as a whole"
-        elif not splits_itself(task) and piece.cut_from is None:
+        elif not _splits_itself(task) and piece.cut_from is None:
             why = why_whole(piece.data, piece.num_samples, in_columns=piece.in_columns)
-        return f" The engine can't cut this batch: {why}; say how in `{type(task).__name__}.split`." if why else ""
+        return f" The engine can't cut this batch: {why}." if why else ""
 
     def _is_meant_whole(self, task: Task) -> bool:
-        return not self.sums and type(task).split is Task.split
+        return not self.sums and not _splits_itself(task)
 
     def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
-        if num_elements(piece.data) <= limit:
-            return [piece]
-        parts = parts_of(task, piece)
+        parts = [piece] if num_elements(piece.data) <= limit else parts_of(task, piece)
         if len(parts) < 2:
             return [piece]
         return [small for part in parts for small in self._within(task, part, limit)]
 
 
-def check_weights(task: Task, whole: SubBatch, pieces: list[SubBatch]) -> None:
-    """Raise TaskError unless the pieces weigh what the whole does: only then is the gradient the same."""
-    if task.late_weight:
-        return
-    wanted = weight_of(task, whole.data, "a micro-batch", whole.num_samples)
-    weight = math.fsum(weight_of(task, one.data, "a part of a micro-batch", one.num_samples) for one in pieces)
-    if not math.isclose(weight, wanted, rel_tol=1e-6):
-        raise TaskError(
-            f"a micro-batch of weight {wanted:g} had to be cut to fit into memory, but its {len(pieces)} parts weigh "
-            f"{weight:g} together: override `{type(task).__name__}.split` to say how its batches are cut in two, or "
-            f"lower the micro-batch size.",
-            field="split",
-        )
-
-
 def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
     """A piece in two, or as itself, where it can't be cut."""
-    if splits_itself(task):
-        whole, parts = piece.num_samples, cast("object", task.split(piece.data))
-        if not isinstance(parts, list | tuple) or not parts:
-            raise TaskError(
-                f"`{type(task).__name__}.split` must give a list of two batches, or of one that can't be cut, but gave "
-                f"{said(parts)}; return `[first, second]`.",
-                field="split",
-            )
-        parts = list(cast("Sequence[Any]", parts))
-        counts = [None] * len(parts) if whole is None else samples_of_parts(parts, piece.data, whole)
-        return [SubBatch(part, (*piece.path, number), counts[number]) for number, part in enumerate(parts)]
+    if _splits_itself(task):
+        return _split_by_task(task, piece)
     if piece.cut_from is None:
-        count = cuttable_samples(piece.data, piece.num_samples, in_columns=piece.in_columns)
-        batch, first, end = piece.data, 0, count
+        batch, first = piece.data, 0
+        count = end = cuttable_samples(piece.data, piece.num_samples, in_columns=piece.in_columns)
     else:
         batch, count, first, end = piece.cut_from
     if end - first < 2:
         return [piece]
-    middle, halves = first + half_of_samples(end - first), list[SubBatch]()
+    middle = first + half_of_samples(end - first)
+    halves: list[SubBatch] = []
     for number, (begin, stop) in enumerate(((first, middle), (middle, end))):
-        data = samples_of(batch, begin, stop, count)
         known = None if piece.num_samples is None else stop - begin
+        data = samples_of(batch, begin, stop, count)
         halves.append(SubBatch(data, (*piece.path, number), known, (batch, count, begin, stop)))
     return halves
 
 
-def splits_itself(task: Task) -> bool:
-    return getattr(task.split, "__func__", None) is not Task.split
-
-
 def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:
+    """The micro-batch that holds a piece of another."""
     if not piece.path:
         return microbatch
     known = piece.num_samples
@@ -163,7 +138,32 @@ def whole_of(microbatch: Microbatch) -> SubBatch:
     return SubBatch(microbatch.data, num_samples=microbatch.known_samples, in_columns=microbatch.in_columns)
 
 
-def described(piece: SubBatch) -> str:
-    """A piece in words."""
-    count = num_samples(piece.data, piece.num_samples)
-    return "a micro-batch" if count is None else f"{count} sample{'' if count == 1 else 's'}"
+def _split_by_task(task: Task, piece: SubBatch) -> list[SubBatch]:
+    given = cast("object", task.split(piece.data))
+    if not isinstance(given, list | tuple) or not given:
+        raise TaskError(
+            f"`{type(task).__name__}.split` must give a list of two batches, or of one that can't be cut, but gave "
+            f"{said(given)}; return `[first, second]`.",
+            field="split",
+        )
+    parts = list(cast("Sequence[Any]", given))
+    counts: list[int | None] = [None] * len(parts)
+    if piece.num_samples is not None:
+        counts = samples_of_parts(parts, piece.data, piece.num_samples)
+    return [SubBatch(part, (*piece.path, number), counts[number]) for number, part in enumerate(parts)]
+
+
+def _check_weights(task: Task, whole: SubBatch, pieces: list[SubBatch]) -> None:
+    wanted = weight_of(task, whole.data, "a micro-batch", whole.num_samples)
+    weight = math.fsum(weight_of(task, one.data, "a part of a micro-batch", one.num_samples) for one in pieces)
+    if not math.isclose(weight, wanted, rel_tol=1e-6):
+        raise TaskError(
+            f"a micro-batch of weight {wanted:g} had to be cut to fit into memory, but its {len(pieces)} parts weigh "
+            f"{weight:g} together: override `{type(task).__name__}.split` to say how its batches are cut in two, or "
+            f"lower the micro-batch size.",
+            field="split",
+        )
+
+
+def _splits_itself(task: Task) -> bool:
+    return getattr(task.split, "__func__", None) is not Task.split

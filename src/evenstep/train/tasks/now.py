@@ -36,11 +36,11 @@ class Now:
 
     Args:
         caller: gives the engine that the task was given to last, which is referred to weakly.
-        may_ask: whether the task may ask for outputs of the average.
+        has_average: True if the task may ask for outputs of the average.
     """
 
-    def __init__(self, caller: Callable[[], Caller | None] = lambda: None, *, may_ask: bool = False) -> None:
-        self._caller, self._may_ask = caller, may_ask
+    def __init__(self, caller: Callable[[], Caller | None] = lambda: None, *, has_average: bool = False) -> None:
+        self._caller, self._has_average = caller, has_average
 
     def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to no engine
         return Now, ()
@@ -58,7 +58,7 @@ class Now:
 
     @property
     def is_training(self) -> bool:
-        """Whether the model is in training mode."""
+        """True if the model is in training mode."""
         return self._engine.model.training
 
     @property
@@ -82,7 +82,7 @@ class Now:
         Raises:
             TaskError: the task does not have `uses_average = True`.
         """
-        if not self._may_ask:
+        if not self._has_average:
             raise TaskError(
                 "`now.teacher` needs `uses_average = True` in the class of the task; add that.", field="uses_average"
             )
@@ -91,6 +91,7 @@ class Now:
 
 @contextmanager
 def checking_losses() -> Generator[None]:
+    """Inside, `Now.is_evaluating` is False."""
     token = _IN_LOSS_CHECK.set(True)
     try:
         yield
@@ -99,9 +100,9 @@ def checking_losses() -> Generator[None]:
 
 
 def connect(engine: Caller, tasks: Mapping[str, Any]) -> None:
-    """Let `Task.now` of the tasks be that of `engine`."""
+    """Let `Task.now` of the tasks be the state of `engine`."""
     for task in tasks.values():
-        vars(task)[NOW] = Now(weakref.ref(engine), may_ask=task.uses_average)
+        vars(task)[NOW] = Now(weakref.ref(engine), has_average=task.uses_average)
 
 
 def task_hooks(tasks: Mapping[str, Any]) -> list[Hook]:

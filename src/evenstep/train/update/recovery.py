@@ -9,7 +9,6 @@ from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
-from evenstep.train.cut import described
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
@@ -129,7 +128,7 @@ class Recovery:
         where = f"{'a dummy pass' if step.is_dummy else f'micro-batch {number}'} in update {update}"
         if self._evaluation:
             where = f"evaluation '{self._evaluation}'"
-        message = f"rank {rank} ran out of memory in the {phase} of {described(piece)} of {where}"
+        message = f"rank {rank} ran out of memory in the {phase} of {piece.title} of {where}"
         can_be_cut = cuts.can_be_cut(task, piece)
         end = "is cut in two from now on, and computed again" if can_be_cut else "can't be cut any finer"
         details: dict[str, Json] = {"part": list(piece.path)}
