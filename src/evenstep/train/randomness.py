@@ -119,14 +119,9 @@ class Randomness:
         >>> with randomness.keyed(torch.device("cpu"), 5): print(first == (torch.rand(1), random.random()))
         True
         """
-        outer = self.in_pass
-        self.in_pass = False
-        try:
-            with self.undisturbed(device):
-                seed_all(device, number)
-                yield
-        finally:
-            self.in_pass = outer
+        with self.unkeyed(), self.undisturbed(device):
+            seed_all(device, number)
+            yield
 
     @contextmanager
     def unkeyed(self) -> Generator[None]:

@@ -52,20 +52,23 @@ class Recording:
         """Check and record the loss of `piece` of a micro-batch; gives the sum to go back from."""
         if seen is None and not one.task:  # with one task, more likely a forgotten `return` than a batch without a loss
             raise self._error(task, one, "a 0-dim tensor, or a `Loss` (`Loss(None)` for none)", "None")
+        prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
+        if isinstance(seen, Tensor) and not task.metrics:
+            total = self._checked(task, one, seen, None)
+            return self._record_loss(one, prefix, total, self._weight(task, one, piece, None))
         loss: Loss = seen if isinstance(seen, Loss) else Loss(seen)
         if loss.weight is None and task.late_weight and loss.count is not None:
             loss = replace(loss, weight=loss.count)
         if loss.count is not None and torch.is_grad_enabled() and _is_known_to_be_zero(loss.count):
             loss = replace(loss, sum=None)  # a mean over nothing is 0 / 0, and so is its gradient
-        prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         if loss.sum is None and self._method == "evaluate":
             self._record_metrics(task, one, loss, prefix)
             has_weight = not task.late_weight or loss.weight is not None
-            weight = self._weight(task, one, piece, loss) if has_weight else 1.0
+            weight = self._weight(task, one, piece, loss.weight) if has_weight else 1.0
             self._context.storage.count(prefix, weight, update=self._update)  # for derived metrics
             return None
-        total = self._checked(task, one, loss)
-        weight = self._weight(task, one, piece, loss)
+        total = self._checked(task, one, loss.sum, loss.weight)
+        weight = self._weight(task, one, piece, loss.weight)
         if isinstance(seen, Loss) or task.metrics:
             self._record_metrics(task, one, loss, prefix)
         return self._record_loss(one, prefix, total, weight)
@@ -131,9 +134,9 @@ class Recording:
                 later = task.metrics[name] if isinstance(task.metrics, LaterMetrics) else None
                 storage.observe(self._prefix, key, seen, update=update, later=later)
 
-    def _weight(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
-        if loss.weight is not None:
-            weight = scalar_on(loss.weight, self._context.device).detach()
+    def _weight(self, task: Task, one: Microbatch, piece: SubBatch, given: Tensor | float | None) -> float | Tensor:
+        if given is not None:
+            weight = scalar_on(given, self._context.device).detach()
             earlier = self.late_weights.get(one.index)
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight
@@ -141,10 +144,9 @@ class Recording:
             return weight_of(task, piece.data, f"a part of micro-batch {one.index}", piece.num_samples)
         return self._weights.each[one.index]
 
-    def _checked(self, task: Task, one: Microbatch, loss: Loss) -> Tensor | None:
+    def _checked(self, task: Task, one: Microbatch, total: Any, weight: Tensor | float | None) -> Tensor | None:
         """The summed loss, at least 32 bits wide; None for a loss of 0."""
-        total: Any = loss.sum
-        is_late = loss.weight is not None
+        is_late = weight is not None
         if total is None or (isinstance(total, Tensor) and total.ndim and total.numel() == 0):
             if is_late or not task.late_weight:
                 return None
@@ -157,7 +159,7 @@ class Recording:
             raise self._error(task, one, must, "one that depends on no trainable parameter")
         if is_late != task.late_weight:
             must = "a weight if, and only if, the task says `late_weight = True`"
-            raise self._error(task, one, must, f"the weight {loss.weight} while `late_weight` is {task.late_weight}")
+            raise self._error(task, one, must, f"the weight {weight} while `late_weight` is {task.late_weight}")
         if total is None:
             return None
         # a sum over many units outgrows 16 bits long before its terms do
