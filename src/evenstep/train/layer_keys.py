@@ -70,7 +70,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> None:
             places.setdefault(module, []).append(place)
     for module, theirs in places.items():
         # before others' hooks, which may draw
-        module.register_forward_pre_hook(_Begin(randomness, theirs), prepend=True)
+        module.register_forward_pre_hook(_Begin(randomness, theirs, torch_only=_is_of_torch(module)), prepend=True)
     randomness.by_layer = True
 
 
@@ -97,11 +97,13 @@ class _Begin:
 
     Args:
         places: of the layer; several where one module without state stands in several places.
+        torch_only: the layer draws from torch's generators alone.
     """
 
-    def __init__(self, randomness: Randomness, places: list[int]) -> None:
+    def __init__(self, randomness: Randomness, places: list[int], *, torch_only: bool = False) -> None:
         self._randomness = randomness
         self._places = places
+        self._torch_only = torch_only
         self._begun = 0
         self._calls = dict[int, int]()
 
@@ -114,7 +116,7 @@ class _Begin:
         if self._begun != self._randomness.begun:
             self._begun = self._randomness.begun
             self._calls = {}
-        self._randomness.begin_layer(self._places, self._calls)
+        self._randomness.begin_layer(self._places, self._calls, torch_only=self._torch_only)
 
 
 def layers_of(model: nn.Module) -> Sequence[Layer]:
@@ -131,6 +133,11 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
         given = list(cast("Iterable[object]", method()))
     layers = [one for one in given if isinstance(one, Layer)]
     return layers if len(layers) == len(given) else ()
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    parts: list[Any] = [*module.modules()]
+    return all(type(one).__module__.startswith("torch.nn.modules.") and "forward" not in vars(one) for one in parts)
 
 
 def _is_needed(parameter: Parameter) -> bool:

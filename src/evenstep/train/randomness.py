@@ -33,12 +33,16 @@ def seed_all(device: torch.device, number: int) -> None:
     >>> seed_all(torch.device("cpu"), key(42, 1, 0)); first == (torch.rand(1), random.random()), first == second
     (True, False)
     """
-    # torch.manual_seed also walks over every other backend: 0.3 ms in each micro-batch
+    seed_torch(device, number)
+    random.seed(number)
+    np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
+
+
+def seed_torch(device: torch.device, number: int) -> None:
+    """Seed the generators of torch; `torch.manual_seed` also walks over all other backends, in 0.3 ms."""
     _seed_cpu(number)
     if device.type != "cpu":
         seed_device(device, number)
-    random.seed(number)
-    np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
 
 
 def seed_device(device: torch.device, number: int) -> None:
@@ -145,7 +149,7 @@ class Randomness:
         """A layer begins, by its place in the model, or the `LOSS`."""
         seed_all(self._device, key_below(self._state, place))
 
-    def begin_layer(self, places: list[int], calls: dict[int, int]) -> None:
+    def begin_layer(self, places: list[int], calls: dict[int, int], *, torch_only: bool) -> None:
         """A layer of a whole model begins.
 
         Each call in a micro-batch draws other numbers, as where a task calls the model twice. A forward that torch's
@@ -154,14 +158,16 @@ class Randomness:
         Args:
             places: of the layer in the model, one for each call of a forward.
             calls: numbers of its calls in this micro-batch, by the seed of torch's generator before.
+            torch_only: it draws from torch's generators alone.
         """
+        seed = seed_torch if torch_only else seed_all
         if self._replayed is not None:
             snapshot, paths = self._replayed
-            seed_all(self._device, key_below(snapshot.state, *next(paths)))
+            seed(self._device, key_below(snapshot.state, *next(paths)))
             return
         forward, call = divmod(calls.setdefault(_seed_of_cpu(), len(calls)), len(places))
         path = (places[call], forward) if forward else (places[call],)
-        seed_all(self._device, key_below(self._state, *path))
+        seed(self._device, key_below(self._state, *path))
         if self._recorded is not None:
             self._recorded.paths.append(path)
 
