@@ -266,6 +266,7 @@ class StreamData(Data):
         self._beginning: dict[str, Any] = {}  # state before the stream was read
         self._notices: list[str] = []
         self._compared = False  # the first items of the ranks
+        self._has_waited = False  # for longer streams
 
     @property
     def state(self) -> Self:
@@ -414,7 +415,7 @@ class StreamData(Data):
             is_last = position.batch + 1 == self.limit_batches
             more = not cursor.exhausted and cursor.ahead is not _END and not is_last
             num_samples, cursor.in_epoch = share.total(sum(piece.num_samples for piece in pieces), more=more)
-            faults = self._faults(share, cursor.items)
+            faults = self._faults(share, cursor.items, ended=cursor.in_epoch and not more)
             cursor.exhausted = not more
             cursor.items = None
             cursor.position = position.after(ends_epoch=not cursor.in_epoch)
@@ -479,7 +480,7 @@ class StreamData(Data):
     def _parts(self, pieces: Sequence[_Piece]) -> tuple[Part, ...]:
         return ()
 
-    def _faults(self, share: _Share, items: list[object]) -> tuple[DataFault, ...]:
+    def _faults(self, share: _Share, items: list[object], *, ended: bool) -> tuple[DataFault, ...]:
         notices = self._notices
         self._notices = []
         if not self._compared and share.reads_the_same(items):
@@ -488,6 +489,12 @@ class StreamData(Data):
                 "each rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)"
             )
         self._compared = True
+        if ended and not self._has_waited:
+            self._has_waited = True
+            notices.append(
+                f"the stream of rank {share.stream} ended before those of other ranks: until they end, it takes part "
+                f"without samples"
+            )
         return tuple(DataFault(message=f"{message}.") for message in notices)
 
     @contextmanager
