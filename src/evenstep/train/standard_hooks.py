@@ -2,7 +2,7 @@
 
     with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
     with evaluations   the hook Evaluate
-    with `console`     that writer is a hook, too, and says what happens around the numbers
+    with `console`     the writer as a hook, too; it prints starts, evaluations, checkpoints and incidents
     with neither       `console`, where a person watches (a terminal, a notebook); else only incidents, by `logging`
 
 Whoever gives `writers` gets exactly those, and a hook that is given takes the place of the standard one of its class.
@@ -18,7 +18,6 @@ from evenstep.arguments import choose
 from evenstep.events import (
     WRITERS,
     Bus,
-    ConsoleWriter,
     Evaluate,
     EvaluateEvent,
     Event,
@@ -119,16 +118,13 @@ def hooks_of(
     """
     best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
     own: list[Any] = [*best, *_several(given, (Hook,))]
-    screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
     before: list[Hook] = []
-    after: list[Hook] = []
+    after: list[Hook] = [writer for writer in writers if isinstance(writer, Hook)]
     if folder is not None:
         before += [Timer(every_updates=every_updates), MemoryUse(every_updates=every_updates), *_saves(checkpoint)]
         after += [StopFile(), Status()]
     if evaluation is not None:
         before.append(_evaluate(evaluation))
-    if screen is not None:
-        after.insert(0, screen)
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
 

@@ -13,7 +13,8 @@ from evenstep.events.metrics.series import Record
 class Writer(ABC):
     """Base of all writers: opened when training begins, given every value of every metric once, closed at the end.
 
-    Values come by update, but some come late, after others of their update.
+    Values come by update, but some come late, after others of their update. A trainer calls a writer that is also a
+    `Hook` as a hook, too.
 
     >>> class Lowest(Writer):
     ...     def write(self, records):
