@@ -48,18 +48,6 @@ def test_what_is_saved_is_the_state_at_the_beginning(folder: Path, failing_disk:
     assert saver.wait() is None
 
 
-def test_copies_are_contiguous_and_equal() -> None:
-    tensors = {
-        "transposed": torch.randn(5, 3).T,
-        "step": torch.tensor(2, dtype=torch.uint8),
-        "empty": torch.zeros(0, 3),
-        "half": torch.ones(3).bfloat16(),
-    }
-    copies, ready = Staging().copy(tensors)
-    ready()
-    assert all(copy.is_contiguous() and torch.equal(copy, tensors[name]) for name, copy in copies.items())
-
-
 def test_the_buffer_is_reused_and_grows_with_the_state(folder: Path, state: State) -> None:
     saver = AsyncWriter(folder)
     saver.prepare(state(0))

@@ -74,18 +74,6 @@ def test_a_copy_comes_back_byte_by_byte(mirror: Mirror, folder: Path, tmp_path: 
     assert verify(fetched).update == 7
 
 
-def test_the_manifest_is_written_last_and_removed_first(
-    mirror: Mirror, store: Store, folder: Path, state: State
-) -> None:
-    mirror.copy(write_checkpoint(folder, 7, state(7)))
-    assert store.operations[-1] == "pipe_file manifest.json"
-    assert store.operations.count("pipe_file manifest.json") == 1
-    store.operations.clear()
-    mirror.remove("step-00000007")
-    assert store.operations[0] == "rm_file manifest.json"
-    assert [*MemoryFileSystem.store] == []
-
-
 def test_whoever_dies_at_any_operation_leaves_complete_copies_or_none(
     mirror: Mirror, store: Store, folder: Path, tmp_path: Path, state: State
 ) -> None:
@@ -170,11 +158,10 @@ def test_saves_are_copied_and_old_copies_removed_by_the_rule_of_the_folder(
     assert mirror.steps() == here == [f"step-{update:08d}" for update in (3, 4, 7, 8)]
 
 
-@pytest.mark.parametrize("protocol", ["file", "local"])
 def test_of_a_copy_that_is_removed_from_a_disk_no_empty_folder_is_left(
-    protocol: str, tmp_path: Path, folder: Path, state: State
+    tmp_path: Path, folder: Path, state: State
 ) -> None:
-    mirror = Mirror(f"{protocol}://{tmp_path}/copies", "run")
+    mirror = Mirror(f"file://{tmp_path}/copies", "run")
     mirror.check()
     for update in (1, 2):
         mirror.copy(write_checkpoint(folder, update, state(update)))
@@ -191,10 +178,7 @@ def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
     saved = writer.wait()
     assert saved is not None
     assert saved.path == folder / "step-00000001"
-    assert (
-        "copies of checkpoints can't be written at `memory://copies/run`: PermissionError: AccessDenied; give"
-        in str(saved.error)
-    )
+    assert isinstance(saved.error, CheckpointError)
     store.dies_at = None
     writer.begin(2, state(2))
     saved = writer.wait()

@@ -171,9 +171,8 @@ def test_ranks_copy_their_parts_and_the_copy_counts_when_all_are_there(
         assert saved is not None
         return saved.path, str(saved.error or "")
 
-    assert (
-        on_ranks(3, lambda group: save(group, 5.0))[0][1] == ""
-    )  # whose files must not be taken for those that follow
+    # the files of an earlier save must not be taken for those of this one
+    assert on_ranks(3, lambda group: save(group, 5.0))[0][1] == ""
     monkeypatch.setattr(MemoryFileSystem, "put_file", put_unless_lost)
     for path, error in on_ranks(3, save):
         assert path == folder / "step-00000003"  # here it is, whatever becomes of the copy

@@ -163,11 +163,9 @@ def test_a_part_is_loaded_by_pattern_and_the_rest_stays(tmp_path: Path) -> None:
     assert report.faults() == []
     assert {name for name, one in second.named_parameters() if not one.requires_grad} == set(report.frozen)
     assert all(name.startswith("encoder") for name in report.frozen)
-    assert any("frozen      6 of the loaded parameters" in line for line in report.described())
-    trainer_of(Net(4), tmp_path / "run").train()
 
 
-def test_what_is_frozen_is_not_trained(tmp_path: Path) -> None:
+def test_frozen_weights_are_not_trained(tmp_path: Path) -> None:
     first, second = Net(1), Net(2)
     load_weights(second, as_pt(first, tmp_path), only=("encoder.0.*", "encoder.2.*"), freeze=True)
     head = second.head.weight.detach().clone()
@@ -183,21 +181,12 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_the_advice_works(tmp_pa
     second, before = Net(2), Net(2)
     with pytest.raises(CheckpointError) as raised:
         load_weights(second, tmp_path / "other.pt")
-    said = str(raised.value)
-    assert "are not those of Net: encoder.0.bias missing in the file; decoder.weight not known to the model; " in said
-    assert "head.weight of shape [5, 3] instead of [1, 3], head.bias of shape [5] instead of [1]" in said
+    assert all(name in str(raised.value) for name in ("encoder.0.bias", "decoder.weight", "head.weight"))
     assert same(before, second)
     report = load_weights(second, tmp_path / "other.pt", partial=True)
     assert report.missing == ("encoder.0.bias",)
     assert report.unexpected == ("decoder.weight",)
     assert dict(report.other_shape) == {"head.weight": ((5, 3), (1, 3)), "head.bias": ((5,), (1,))}
-    kinds = (
-        "weights     ",
-        "missing     encoder.0.bias: as",
-        "unexpected  decoder.weight: not",
-        "other shape head.wei",
-    )
-    assert all(line.startswith(kind) for line, kind in zip(report.described(), kinds, strict=True))
     assert torch.equal(second.encoder[0].weight, state["encoder.0.weight"])
     assert same(before, second, "head")
 
@@ -286,7 +275,7 @@ def test_names_behind_a_prefix_are_found_and_said_and_what_is_beside_them_is_nam
         load_weights(second, path)
     report = load_weights(second, path, partial=True)
     assert same(first, second)
-    assert report.described()[0].endswith("where their names begin with `model.`")
+    assert (report.behind, report.unexpected) == ("model.", ("criterion.weight",))
     third = Net(3)
     load_weights(third, path, only=["encoder.*"])
     assert same(first, third, "encoder")
@@ -299,16 +288,6 @@ def test_names_behind_a_prefix_are_found_and_said_and_what_is_beside_them_is_nam
 def test_a_part_of_the_model_may_be_called_module(tmp_path: Path) -> None:
     first, second = nn.ModuleDict({"module": Net(1)}), nn.ModuleDict({"module": Net(2)})
     load_weights(second, as_pt(first, tmp_path))
-    assert same(first, second)
-
-
-def test_an_index_may_have_the_names_of_a_compiled_model(tmp_path: Path) -> None:
-    first, second = Net(1), Net(2)
-    held = {f"_orig_mod.{name}": value for name, value in first.state_dict().items()}
-    save_file(held, tmp_path / "a.safetensors")
-    places = dict.fromkeys(held, "a.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    load_weights(second, tmp_path)
     assert same(first, second)
 
 
@@ -330,35 +309,20 @@ def test_what_can_not_be_read_is_refused_by_name(tmp_path: Path, capsys: pytest.
     (tmp_path / "gone.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     (tmp_path / "empty").mkdir()
     as_run(Net(1), tmp_path)
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        ("evil.pt", {}, "can't be read by `torch"),
-        ("text.pt", {}, "can't be read by `torch"),
-        ("list.pt", {}, "must hold a dict of tensors by name"),
-        ("cut.safetensors", {}, "but its header describes"),
-        ("gone.safetensors.index.json", {}, "names `gone.safetensors`, which is not there"),
-        ("empty", {}, "is no run, no `checkpoints` folder and no folder with one set of weights"),
-        ("nowhere.pt", {}, "does not exist; give a run, a checkpoint, or a file of weights"),
-        ("nowhere.pt", {"average": True}, "does not exist; give a run, a checkpoint, or a file of weights"),
-        (good.name, {"average": True}, "is no run and no checkpoint, so it has no average"),
-        ("run", {"average": True}, r"has no average of the parameters, since the run kept none"),
-    ]
-    for name, more, _ in cases:
+    names = "evil.pt text.pt list.pt cut.safetensors gone.safetensors.index.json empty nowhere.pt"
+    cases: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in names.split()]
+    for name, more in [
+        *cases,
+        ("nowhere.pt", {"average": True}),
+        (good.name, {"average": True}),
+        ("run", {"average": True}),
+    ]:
         with pytest.raises(CheckpointError):
             load_weights(model, tmp_path / name, **more)
     assert "executed" not in capsys.readouterr().out
     assert same(model, Net(2))
     with refused(ArgumentError, "only"):
         load_weights(model, good, only="encodr.*")
-
-
-def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    file = as_pt(Net(1), tmp_path)
-    monkeypatch.setattr(torch, "load", refuse)
-    with pytest.raises(CheckpointError):
-        load_weights(Net(2), file)
 
 
 def test_a_damaged_checkpoint_is_refused_before_anything_has_changed(tmp_path: Path) -> None:
@@ -384,15 +348,3 @@ def test_files_of_averaged_models_and_of_wrapped_modules_are_taken(tmp_path: Pat
         torch.save({f"{prefix}{name}": one for name, one in state.items()}, tmp_path / "wrapped.pt")
         load_weights(fresh, tmp_path / "wrapped.pt")
         assert same(fresh, model)
-
-
-def test_a_lightning_file_with_a_criterion_is_taken_in_part(tmp_path: Path) -> None:
-    model, fresh = Net(1), Net(2)
-    state = {f"model.{name}": one for name, one in model.state_dict().items()}
-    torch.save({"state_dict": {**state, "criterion.weight": torch.ones(2)}, "epoch": 3}, tmp_path / "last.ckpt")
-    report = load_weights(fresh, tmp_path / "last.ckpt", partial=True)
-    assert report.unexpected == ("criterion.weight",)
-    assert same(fresh, model)
-    fresh = Net(2)
-    load_weights(fresh, tmp_path / "last.ckpt", only=("encoder.*", "head.*"))
-    assert same(fresh, model)
