@@ -295,7 +295,7 @@ class AsyncWriter:
         return self._go_on(pending)
 
     def wait(self) -> SaveResult | None:
-        """Wait until no save is in flight; gives the result of the one that was, if any."""
+        """Wait until no save is in flight; gives its result, if there was one."""
         result = None
         while self._pending is not None:
             self._wait_for(self._pending)

@@ -40,7 +40,8 @@ class Replica:
         return enqueued
 
     def _sums(self) -> Tensor:
-        return torch.stack([byte_sum(one) for one in self.tensors.values()])
+        sums = [byte_sum(one) for one in self.tensors.values()]
+        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
 
     def check(
         self, group: RankGroup, update: int, sums: list[int], checksums: list[tuple[tuple[int, ...], int]]

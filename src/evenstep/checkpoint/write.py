@@ -148,7 +148,7 @@ class CheckpointWrite:
             if (plan is None) != (first_plan is None) or (plan is not None and theirs != first_names):
                 raise CheckpointError(
                     f"the state of rank {rank} has other tensors, or other shards, than rank 0's; give all ranks the "
-                    f"same tree, with an empty `Shard` where a rank holds nothing of a tensor."
+                    f"same tree, with an empty `Shard` of each tensor that a rank has no block of."
                 )
         if planner is not None:
             self.is_shared = True

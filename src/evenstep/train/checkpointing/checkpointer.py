@@ -177,7 +177,7 @@ class Checkpointer:
         """
         engine = self.state.engine
         limit = engine.parts.context.cuts.limit  # a batch that did not fit then would not fit now
-        # where going back did not help, the checkpoint may be spoiled: the next time goes further
+        # after a second fault at the same update the checkpoint itself may be the cause
         helped = self._last is None or update > self._last[0]
         before = update if self._last is None or helped else self._last[1]
         self.settle()

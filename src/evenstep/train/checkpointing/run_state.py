@@ -76,7 +76,7 @@ class RunState:
         return of_one_rank(state, self.engine.group.rank) if self.holds_own_model else state
 
     def replica(self) -> Replica | None:
-        """Parameters that other ranks must hold alike; None where each trains a model of its own."""
+        """Parameters of which other ranks hold copies; None where each rank trains its own model."""
         if self.holds_own_model:
             return None
         execution = self.engine.parts.execution
@@ -86,7 +86,7 @@ class RunState:
 
     @property
     def holds_own_model(self) -> bool:
-        """True if each rank trains a model of its own."""
+        """True if each rank trains its own model."""
         return self.engine.reducers.ranks < self.engine.reducers.data_group.ranks
 
     @property

@@ -28,7 +28,7 @@ def of_all_ranks(state: Tree, group: Group, *, whole: bool) -> Tree:
 
 
 def of_one_rank(state: Tree, rank: int) -> Tree:
-    """State that `rank` holds, as it stands in that of all."""
+    """Part of `rank` in the state of all ranks."""
     if not rank:
         return {**state, "each_rank": {}}
     own = {part: state[part] for part in _OWN}
@@ -37,7 +37,7 @@ def of_one_rank(state: Tree, rank: int) -> Tree:
 
 
 def own_of(state: Tree, group: Group) -> Tree:
-    """State of this rank out of that of all."""
+    """State of this rank, out of the state of all."""
     others = state.get("each_rank")
     if others is None:  # of ranks that trained one model together: all begin with it
         return state

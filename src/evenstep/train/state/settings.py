@@ -1,4 +1,4 @@
-"""Settings that updates depend on, as plain values, and their comparison with those of a checkpoint."""
+"""Settings of updates as plain values, and their comparison with saved ones."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, fields
@@ -72,7 +72,7 @@ def check_parts(state: Tree, parts: Sequence[str], owner: str) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless seed, precision and data are those of the saved run."""
+    """Raise CheckpointError unless seed, precision and data are equal to the saved ones."""
     compared = {name: differences(name, saved[name], value) for name, value in own.items()}
     different = {name: texts for name, texts in compared.items() if texts}
     if different:
