@@ -55,7 +55,6 @@ class LocalSgd(Hook):
     """
 
     averages_ranks = True
-    may_evaluate = False
     failure_policy = "stop"  # ranks whose models were not averaged must not go on
     priority = -100  # other hooks see the shared parameters
 

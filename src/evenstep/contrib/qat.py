@@ -44,7 +44,6 @@ class QuantizationAware(Hook):
     """
 
     failure_policy = "stop"  # a run must not go on with only some layers rounded
-    may_evaluate = False
 
     def __init__(
         self,

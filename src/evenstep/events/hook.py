@@ -33,8 +33,6 @@ class Hook:
             follows `Failures(hook=…)`.
         draws: the methods may draw random numbers, which are then keyed. False saves the keying; drawn numbers would
             depend on the layout.
-        may_evaluate: the hook may call `request_evaluate`. False lets hooks that wait for evaluations know that this
-            one requests none.
         averages_ranks: the hook averages models that ranks train independently (`Single(ranks)`).
 
     >>> class StopAt(Hook):
@@ -49,7 +47,6 @@ class Hook:
     first_rank_only: bool = False
     failure_policy: Literal["stop", "continue"] | None = None
     draws: bool = True
-    may_evaluate: bool = True
     averages_ranks: bool = False
     _trainer: "weakref.ref[Any] | None" = None
 

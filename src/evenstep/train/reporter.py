@@ -29,7 +29,6 @@ class Reporter:
     Attributes:
         writers: those that this rank has.
         bus: of the hooks that are told of incidents; none until they are there.
-        asks: whether any hook of the run, also of another rank's, may ask for evaluations.
         limits: of the ranks' cuts, by rank, as of the last exchange.
     """
 
@@ -37,7 +36,6 @@ class Reporter:
         self._files = files
         self._group = group
         self.bus = Bus((), cast("Any", None))
-        self.asks = False
         self.writers = Writers(writers if group.rank == 0 else (), report=self.report)
         self._untold: list[Incident] = []
         self._stragglers = Stragglers()

@@ -69,7 +69,6 @@ def build_reporter(
     )
     every = [*followers, *standard]
     heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
-    reporter.asks = any(getattr(hook, "may_evaluate", False) for hook in every)
     reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
     return reporter
 
@@ -176,8 +175,6 @@ class Follow(Hook):
     Raises:
         HookError: when an evaluation is made that has no such metric.
     """
-
-    may_evaluate = False
 
     def __init__(self, plateau: Plateau) -> None:
         self._plateau = plateau

@@ -633,7 +633,7 @@ class Trainer:
                 )
             target = getattr(hook, "follows", None)
             if isinstance(target, MetricTarget):
-                target.check(hook, asked=self._loop.reporter.asks)
+                target.check(hook)
 
 
 def idle_loop(trainer: Trainer, what: str) -> "Loop":

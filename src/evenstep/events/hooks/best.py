@@ -28,7 +28,7 @@ class Best(Hook):
     True
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Timer(Hook):
     """
 
     priority = -100  # the time of other hooks counts
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, every_updates: Count = 10) -> None:
         self._every = every_updates
@@ -142,7 +142,7 @@ class MemoryUse(Hook):
     >>> hook = MemoryUse(every_updates=50)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, every_updates: Count = 10) -> None:
         self._every = every_updates
@@ -212,7 +212,7 @@ class Statistics(Hook):
     >>> hook = Statistics(every_updates=100, gradient_norms=True)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, every_updates: Count = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
         self._every = every_updates

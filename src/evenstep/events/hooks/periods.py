@@ -69,7 +69,7 @@ class Save(Hook):
     >>> hook = Save(every_updates=1000, every_minutes=30)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class Profile(Hook):
 
     priority = -200  # around all other hooks
     failure_policy = "continue"
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, first: Count, last: Count, memory: bool = False) -> None:
         self._first = first

@@ -46,7 +46,7 @@ class Status(Hook):
 
     first_rank_only = True
     failure_policy = "continue"
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, every_s: NonNegative = 10.0) -> None:
         self._every_s = every_s

@@ -31,7 +31,7 @@ class EarlyStop(Hook):
     >>> hook = EarlyStop(metric="valid/loss", patience_evaluations=3)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class TimeBudget(Hook):
     >>> hook = TimeBudget(max_minutes=55, max_total_minutes=600)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, max_minutes: Positive | None = None, max_total_minutes: Positive | None = None) -> None:
         if max_minutes is None and max_total_minutes is None:
@@ -164,7 +164,7 @@ class StopBelowLr(Hook):
     >>> hook = StopBelowLr(1e-6)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, lr: Positive) -> None:
         self._lr = lr
@@ -216,7 +216,7 @@ class StopFile(Hook):
     """
 
     first_rank_only = True
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self) -> None:
         self._looked_at = 0.0

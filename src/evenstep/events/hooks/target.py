@@ -32,15 +32,9 @@ class MetricTarget:
     def is_of_training(self, hook: Hook) -> bool:
         return self.evaluation == "train" and "train" not in hook.trainer.evaluations
 
-    def check(self, hook: Hook, *, asked: bool = True) -> None:
-        """Raise HookError if the trainer of `hook` lacks the evaluation, or nothing requests it during the run."""
+    def check(self, hook: Hook) -> None:
+        """Raise HookError if the trainer of `hook` lacks the evaluation."""
         self._check_known(hook, self.evaluation, hook.trainer.evaluations)
-        if not asked:
-            raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but nothing requests evaluations before the end of the "
-                f"run; add `Evaluate(every_updates=…)`.",
-                field="metric",
-            )
 
     def check_training(self, hook: Hook) -> None:
         """Raise HookError if the run has training metrics, but not this metric."""

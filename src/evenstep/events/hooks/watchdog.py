@@ -28,7 +28,7 @@ class Watchdog(Hook):
     >>> hook = Watchdog(timeout_s=120)
     """
 
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, timeout_s: Positive) -> None:
         self._timeout_s = timeout_s

@@ -41,7 +41,7 @@ class ConsoleWriter(Writer, Hook):
     """
 
     first_rank_only = True
-    draws = may_evaluate = False
+    draws = False
 
     def __init__(self, *, every_updates: int = 10, stream: TextIO | None = None) -> None:
         self._every = every_updates

@@ -98,7 +98,6 @@ class SavePretrained(Hook):
     """
 
     priority = 200  # after all hooks that ask for a checkpoint
-    may_evaluate = False
 
     def __init__(
         self,

@@ -115,7 +115,6 @@ class TaskHook(Hook):
     """Calls the event methods of a task; of micro-batches only for its own."""
 
     failure_policy = "stop"
-    may_evaluate = False
 
     def __init__(self, name: str, task: object) -> None:
         self._name = f"task {name or type(task).__name__}"
