@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenstep import Logging, MapData, PipelineModel, Task, Trainer
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.integrations.hf import CausalLM, Seq2Seq
 from refused import refused
 
@@ -50,14 +50,6 @@ def test_the_loss_is_the_sum_over_the_tokens_of_each_document(
     wanted = sum(float(nats_of(model, document).sum()) for document in DOCUMENTS[:5])
     assert summed(model, task, {**batch, "position_ids": positions}) == pytest.approx(wanted, rel=1e-12)
     assert int(task.weight(batch)) == sum(len(document) - 1 for document in DOCUMENTS[:5])
-
-
-def test_it_is_the_mean_of_transformers_times_the_number_of_tokens(made: Made) -> None:
-    model, batch = made(LLAMA), padded(DOCUMENTS[:5])
-    batch["labels"][:, :2] = -100
-    task = CausalLM()
-    wanted = float(model(**batch).loss.detach()) * int(task.weight(batch))
-    assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-6)  # which it computes in float32
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -116,8 +108,8 @@ def parameters(trainer: Trainer) -> Tensor:
     return torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
 
 
-@pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.slow), "t5"])  # packed, it is run as well
-def test_any_cut_gives_the_same_parameters(made: Made, kind: str) -> None:
+def test_any_cut_gives_the_same_parameters(made: Made) -> None:
+    kind = "t5"  # packed rows are cut in another test
     whole = parameters(trained(made, kind, 8))
     for size in (4, 2):
         torch.testing.assert_close(parameters(trained(made, kind, size)), whole, rtol=0, atol=1e-12)
@@ -148,18 +140,10 @@ def test_a_learned_prompt_predicts_the_first_token_as_in_transformers(made: Made
         assert task.predict(model(**task.inputs(batch)), batch).shape == (*batch["labels"].shape, VOCABULARY)
 
 
-def test_predictions_are_scores(made: Made) -> None:
-    model, task = made(LLAMA), CausalLM()
-    batch = padded(DOCUMENTS[:2])
-    assert task.predict(model(**task.inputs(batch)), batch).shape == (2, 4, 50)
-
-
 def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> None:
     mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True}
     with refused(ArgumentError, "output_router_logits"):
         CausalLM().prepare(made(mixtral))
-    with pytest.raises(TaskError):
-        CausalLM().loss({"logits": torch.zeros(1, 3, 5), "aux_loss": torch.zeros(())}, padded([[1, 2, 3]]))
     within = nn.Linear(2, 2)
     within.config = SimpleNamespace(text_config=SimpleNamespace(output_router_logits=True))  # pyright: ignore
     with refused(ArgumentError, "output_router_logits"):
@@ -197,13 +181,6 @@ def test_the_decoder_gets_the_labels_as_its_own_model_shifts_them(made: Made, ki
     batch = {"input_ids": torch.tensor([[5, 6, 7]] * 2), "labels": torch.tensor([[8, 9, 3], [8, 4, -100]])}
     wanted = float(model(**batch).loss.detach()) * 5
     assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-6)  # which it computes in float32
-
-
-def test_a_decoder_without_a_token_to_begin_with_asks_for_one(made: Made) -> None:
-    model, task = made({**T5, "decoder_start_token_id": None}, kind="Seq2SeqLM"), Seq2Seq()
-    task.prepare(model)
-    with pytest.raises(TaskError):
-        task.inputs({"input_ids": torch.ones(1, 3).long(), "labels": torch.ones(1, 3).long()})
 
 
 def test_a_model_that_sees_the_tokens_that_it_is_to_tell_is_refused(made: Made) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Best, Checkpointing, Ema, Logging, MapData, Trainer, Training
+from evenstep import Best, Checkpointing, Logging, MapData, Trainer
 from evenstep.checkpoint import read_checkpoint
 from evenstep.cli import main
 from evenstep.errors import CheckpointError
@@ -69,12 +69,6 @@ def test_a_run_leaves_its_last_or_its_best_model_as_the_hub_has_models(
     assert sorted(one.name for one in tmp_path.glob("*pretrained")) == ["pretrained"]
 
 
-def test_the_average_in_16_bits(made: Made, transformers: Any, tmp_path: Path) -> None:
-    train(made(LLAMA), tmp_path, SavePretrained(average=True, dtype="bf16"), train=Training(ema=Ema(decay=0.5)))
-    held = read(transformers, tmp_path)["lm_head.weight"]
-    assert torch.equal(held, saved(tmp_path, "ema").bfloat16())
-
-
 def test_what_is_there_stays_whole_until_there_is_something_newer(
     made: Made, transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +85,6 @@ def test_what_is_there_stays_whole_until_there_is_something_newer(
 
 def fails(*arguments: Any, **options: Any) -> None:
     raise OSError(28, "no space left")
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-def test_of_adapters_the_adapters_are_left(made: Made, tmp_path: Path) -> None:
-    adapted = made(LLAMA, lora={"r": 2, "target_modules": ["q_proj", "v_proj"]})
-    train(adapted, tmp_path, SavePretrained())
-    assert (tmp_path / "pretrained/adapter_model.safetensors").is_file()
-    assert not (tmp_path / "pretrained/model.safetensors").exists()
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evenstep import Ema, Logging, MapData, Trainer, Training, load_weights
@@ -59,19 +58,6 @@ def test_what_is_written_gives_the_same_scores(made: Made, transformers: Any, ti
         one.data = one.data.clone()
     assert torch.equal(scores(read), scores(model))
     assert (read.lm_head.weight is read.model.embed_tokens.weight) is tied
-
-
-def test_what_is_infinite_on_purpose_is_so_in_any_format(made: Made, tmp_path: Path) -> None:
-    """Such as a mask: only what a format makes infinite is what it can't hold."""
-
-    def masked() -> Any:
-        model = made(LLAMA)
-        model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-        return model
-
-    train(masked(), tmp_path / "run")
-    save_pretrained(masked(), tmp_path / "out", weights=tmp_path / "run", dtype="bf16")
-    assert load_file(tmp_path / "out" / "model.safetensors")["mask"].tolist() == [0.0, -torch.inf]
 
 
 def test_the_average_in_another_format(made: Made, transformers: Any, tmp_path: Path) -> None:

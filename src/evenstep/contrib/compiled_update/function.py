@@ -18,6 +18,7 @@ from torch.func import functional_call, grad_and_value
 
 from evenstep.contrib.compiled_update.checks import check_shows_nothing
 from evenstep.contrib.compiled_update.formulas import Formula
+from evenstep.internals import pytree
 from evenstep.optim.apply import CLIP_EPSILON
 from evenstep.pipeline.layers import arguments
 from evenstep.train.tasks.task import Loss, Task
@@ -27,10 +28,6 @@ Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | No
 """What a task made of a micro-batch: the loss without its graph, metrics, what its metric objects see, and counts."""
 
 HEAD = 2  # the numbers that come first: the loss scale, and the share by which the average moves
-
-
-class _Place(NamedTuple):
-    number: int
 
 
 @final
@@ -63,7 +60,7 @@ class Gradients:
             tree: list[Any] = []
             compute = grad_and_value(self._loss_of(task, batch, factor, tree), has_aux=True)
             found, (_, (seen, buffers)) = cast("Any", compute)(parameters, buffers)
-            told.append(_put(tree[0], seen))
+            told.append(_filled(tree, seen))
             sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else list(found)
         return sums, buffers, told
 
@@ -92,36 +89,19 @@ class Gradients:
             else:
                 total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
                 alone = total
-            tensors: list[Tensor] = []
-            tree.append(_taken((alone, dict(loss.metrics), loss.observed, dict(loss.counts)), tensors))
+            leaves, spec = pytree.tree_flatten((alone, dict(loss.metrics), loss.observed, dict(loss.counts)))
+            tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+            tree.extend(([None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], spec))
             return total * factor, (tuple(tensors), [held[names[0]] for names in self.moving])
 
         return loss_of
 
 
-def _taken(tree: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        tensors.append(tree.detach())
-        return _Place(len(tensors) - 1)
-    if isinstance(tree, dict):
-        return {name: _taken(one, tensors) for name, one in cast("dict[str, Any]", tree).items()}
-    if isinstance(tree, tuple):
-        return tuple([_taken(one, tensors) for one in cast("tuple[Any, ...]", tree)])
-    if isinstance(tree, list):
-        return [_taken(one, tensors) for one in cast("list[Any]", tree)]
-    return tree
-
-
-def _put(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    if isinstance(tree, _Place):
-        return tensors[tree.number]
-    if isinstance(tree, dict):
-        return {name: _put(one, tensors) for name, one in cast("dict[str, Any]", tree).items()}
-    if isinstance(tree, tuple):
-        return tuple([_put(one, tensors) for one in cast("tuple[Any, ...]", tree)])
-    if isinstance(tree, list):
-        return [_put(one, tensors) for one in cast("list[Any]", tree)]
-    return tree
+def _filled(tree: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+    """The tree of leaves, each in a tuple or None for the next tensor, and its structure."""
+    leaves, spec = tree
+    rest = iter(tensors)
+    return pytree.tree_unflatten([next(rest) if leaf is None else leaf[0] for leaf in leaves], spec)
 
 
 class Held(NamedTuple):

@@ -8,12 +8,11 @@ the trained parameters; the inner products are read by the host, one wait per up
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import TaskError
 from evenstep.internals import local_tensor
 from evenstep.keys import key
 from evenstep.train.tasks.weighting import Combine, TaskWeights
@@ -73,20 +72,7 @@ class PerTaskGradients:
     def _shares(self, products: Tensor, losses: list[float], tasks: list[str], update: int) -> TaskWeights:
         context = self.context
         with context.randomness.keyed(context.device, key(context.seed, "combine", update)):
-            shares = self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
-        for name in ("shared", "own"):
-            given: Any = getattr(shares, name, None)
-            try:
-                is_given = len(given) == len(tasks) and all(math.isfinite(one) for one in given)
-            except (TypeError, ValueError, RuntimeError):
-                is_given = False
-            if not is_given:
-                raise TaskError(
-                    f"`{type(self.combine).__name__}` must give a `TaskWeights` with a finite number for each of the "
-                    f"tasks {', '.join(tasks)} in `shared` and `own`, but gave {shares if given is None else given!r}"
-                    f"{'' if given is None else f' as `{name}`'}; a task that is not to count has the number 0."
-                )
-        return shares
+            return self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
 
     def _losses(
         self, tasks: Sequence[str], weights: Weights, whole: MicrobatchResults, late: Mapping[str, Tensor]

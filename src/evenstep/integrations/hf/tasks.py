@@ -8,7 +8,7 @@ once by all of them, however they came in batches. The label −100 is not count
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 from weakref import ref
 
 import torch
@@ -24,7 +24,6 @@ from evenstep.train import Loss, Task
 
 IGNORED = -100  # label that is not counted
 Problem = Literal["single_label", "multi_label", "regression"]
-_OF_A_BATCH = ("aux_loss", "router_loss", "z_loss")  # how names of losses over a whole batch end
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")
 
 
@@ -35,48 +34,21 @@ class _Labelled(Task):
         check_whole(self, model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
-        return {name: one for name, one in self._mapping(batch).items() if name not in ("labels", "weights")}
+        return {name: one for name, one in batch.items() if name not in ("labels", "weights")}
 
     def predict(self, output: Any, batch: Any) -> Tensor:
         return self._logits(output)
 
-    def _mapping(self, batch: Any) -> Mapping[str, Any]:
-        if not isinstance(batch, Mapping):
-            raise TaskError(f"{type(self).__name__} takes batches that are a dict, but got a {type(batch).__name__}.")
-        return cast("Mapping[str, Any]", batch)
-
-    def _labels(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        given = self._mapping(batch)
-        labels = given.get("labels")
-        weights = given.get("weights")
-        if not isinstance(labels, Tensor):
-            raise TaskError(f"{type(self).__name__} needs a tensor `labels` in each batch.", field="labels")
-        if weights is not None and weights.shape != labels.shape:
-            raise TaskError(
-                f"`weights` must be of shape {list(labels.shape)}, but are of shape {list(weights.shape)}.",
-                field="weights",
-            )
-        return labels, weights
-
     def _logits(self, output: Any) -> Tensor:
         """Scores of the model, in float32 at least."""
-        if isinstance(output, Mapping):
-            given = cast("Mapping[str, Any]", output)
-            for name, value in given.items():
-                if name.endswith(_OF_A_BATCH) and value is not None:
-                    raise TaskError(
-                        f"the model gives `{name}`, which depends on how a batch is cut; set "
-                        f"`output_router_logits = False` in its config.",
-                        field=name,
-                    )
-            output = given.get("logits")
-        elif isinstance(output, tuple | list):
-            output = cast("Any", output)[0]
-        if not isinstance(output, Tensor):
+        logits: Any = output["logits"] if isinstance(output, Mapping) else output
+        if isinstance(logits, tuple | list):
+            logits = cast("Any", logits)[0]
+        if not isinstance(logits, Tensor):
             raise TaskError(
-                f"{type(self).__name__} needs a model that gives `logits`, but got a {type(output).__name__}."
+                f"{type(self).__name__} needs a model that gives `logits`, but got a {type(logits).__name__}."
             )
-        return output.float() if output.itemsize < 4 else output
+        return logits.float() if logits.itemsize < 4 else logits
 
 
 def _weight(counts: Tensor, weights: Tensor | None) -> Tensor:
@@ -125,22 +97,11 @@ class _Tokens(_Labelled):
         if self._head is not None:
             return Loss(self._head.loss_in(logits))
         targets, weights = self._counted(batch)
-        if logits.shape[:-1] != targets.shape:
-            raise TaskError(
-                f"the model gives logits of shape {list(logits.shape)} for labels of shape {list(targets.shape)}; "
-                f"{type(self).__name__} needs one row of scores for each label.",
-                field="labels",
-            )
         return Loss(_cross_entropy(logits, targets, weights, self._label_smoothing))
 
     def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """Target of each place, −100 where none is counted, and the targets' weights."""
-        labels, weights = self._labels(batch)
-        if labels.ndim != 2:
-            raise TaskError(
-                f"`labels` must be of shape [rows, length], but are of shape {list(labels.shape)}.", field="labels"
-            )
-        return labels, weights
+        return batch["labels"], batch.get("weights")
 
 
 class CausalLM(_Tokens):
@@ -183,7 +144,7 @@ class CausalLM(_Tokens):
             check_documents(model)
 
     def weight(self, batch: Any) -> Tensor:
-        self._check_row(self._mapping(batch))
+        self._check_row(batch)
         return super().weight(batch)
 
     def predict(self, output: Any, batch: Any) -> Tensor:
@@ -302,14 +263,11 @@ class Classification(_Labelled):
     """
 
     def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
-        if problem not in ("single_label", "multi_label", "regression"):
+        if problem not in get_args(Problem) or (label_smoothing and problem != "single_label"):
             raise ArgumentError(
-                f"`problem` must be single_label, multi_label or regression, but is {problem!r}.", field="problem"
-            )
-        if label_smoothing and problem != "single_label":
-            raise ArgumentError(
-                f"`label_smoothing` is for single labels, but `problem` is {problem!r}; leave it out.",
-                field="label_smoothing",
+                f"`problem` must be one of {', '.join(get_args(Problem))}, and `label_smoothing` is for single labels, "
+                f"but `problem` is {problem!r}.",
+                field="problem",
             )
         self._problem = problem
         self._label_smoothing = float(label_smoothing)
@@ -323,13 +281,14 @@ class Classification(_Labelled):
         return self._more | super().inputs(batch)
 
     def weight(self, batch: Any) -> Tensor:
-        labels, weights = self._labels(batch)
+        labels = batch["labels"]
         counts = labels != IGNORED if self._problem == "single_label" else torch.ones_like(labels, dtype=torch.bool)
-        return _weight(counts, weights)
+        return _weight(counts, batch.get("weights"))
 
     def loss(self, output: Any, batch: Any) -> Loss:
         logits = self._logits(output)
-        labels, weights = self._labels(batch)
+        labels: Tensor = batch["labels"]
+        weights: Tensor | None = batch.get("weights")
         if self._problem == "regression" and logits.shape == (*labels.shape, 1):
             labels = labels.unsqueeze(-1)
         wanted = logits.shape[:-1] if self._problem == "single_label" else logits.shape
