@@ -54,25 +54,6 @@ def test_ranks_and_a_killed_run_end_at_the_bits_of_one_process(file: Path, tmp_p
     assert rows["kill"]["value"] == rows["kill"]["bound"] and len(rows["kill"]["value"]) == 64
 
 
-@pytest.mark.slow  # what one rank does alone is named in the test after it too
-def test_a_module_that_goes_by_the_rank_is_named(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "ranked.py").write_text(
-        "import os\n"
-        "import recipe\n"
-        "from torch import nn\n"
-        "class Ranked(nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        return x * (1 + 0.5 * int(os.environ.get('RANK', '0')))\n"
-        "def net():\n"
-        "    return nn.Sequential(recipe.model(), Ranked())\n"
-    )
-    proof = tmp_path / "proof.json"
-    arguments = ["--model.target", "ranked.py:net", "--rows", "ddp", "--updates", 1, "--json", proof]
-    assert Script("-m", "evenstep", "prove", file, *arguments).ended().code == 1
-    row = json.loads(proof.read_text())["rows"][0]
-    assert "module `1`" in row["causes"][0]
-
-
 def test_the_part_that_differs_by_process_or_rank_is_named(file: Path, tmp_path: Path) -> None:
     (tmp_path / "alone.py").write_text(
         "import os\n"

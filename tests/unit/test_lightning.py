@@ -6,7 +6,6 @@ Lightning is in the extra `dev`.
 import logging
 import warnings
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import numpy
@@ -188,16 +187,6 @@ def test_it_resumes_exactly(tmp_path: Any, interval: str) -> None:
         assert torch.equal(one, other)
 
 
-def test_a_loop_that_loads_a_state_goes_on_at_the_rates_of_the_scheduler() -> None:
-    schedule = _rates(lambda each: torch.optim.lr_scheduler.ExponentialLR(each, 0.5), interval="step")
-    one, other = (evenstep.Engine(**parts(_with(configure_optimizers=schedule)), device="cpu") for _ in range(2))
-    one.update((INPUTS, CLASSES))
-    other.load_state_dict(one.state_dict())
-    for _ in range(2):
-        other.update((INPUTS, CLASSES))
-    assert other.optimizer.param_groups[0]["lr"] == 1e-2 / 4
-
-
 class _StopAt(evenstep.Hook):
     def after_update(self, event: Any) -> None:
         if event.update == 4:
@@ -242,23 +231,6 @@ def _exponential(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
 
-def _by_name(self: Any, batch: Any, *, batch_idx: int) -> Any:
-    return Classifier.training_step(self, batch, batch_idx)
-
-
-def _by_any(self: Any, *given: Any) -> Any:
-    batch, batch_idx = given
-    return Classifier.training_step(self, batch, batch_idx)
-
-
-@pytest.mark.parametrize("step", [_by_name, _by_any, wraps(Classifier.training_step)(_by_any)])
-def test_a_step_gets_the_number_of_its_batch_however_it_takes_it(step: Any) -> None:
-    plain, module = Classifier(), _with(training_step=step)
-    for each in (plain, module):
-        _trainer(each, epochs=1).train()
-    assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), module.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("length", [{"epochs": EPOCHS}, {"updates": 9}])
 def test_a_scheduler_may_be_made_for_no_more_epochs_than_the_run_has(length: dict[str, int]) -> None:
     rates = {0: 1.0, 1: 0.5, 2: 0.1, 3: 0.0}  # Lightning makes a step after the last epoch
@@ -272,38 +244,6 @@ def test_a_scheduler_may_be_made_for_no_more_epochs_than_the_run_has(length: dic
     _by_lightning(theirs)
     for name, value in theirs.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name), value)
-
-
-def test_a_group_whose_rate_is_0_keeps_it() -> None:
-    def configure_optimizers(self: Any) -> Any:
-        first, last = self.net[0].parameters(), self.net[2].parameters()
-        optimizer = torch.optim.SGD([{"params": first, "lr": 0.1}, {"params": last, "lr": 0.0}])
-        return [optimizer], [_exponential(optimizer)]
-
-    module = _with(configure_optimizers=configure_optimizers)
-    before = [each.detach().clone() for each in module.parameters()]
-    _trainer(module).train()
-    moved = [not torch.equal(one, other) for one, other in zip(before, module.parameters(), strict=True)]
-    assert moved == [True, True, False, False]
-
-
-def test_an_evaluation_may_log_its_loss_as_a_plain_number() -> None:
-    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", cross_entropy(self(batch[0]), batch[1]).item())
-
-    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
-    expected = _trainer(Classifier(), evaluations=data).train().metrics["valid/loss"]
-    module = _with(validation_step=validation_step)
-    assert _trainer(module, evaluations=data).train().metrics["valid/loss"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_hook_that_was_put_on_the_object_is_found_as_well() -> None:
-    module = Classifier()
-    module.on_train_epoch_end = lambda: None
-    with refused(ArgumentError, "without"):
-        _trainer(module)
-    module.on_train_epoch_end = None  # as it is said that there is none
-    _trainer(module)
 
 
 def test_a_module_without_a_validation_step_is_evaluated_by_its_training_step() -> None:
@@ -324,18 +264,6 @@ def test_what_is_logged_twice_in_a_step_is_averaged_as_lightning_does() -> None:
     assert _by_lightning(theirs).callback_metrics["each"] == 2.0
 
 
-def test_a_number_of_a_small_format_is_logged_as_it_is() -> None:
-    numbers = {"float16": 30000.0, "bfloat16": 0.69921875, "uint8": 100.0, "int8": 100.0, "bool": 1.0}
-
-    def step(self: Any, batch: Any, batch_idx: int) -> Any:
-        for name, number in numbers.items():
-            self.log(name, torch.tensor(number, dtype=getattr(torch, name)))
-        return cross_entropy(self(batch[0]), batch[1])
-
-    metrics = _trainer(_with(training_step=step), micro=3, epochs=1).train().metrics
-    assert {name: metrics[f"train/{name}"] for name in numbers} == numbers
-
-
 def test_a_loss_of_an_evaluation_that_is_logged_in_parts_is_their_mean() -> None:
     def step(self: Any, batch: Any, batch_idx: int) -> None:
         for half, size in ((slice(0, 16), 16), (slice(16, 48), 32)):
@@ -347,17 +275,6 @@ def test_a_loss_of_an_evaluation_that_is_logged_in_parts_is_their_mean() -> None
         for made in (Classifier(), _with(validation_step=step))
     )
     assert other == pytest.approx(one, rel=1e-6)
-
-
-def test_lightning_goes_on_with_a_module_that_was_trained_here() -> None:
-    module, data = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 48)
-    metrics = _trainer(module, evaluations=data).train().metrics
-    assert module.training
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
-        (found,) = trainer.validate(module, data, verbose=False)
-    assert found["val_loss"] == pytest.approx(metrics["valid/val_loss"], rel=1e-6)
 
 
 class Frozen(Classifier):

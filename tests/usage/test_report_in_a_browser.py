@@ -209,20 +209,6 @@ def test_the_mouse_reads_an_incident(tab: Tab, runs: list[Path]) -> None:
     assert tab.problems == []
 
 
-def test_a_curve_of_a_single_value_is_a_dot(tab: Tab, tmp_path: Path) -> None:
-    open_page(tab, [write_run(tmp_path / "young", lr=0.01, until=199)])
-    assert legend(tab)["valid"] and pixels(tab, "--c1") > 3
-
-
-def test_paper_shows_charts_that_nobody_has_scrolled_to(tab: Tab, runs: list[Path]) -> None:
-    open_page(tab, runs[:1], width=390)
-    charts = "[...document.querySelectorAll('figure[data-chart]')]"
-    blank = f"{charts}.filter(one => one.offsetParent && !one.querySelector('canvas'))"
-    assert tab.run(f"{blank}.length") > 0
-    tab.run("dispatchEvent(new Event('beforeprint'))")
-    assert tab.run(f"{blank}.length") == 0
-
-
 def test_a_logarithmic_axis_is_switched_by_a_click_and_colours_follow_the_system(tab: Tab, runs: list[Path]) -> None:
     open_page(tab, runs[:1])
     before = pixels(tab, "--c0")
@@ -248,14 +234,6 @@ def test_on_a_phone_nothing_stands_out_of_the_page(tab: Tab, runs: list[Path], n
     assert tab.run("document.documentElement.scrollWidth") <= 390
     assert tab.run(f"document.querySelector('{LOSS} canvas').getBoundingClientRect().right") <= 390
     assert tab.problems == []
-
-
-def test_on_a_phone_names_that_are_long_are_broken_into_lines(tab: Tab, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "named", lr=0.01, until=20)
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"update": 20, f"{'of_all_the_hospitals_' * 3}/loss": 1.0}) + "\n")
-    open_page(tab, [run], width=390)
-    assert tab.run("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_followed_page_shows_what_is_new_and_keeps_what_was_chosen(tab: Tab, tmp_path: Path) -> None:

@@ -203,25 +203,6 @@ def test_machine_code_gives_the_run_within_1e_6_after_50_updates() -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_of_machine_code_have_the_same_bits_also_resumed() -> None:
-    found: list[Tensor] = []
-    for stop in (12, 12, 5):
-        torch.compiler.reset()
-        model = net(dropout=0.3)
-        engine = engine_of(model)
-        run(engine, stop)
-        if stop < 12:
-            state = copy.deepcopy(engine.state_dict())
-            torch.compiler.reset()
-            model = net(dropout=0.3)
-            engine = engine_of(model)
-            engine.load_state_dict(state)
-            run(engine, 12 - stop, start=stop)
-        found.append(values(model))
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_dropout_is_drawn_anew_in_each_update_and_again_when_it_is_resumed() -> None:
     whole = net(dropout=0.5)
@@ -548,44 +529,3 @@ def test_a_trainer_skips_and_goes_back_as_without_compiling(policy: Any, tmp_pat
         trainer.train()
         found.append(model)
     assert distance(found[0], found[1]) < 1e-6
-
-
-@pytest.mark.usefixtures("as_found")
-def test_a_model_that_another_engine_has_trained_is_compiled_as_well() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
-    run(engine_of(model, "off"), 1)
-    assert isinstance(engine_of(model).update(microbatches=batches(1)), Committed)
-
-
-class Counts(Squares):
-    """Counts how often it was asked."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def transform(self, batch: Any) -> Any:
-        self.asked += 1
-        return batch[0] * 2, batch[1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.asked = state["asked"]
-
-
-@pytest.mark.usefixtures("as_found")
-def test_a_task_that_remembers_is_trained_as_without_compiling() -> None:
-    found: list[tuple[nn.Module, Counts]] = []
-    for compile in ("update", "off"):
-        model, task = net(), Counts()
-        engine = engine_of(model, compile, task=task, train={"check_loss": False})
-        run(engine, 2)
-        x, y = batches(2)[0]
-        assert isinstance(engine.update((x, y * float("inf"))), Aborted)
-        run(engine, 1, start=2)
-        found.append((model, task))
-    (model, task), (eager, plain) = found
-    assert distance(model, eager) < 1e-6
-    assert task.asked == plain.asked == 6

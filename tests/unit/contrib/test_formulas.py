@@ -77,20 +77,6 @@ def test_the_formula_is_the_optimizers_step_in_float64(name: str) -> None:
             assert value is theirs[number][key] or torch.allclose(value, theirs[number][key], rtol=1e-12), key
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_optimizers_own_step_and_the_formula_take_turns(name: str) -> None:
-    expected, found = parameters(), parameters()
-    optimizer, other = OPTIMIZERS[name](expected), OPTIMIZERS[name](found)
-    for step in range(6):
-        by_itself(optimizer, expected, step, (0, 1))
-        if step % 2:
-            by_formula(FormulaState(other), found, step, (0, 1))
-        else:
-            by_itself(other, found, step, (0, 1))
-    for one, another in zip(expected, found, strict=True):
-        assert torch.allclose(one, another, rtol=1e-12, atol=1e-14)
-
-
 def test_state_that_was_loaded_is_followed_and_a_step_not_taken_leaves_none() -> None:
     held = parameters()
     optimizer = AdamW(held, lr=0.1)
@@ -104,16 +90,6 @@ def test_state_that_was_loaded_is_followed_and_a_step_not_taken_leaves_none() ->
     optimizer.load_state_dict(saved)
     by_formula(state, held, 2, (0, 1))
     assert [float(one["step"]) for one in optimizer.state.values()] == [2.0, 2.0]
-
-
-def test_state_without_a_tensor_that_was_loaded_is_followed() -> None:
-    held = parameters()
-    optimizer = SGD(held, lr=0.1)
-    state = FormulaState(optimizer)
-    optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
-    optimizer.param_groups[0]["lr"] = 0.5
-    state.follow()
-    assert state.numbers((0,))[-1] == 0.5
 
 
 def test_a_tensor_that_was_put_in_the_place_of_another_is_followed() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.contrib.local_sgd import LocalSgd
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Single
 from refused import refused
 
@@ -176,19 +176,6 @@ def test_a_run_goes_on_with_the_same_bits(name: str, stop: int, tmp_path: Path, 
 
     for straight, resumed in on_ranks(2, act):
         assert torch.equal(straight, resumed)
-
-
-def test_a_checkpoint_is_for_as_many_ranks(tmp_path: Path, on_ranks: OnRanks) -> None:
-    on_ranks(2, lambda group: trainer_of(group, [LocalSgd(EVERY)], updates=4, folder=tmp_path / "run").train())
-
-    def act(group: Any) -> None:
-        with pytest.raises(CheckpointError):
-            trainer_of(group, [LocalSgd(EVERY)] if group.ranks > 1 else [], folder=tmp_path / "next").resume(
-                tmp_path / "run", new_settings=True
-            )
-
-    on_ranks(1, act)
-    on_ranks(3, act)
 
 
 def test_metrics_and_evaluations_are_of_all_ranks(on_ranks: OnRanks) -> None:

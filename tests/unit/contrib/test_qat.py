@@ -8,7 +8,7 @@ import torch
 from quantization_programs import POINTS, SpoilOnce, net, sgd, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Failures, Trainer, Training
+from evenstep import Failures, Trainer
 from evenstep.contrib.qat import QuantizationAware
 from evenstep.errors import ArgumentError
 from refused import refused
@@ -124,15 +124,6 @@ def test_weights_and_embeddings_can_be_trained_by_a_configuration_of_the_roundin
     assert [type(one) for one in model] == [FakeQuantizedEmbedding, FakeQuantizedLinear]
 
 
-def test_what_is_drawn_afterwards_does_not_depend_on_it() -> None:
-    torch.manual_seed(5)
-    wanted = (net(), torch.randn(3))[1]
-    torch.manual_seed(5)
-    model = net()
-    aware().prepare(model)
-    assert torch.equal(torch.randn(3), wanted)
-
-
 class Own(nn.Linear):
     pass
 
@@ -159,8 +150,3 @@ def per_tensor() -> Any:
 def test_layers_and_scales_that_are_not_exact_are_refused(hook: Any, model: Any, field: str) -> None:
     with refused(ArgumentError, field):
         hook().prepare(model())
-
-
-def test_a_compiled_model_is_refused() -> None:
-    with pytest.raises(ArgumentError):
-        rounding(train=Training(compile="model"))

@@ -91,7 +91,7 @@ class PerTaskGradients:
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
         for column in columns:
-            local = [None if one is None else _real(layout.local_shard(one)).flatten().to(dtype) for one in column]
+            local = [None if one is None else layout.local_shard(one).flatten().to(dtype) for one in column]
             for i, j in pairs:
                 one, other = local[i], local[j]
                 if one is not None and other is not None:
@@ -102,10 +102,6 @@ class PerTaskGradients:
                 products[i, j] = products[j, i] = torch.stack(some).sum()
         layout.all_reduce_shards(products)
         return products.cpu().double() / self.context.loss_scale.value**2
-
-
-def _real(gradient: Tensor) -> Tensor:
-    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
 def _take_gradients(parameters: Mapping[str, nn.Parameter], late_total: Tensor | None) -> list[Tensor | None]:

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenstep.arguments import require_word
 from evenstep.errors import ArgumentError
 from evenstep.lazy import load_optional
-
-_FORMATS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def from_config(
@@ -84,8 +81,12 @@ def _class(kind: str) -> Any:
 
 
 def _format(dtype: str) -> torch.dtype:
-    require_word("dtype", dtype, _FORMATS)
-    return _FORMATS[dtype]
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ArgumentError(
+            f"`dtype` must be a number format of torch, such as 'bfloat16', but is {dtype!r}.", field="dtype"
+        )
+    return found
 
 
 def _folder(path: str) -> str:

@@ -116,29 +116,21 @@ class SavePretrained(Hook):
 
     def before_train(self, event: TrainEvent) -> None:
         trainer = self.trainer
-        if trainer.folder is None:
-            raise HookError(f"hook `{self.name}` writes into the run folder; give `folder`.", field="folder")
         model = unwrapped(trainer.model)
-        if not _is_of_transformers(model):
-            raise ArgumentError(f"hook `{self.name}` is for whole models of transformers; leave it out.", field="model")
-        if self._average and not trainer.keeps_average:
-            raise HookError(f"hook `{self.name}` writes the average, but the run keeps none; set `ema`.", field="ema")
-        if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in trainer.hooks):
-            raise HookError(
-                f"hook `{self.name}` writes the best checkpoint; set `checkpoint.best`.", field="checkpoint.best"
-            )
-        if not self._average and moded(trainer.optimizer):
-            raise ArgumentError(
-                f"hook `{self.name}` does not write the weights that this optimizer evaluates; use `evenstep export`.",
-                field="optimizer",
-            )
-        self._check_built_again(model)
-
-    def after_train(self, event: TrainEvent) -> None:
-        if event.error is None:
-            self.trainer.first_rank_does(partial(self._write, cast("Path", self.trainer.folder)))
-
-    def _check_built_again(self, model: nn.Module) -> None:
+        keeps_best = any(isinstance(hook, Best) for hook in trainer.hooks)
+        refused = {
+            "folder": (trainer.folder is None, "writes into the run folder; give `folder`"),
+            "model": (not _is_of_transformers(model), "is for whole models of transformers; leave it out"),
+            "ema": (self._average and not trainer.keeps_average, "writes the average, but none is kept; set `ema`"),
+            "checkpoint.best": (self._checkpoint == "best" and not keeps_best, "needs `checkpoint.best`; set it"),
+            "optimizer": (
+                bool(moded(trainer.optimizer)) and not self._average,
+                "can't write the weights that this optimizer evaluates; use `evenstep export`",
+            ),
+        }
+        for field, (applies, text) in refused.items():
+            if applies:
+                raise HookError(f"hook `{self.name}` {text}.", field=field)
         if hasattr(model, "get_base_model"):  # adapters stand in the base
             return
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -149,6 +141,10 @@ class SavePretrained(Hook):
                 f"use `evenstep.integrations.hf.save_pretrained` after the run.",
                 field="model",
             )
+
+    def after_train(self, event: TrainEvent) -> None:
+        if event.error is None:
+            self.trainer.first_rank_does(partial(self._write, cast("Path", self.trainer.folder)))
 
     def _write(self, folder: Path) -> None:
         weights = folder

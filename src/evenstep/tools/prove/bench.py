@@ -231,7 +231,9 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
 
     own: Task | Mapping[str, Task] = parts.task
     given = config.train.coefficients
-    combined = config.train.combine is not None or isinstance(given, Coefficients)
+    coefficients: Mapping[str, float] | None = None
+    if config.train.combine is None and not isinstance(given, Coefficients):
+        coefficients = {name: (given or {}).get(name, 1.0) for name in config.tasks}
     epochs = config.train.epochs
     return Subject(
         model=parts.model,
@@ -241,7 +243,7 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         hooks=list(parts.hooks),
         trainer=trainer,
         updates=config.train.updates if epochs is None else updates_of(parts.data, epochs, config.seed),
-        coefficients=None if combined else {name: (given or {}).get(name, 1.0) for name in config.tasks},
+        coefficients=coefficients,
         lr_schedule=build_lr_schedule(config),
         clip_norm=config.train.clip_norm,
     )

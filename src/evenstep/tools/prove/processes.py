@@ -25,7 +25,7 @@ from evenstep.tools.prove.trace import MicrobatchTrace
 @final
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Makes runs of a run file in processes of their own, one for each rank; see `Runner`.
+    """Makes runs of a run file in processes of their own, one for each rank, as `run_once` does here.
 
     Args:
         given: settings of the user.

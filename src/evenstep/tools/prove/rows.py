@@ -275,7 +275,7 @@ class Prover:
     def _if_repeatable(self, causes: Causes) -> list[str]:
         return causes() if self._again.holds else ["the run differs each time it is made: see row `again`"]
 
-    def _trace(self, run: Callable[..., Ended], variant: Variant, update: int, **more: Any) -> UpdateTrace:
+    def _trace(self, run: Runner, variant: Variant, update: int, **more: Any) -> UpdateTrace:
         trace = run(variant, updates=update, traces=True, **more).trace
         assert trace is not None
         return trace

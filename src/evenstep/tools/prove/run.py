@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -117,30 +117,8 @@ class Ended:
     trace: UpdateTrace | None = None
 
 
-class Runner(Protocol):
-    """Makes a run, in this process or in others.
-
-    Args:
-        updates: number of the last update.
-        folder: where the run saves, and from where it resumes.
-        kill_at: update in which the process is killed after a save.
-        traces: record the last update.
-
-    Raises:
-        RefusedError: the run can't be made so.
-        KilledError: it was killed.
-    """
-
-    def __call__(
-        self,
-        variant: Variant,
-        /,
-        *,
-        updates: int,
-        folder: Path | None = None,
-        kill_at: int | None = None,
-        traces: bool = False,
-    ) -> Ended: ...
+Runner = Callable[..., Ended]
+"""Makes a run, in this process (`run_once`) or in others: `runner(variant, updates=4)`."""
 
 
 @final
@@ -148,13 +126,18 @@ class Observer(Hook):
     """Computes updates as the variant says, keeps the gradient of the first one, and stops after some.
 
     The run keeps its whole length, which its LR schedule counts with.
+
+    Args:
+        kill_at: update in whose backward the process is killed, once a checkpoint is there.
     """
 
     priority = -1_000_000
 
-    def __init__(self, variant: Variant, updates: int) -> None:
+    def __init__(self, variant: Variant, updates: int, kill_at: int | None = None) -> None:
         self._variant = variant
         self._updates = updates
+        self._kill_at = kill_at
+        self._saved = False
         self._inside: Laboratory | None = None
         self.gradient: dict[str, Tensor] = {}
 
@@ -163,52 +146,37 @@ class Observer(Hook):
             self._inside = Laboratory(wide=self._variant.wide, still=self._variant.still)
             self._inside.__enter__()
 
-    def after_update(self, event: UpdateEvent) -> None:
-        if self._inside is not None:
-            self._inside.__exit__(None, None, None)
-            self._inside = None
-        if event.update >= self._updates:
-            self.trainer.request_stop("enough to compare")
+    def before_backward(self, event: MicrobatchEvent) -> None:
+        if event.update == self._kill_at and self._saved:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def before_step(self, event: StepEvent) -> None:
         if event.update == 1:
             self.gradient = gradients_of(self.trainer.model, event.divisor)
-
-
-@final
-class Rounding(Hook):
-    """Changes every gradient as another order of its sums might: g + ε (|g| + rms of all) · u, u in [-1, 1]."""
-
-    def before_step(self, event: StepEvent) -> None:
-        held = [one.grad for one in self.trainer.model.parameters() if one.grad is not None]
-        count = sum(one.numel() for one in held)
-        if count == 0:
-            return
-        size = math.sqrt(sum(float(one.double().square().sum()) for one in held) / count)
-        generator = torch.Generator().manual_seed(event.update)
-        for one in held:
-            chance = 2 * torch.rand(one.shape, generator=generator, dtype=one.dtype) - 1
-            one.add_((one.abs() + size) * chance, alpha=torch.finfo(one.dtype).eps)
-
-
-@final
-class KillAt(Hook):
-    """Kills the process in a backward of an update, after a checkpoint of an earlier one."""
-
-    def __init__(self, update: int) -> None:
-        self._update = update
-        self._saved = False
+        if self._variant.rounds:
+            _round([one.grad for one in self.trainer.model.parameters() if one.grad is not None], event.update)
 
     def after_update(self, event: UpdateEvent) -> None:
-        if event.update == max(1, self._update - 1):
+        if self._inside is not None:
+            self._inside.__exit__(None, None, None)
+            self._inside = None
+        if self._kill_at is not None and event.update == max(1, self._kill_at - 1):
             self.trainer.request_save()
+        if event.update >= self._updates:
+            self.trainer.request_stop("enough to compare")
 
     def after_save(self, event: SaveEvent) -> None:
         self._saved = self._saved or event.path is not None
 
-    def before_backward(self, event: MicrobatchEvent) -> None:
-        if event.update == self._update and self._saved:
-            os.kill(os.getpid(), signal.SIGKILL)
+
+def _round(gradients: Sequence[Tensor], seed: int) -> None:
+    """Change gradients as another order of their sums might: g + ε (|g| + rms of all) · u, u in [-1, 1]."""
+    count = sum(one.numel() for one in gradients)
+    size = math.sqrt(sum(float(one.double().square().sum()) for one in gradients) / max(count, 1))
+    generator = torch.Generator().manual_seed(seed)
+    for one in gradients:
+        chance = 2 * torch.rand(one.shape, generator=generator, dtype=one.dtype) - 1
+        one.add_((one.abs() + size) * chance, alpha=torch.finfo(one.dtype).eps)
 
 
 def run_once(
@@ -222,9 +190,12 @@ def run_once(
     traces: bool = False,
     more: Sequence[Hook] = (),
 ) -> Ended:
-    """Build a variant and train it until so many updates are done; see `Runner`.
+    """Build a variant and train it until so many updates are done.
 
     Args:
+        folder: where the run saves, and from where it resumes.
+        kill_at: update in which the process is killed.
+        traces: record the last update.
         more: hooks of the caller.
     """
     with open_subject(variant) as subject:
@@ -232,12 +203,8 @@ def run_once(
         if variant.wide:
             widen(subject)
             source = wide_data(source)
-        observer = Observer(variant, updates)
+        observer = Observer(variant, updates, kill_at)
         hooks = [*(subject.hooks if variant.own_hooks else ()), observer, *more]
-        if variant.rounds:
-            hooks.append(Rounding())
-        if kill_at is not None:
-            hooks.append(KillAt(kill_at))
         tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates) if traces else None
         if tracer is not None:
             hooks.append(tracer)

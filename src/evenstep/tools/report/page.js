@@ -91,7 +91,6 @@
     });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  addEventListener("beforeprint", () => figures().filter(figure => figure.offsetParent).forEach(drawNew));
   let width = innerWidth;
   addEventListener("resize", () => {
     if (width !== innerWidth) drawn.forEach(each => each?.resize());  // a phone's address bar changes the height only

@@ -6,13 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.contrib.elastic import Elastic, ElasticRank, elastic_rank_of
+from evenstep.contrib.elastic import Elastic, ElasticRank
 from evenstep.contrib.elastic.lighthouse import Peer
-from evenstep.contrib.elastic.membership import Alone, _attempt, _enough
-from evenstep.errors import ArgumentError, LostRankError, ReplicaError
+from evenstep.contrib.elastic.membership import _attempt, _enough
+from evenstep.errors import LostRankError, ReplicaError
 from evenstep.parallel import Group, Processes
-
-ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
 
 def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
@@ -38,17 +36,6 @@ class Answers:
     def close(self) -> None: ...
 
 
-def test_an_environment_without_a_lighthouse_or_a_number_gives_no_place() -> None:
-    assert elastic_rank_of({}) is None
-    assert elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
-
-
-@pytest.mark.parametrize("wrong", [{"REPLICA_GROUP_ID": "2"}, {"REPLICA_GROUP_ID": "x"}, {"NUM_REPLICA_GROUPS": ""}])
-def test_a_place_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ArgumentError):
-        elastic_rank_of(ENVIRON | wrong)
-
-
 @pytest.mark.parametrize(
     ("members", "enough"),
     [
@@ -70,12 +57,6 @@ def test_a_member_that_has_tried_again_makes_another_group(numbers: list[int], a
     before = [member(number) for number in numbers]
     after = [member(number, tries=int(place == again)) for place, number in enumerate(numbers)]
     assert (_attempt(before) == _attempt(after)) is (again >= len(numbers))
-
-
-def test_before_it_has_joined_a_process_gets_what_it_says_itself_from_all() -> None:
-    alone = Alone(1, 3)
-    assert alone.gather(5) == [5, 5, 5]
-    assert alone.first_rank_does(lambda: pytest.fail("that is for the first")) is None
 
 
 def test_a_process_joins_and_sees_when_others_have_come() -> None:
@@ -104,21 +85,6 @@ def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
         group.join(0)
         group.join(3)
         assert [(asked["tries"], asked["update"]) for asked in lighthouse.asked] == [(0, 0), (1, 3)]
-    finally:
-        group.close()
-
-
-def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -> None:
-    lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=30)
-    try:
-        group.join(0)
-        group.begin_work()
-        group.interrupt("no memory")
-        assert group.interrupted() == "no memory"
-        assert group.meet("here") == ["here"]
-        assert (group.interrupted(), group.sum_floats([1.0])) == ("", [1.0])
-        assert len(lighthouse.asked) == 1
     finally:
         group.close()
 
@@ -174,12 +140,3 @@ def test_every_verb_of_a_group_is_that_of_the_group_of_now_or_its_own() -> None:
     needless = {"go_on"}
     verbs = {name for name, value in vars(Group).items() if callable(value) and not name.startswith("_")}
     assert verbs - vars(Elastic).keys() == said_with_others | needless
-
-
-def test_ranks_that_may_be_lost_share_no_model() -> None:
-    lighthouse: Any = Answers([member(1)], number=1)
-    group = Elastic(lighthouse, timeout_s=0.2)
-    with pytest.raises(ArgumentError):
-        group.mesh(2)
-    with pytest.raises(ArgumentError):
-        group.split([[0], [1]])

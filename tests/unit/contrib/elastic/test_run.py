@@ -9,9 +9,8 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.contrib.elastic import Elastic, ElasticRank
 from evenstep.contrib.elastic.run import shared
-from evenstep.errors import ArgumentError, LostRankError
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
-from evenstep.train.requests import Requests
 
 TREE: dict[str, Any] = {
     "float": torch.tensor([1.5, -0.0, float("nan")]),
@@ -53,18 +52,6 @@ def test_a_tree_of_one_rank_is_on_all(on_ranks: Callable[..., Any]) -> None:
     assert all(same(TREE, one) for one in got)
 
 
-def test_what_broke_off_is_still_wanted() -> None:
-    asks = Requests(save=True, evaluate=True)
-    with pytest.raises(LostRankError), asks.granting("evaluate"):
-        raise LostRankError("gone")
-    with pytest.raises(ValueError, match="else"), asks.granting("save"):
-        raise ValueError("something else")
-    assert asks.evaluate and asks.save
-    with asks.granting("save"):
-        pass
-    assert asks.evaluate and not asks.save
-
-
 def trainer(
     strategy: Callable[[Group], Strategy], data: Any, *, number: int = 0, folder: Path | None = None
 ) -> evenstep.Trainer:
@@ -97,29 +84,3 @@ def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
 def test_a_process_that_has_not_met_the_first_one_resumes_from_nothing(tmp_path: Path) -> None:
     data = evenstep.MapData([(torch.ones(1), torch.ones(1))], global_batch_size=1)
     assert trainer(Ddp, data, number=1, folder=tmp_path).resume("auto") is None
-
-
-def test_a_run_file_whose_ranks_were_started_together_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from evenstep.config.load import parse
-    from evenstep.config.ranks import joined
-    from evenstep.errors import ConfigError
-
-    target = {"target": "a.py:b"}
-    config = parse(
-        {
-            "name": "run",
-            "model": target,
-            "task": target,
-            "device": "cpu",
-            "data": {"train": target, "global_batch_size": 2},
-            "train": {"updates": 1},
-            "optimizer": {"name": "SGD", "lr": 0.1},
-            "launch": {"lost_rank": "continue"},
-        }
-    )
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError), joined(config):
-        pass

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Failures, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Failures, Loss, MapData, Mixture, Trainer, Training
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
-from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Group, ParameterLayout, Reducer, Single, Strategy
 from evenstep.precision import Fp16Mixed
 from evenstep.train import Combine, Separate, TaskWeights
@@ -89,45 +88,6 @@ def test_the_loss_scale_does_not_reach_the_methods(several: Any) -> None:
     torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=1e-4)  # float16 keeps 11 bits
 
 
-def test_of_complex_gradients_the_imaginary_parts_count_as_well() -> None:
-    from torch import nn
-
-    seen: list[Tensor] = []
-
-    class Looks(Combine):
-        def __call__(self, products: Tensor, losses: Any, **more: Any) -> Any:
-            seen.append(products)
-            return Separate()(products, losses, **more)
-
-    class Turn(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.by = nn.Parameter(torch.tensor([1 + 2j, 0.5 - 1j], dtype=torch.complex128))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.by
-
-    class Part(Task):
-        def __init__(self, share: complex) -> None:
-            self.share = share
-
-        def loss(self, output: Tensor, batch: Any) -> Tensor:
-            return (self.share * output).real.sum()
-
-    shares = {"a": 2 + 1j, "b": 1 - 3j}
-    points = [(torch.ones(2, dtype=torch.complex128),)] * 2
-    data = Mixture({name: MapData(points, global_batch_size=2) for name in shares})
-    model = Turn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    task = {name: Part(share) for name, share in shares.items()}
-    Trainer(
-        model=model, task=task, data=data, optimizer=optimizer, updates=1, device="cpu", train=Training(combine=Looks())
-    ).train()
-    # ∇Re(c·z) = conj(c), in two elements: ⟨g, h⟩ = 2·Re(conj(g)·h)
-    expected = [[2 * (one.conjugate() * other).real for other in shares.values()] for one in shares.values()]
-    torch.testing.assert_close(seen[0], torch.tensor(expected, dtype=torch.float64))
-
-
 def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: Any) -> None:
     from evenstep.train import Skip
 
@@ -171,21 +131,6 @@ def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None
     )  # of products; whole ones need none
 
 
-def test_a_task_without_a_name_is_refused(several: Any) -> None:
-    with pytest.raises(ArgumentError, match="need tasks by name"):
-        model = torch.nn.Linear(3, 1)
-        data = MapData(several.samples(4, 0), global_batch_size=2)
-        optimizer = torch.optim.SGD(model.parameters())
-        Trainer(
-            model=model,
-            task=several.Regress("a"),
-            data=data,
-            optimizer=optimizer,
-            updates=1,
-            train=Training(combine=PcGrad()),
-        )
-
-
 class Own(Combine):
     """Gives what it is told to."""
 
@@ -194,21 +139,6 @@ class Own(Combine):
 
     def __call__(self, products: Tensor, losses: Any, *, tasks: Any, seed: int, update: int) -> Any:
         return self.shares(len(tasks))
-
-
-@pytest.mark.parametrize(
-    "shares",
-    [
-        lambda count: None,
-        lambda count: [1.0] * count,
-        lambda count: TaskWeights(shared=[1.0], own=[1.0] * count),
-        lambda count: TaskWeights(shared=[1.0] * count, own=[1.0] * count + [2.0]),
-        lambda count: TaskWeights(shared=[float("nan")] * count, own=[1.0] * count),
-    ],
-)
-def test_a_method_of_ones_own_that_gives_no_number_for_each_task_is_refused_by_name(several: Any, shares: Any) -> None:
-    with pytest.raises(TaskError, match="`Own` must give a `TaskWeights` with a finite number for each of the tasks"):
-        trained(several, train=Training(combine=Own(shares)))
 
 
 def test_what_a_method_draws_does_not_depend_on_the_micro_batches(several: Any) -> None:
