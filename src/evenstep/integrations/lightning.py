@@ -248,7 +248,7 @@ class _Steps(nn.Module):
 
 
 def _call_of(module: nn.Module, step: str, unlike: type = nn.Module) -> Callable[[Any], Any] | None:
-    """A call of a step with a batch, whose index is None: it depends on how the global batch was cut.
+    """A call of a step with a batch. Indices are None: they depend on how the global batch was cut.
 
     Args:
         unlike: a class whose own step is none.
@@ -256,18 +256,10 @@ def _call_of(module: nn.Module, step: str, unlike: type = nn.Module) -> Callable
     act: Callable[..., Any] | None = getattr(module, step, None)
     if act is None or getattr(act, "__func__", act) is getattr(unlike, step, None):
         return None
-    taken = signature(act)
-    of_set = {"dataloader_idx": None} if step == "validation_step" and "dataloader_idx" in taken.parameters else {}
-    for arguments, named in (((None,), {}), ((), {"batch_idx": None}), ((), {})):
-        try:
-            taken.bind(None, *arguments, **named, **of_set)
-        except TypeError:
-            continue
-        return lambda batch: getattr(module, step)(batch, *arguments, **named, **of_set)
-    raise ArgumentError(
-        f"`{type(module).__name__}.{step}{taken}` must take a batch and its index alone; give the others a default.",
-        field=step,
-    )
+    required = [one for one in list(signature(act).parameters.values())[1:] if one.default is one.empty]
+    places = [None for one in required if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    named = {one.name: None for one in required if one.kind is one.KEYWORD_ONLY}
+    return lambda batch: getattr(module, step)(batch, *places, **named)
 
 
 class _StepTask(Task):

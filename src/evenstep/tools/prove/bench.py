@@ -68,7 +68,7 @@ class RunFileBench:
         self.tokens = dict(tokens)
 
     def settings(self, variant: Variant) -> list[Setting]:
-        """Settings of the user, and over them those of the variant."""
+        """Settings of the user, overridden by the settings of the variant."""
         with open_run(self._path, self._given) as opened:
             config = opened.config
         changed = {

@@ -1,4 +1,4 @@
-"""Makes runs in processes of their own: on several ranks, or to be killed."""
+"""Spawns processes for runs on several ranks, and for runs that are killed."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ from evenstep.tools.prove.trace import MicrobatchTrace
 @final
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Makes runs of a run file in processes of their own, one for each rank, as `run_once` does here.
+    """Makes runs of a run file as `run_once` does, in one new process for each rank.
 
     Args:
         given: settings of the user.

@@ -24,7 +24,7 @@ _MOST_STATES = 5
 
 
 class Part(NamedTuple):
-    """Tensors that one part of a micro-batch was given and gave."""
+    """Input and output tensors of one part of a micro-batch."""
 
     given: Values
     gave: Values

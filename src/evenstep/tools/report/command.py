@@ -25,7 +25,7 @@ def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
 
 
 def _runs(folders: list[Path]) -> list[Path]:
-    """Those that are run folders: `runs/*` may name others."""
+    """Run folders among the paths: `runs/*` may name other files."""
     missing = [f"`{folder}` must be a run folder, but is not there." for folder in folders if not folder.exists()]
     found = [folder for folder in folders if is_run(folder)]
     if missing or not found:

@@ -1,4 +1,4 @@
-"""Serves the report of runs to this machine alone, made again whenever it is asked for."""
+"""Serves the report of runs to browsers of this machine; each request renders the page anew."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

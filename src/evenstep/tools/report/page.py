@@ -135,7 +135,7 @@ def between(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]
 def over_seeds(
     shown: Sequence[Shown], differences: Mapping[str, tuple[str, ...]], judged: Sequence[str]
 ) -> list[dict[str, list[str]]]:
-    """Groups of runs that differ in their seed alone: names, settings, and the spread of each judged metric."""
+    """Groups of runs with different seeds and otherwise equal settings: names, settings, spread of each metric."""
     keys = [key for key in differences if key != "seed"]
     groups: dict[tuple[str, ...], list[Shown]] = {}
     for each in shown if "seed" in differences else ():
