@@ -264,19 +264,6 @@ def test_what_is_logged_twice_in_a_step_is_averaged_as_lightning_does() -> None:
     assert _by_lightning(theirs).callback_metrics["each"] == 2.0
 
 
-def test_a_loss_of_an_evaluation_that_is_logged_in_parts_is_their_mean() -> None:
-    def step(self: Any, batch: Any, batch_idx: int) -> None:
-        for half, size in ((slice(0, 16), 16), (slice(16, 48), 32)):
-            self.log("val_loss", cross_entropy(self(batch[0][half]), batch[1][half]), batch_size=size)
-
-    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
-    (one, other) = (
-        _trainer(made, evaluations=data).train().metrics["valid/loss"]
-        for made in (Classifier(), _with(validation_step=step))
-    )
-    assert other == pytest.approx(one, rel=1e-6)
-
-
 class Frozen(Classifier):
     """One that keeps some of its layers as they are."""
 

@@ -404,22 +404,6 @@ def test_what_stands_in_several_places_is_trained_as_without_compiling() -> None
     assert distance(*models) < 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("as_found")
-def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:
-    class Branches(Squares):
-        def loss(self, output: Tensor, batch: Any) -> Loss:
-            return super().loss(output if output.sum() > 0 else output * 2, batch)
-
-    model = net()
-    before = values(model)
-    engine = engine_of(model, task=Branches())
-    with pytest.raises(Exception, match="data-dependent"):
-        engine.update(microbatches=batches(0))
-    assert torch.equal(values(model), before) and not engine.optimizer.state
-    assert isinstance(engine_of(model, "model", task=Branches()).update(microbatches=batches(0)), Committed)
-
-
 def sees(*_: Any) -> None: ...
 
 

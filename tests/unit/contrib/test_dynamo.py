@@ -1,6 +1,5 @@
 """The private parts of torch's compiler are still as they were found."""
 
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -77,9 +76,3 @@ def test_what_was_compiled_is_run_and_nothing_else() -> None:
         with pytest.raises(dynamo.NotCompiledError):
             known(other)
         assert torch.equal(anew(other), other * 3) and torch.equal(known(other), other * 3)
-
-
-def test_only_what_the_compiler_raises_is_an_error_of_compiling() -> None:
-    exceptions = cast("Any", import_module("torch._dynamo.exc"))
-    assert dynamo.is_compile_error(exceptions.InternalTorchDynamoError("none"))
-    assert not dynamo.is_compile_error(ValueError("none"))

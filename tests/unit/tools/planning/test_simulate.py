@@ -1,9 +1,5 @@
-from evenstep.errors import ArgumentError
 from evenstep.pipeline import SCHEDULES, Layout
 from evenstep.tools.planning.simulate import Cost, Costs, simulate
-from refused import refused
-
-ONE = Cost(forward_s=1, input_backward_s=1, weight_backward_s=1)
 
 
 def test_messages_delay_and_are_counted() -> None:
@@ -47,8 +43,3 @@ def test_complete_plans_cost_the_same_as_their_computations() -> None:
     costs = Costs.even(layout, share, latency_s=1)
     plans = schedule.plans(layout, range(7))
     assert simulate(plans, layout, costs) == simulate(schedule.order(layout, range(7)), layout, costs)
-
-
-def test_costs_of_another_number_of_stages_are_refused() -> None:
-    with refused(ArgumentError, "costs"):
-        simulate([(), ()], Layout.chain(ranks=2), Costs(stages=(ONE,)))

@@ -40,12 +40,6 @@ def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
         written_schedule("mine", text)
 
 
-def test_a_written_schedule_that_waits_in_a_circle_is_refused() -> None:
-    mine = written_schedule("mine", "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0")
-    with pytest.raises(PlanError):
-        mine.plans(mine.layout(2), [0, 1])
-
-
 def parsed(plans: tuple[Plan, ...]) -> dict[int, list[Any]]:
     rows = to_torch_csv(plans).splitlines()
     return {rank: [torchs._Action.from_str(cell) for cell in row.split(",")] for rank, row in enumerate(rows)}
