@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.errors import LostRankError
 from evenstep.internals import pytree
@@ -30,6 +30,7 @@ _ALIGNED = 64  # bytes: each tensor lies where one of its own would
 _SECOND = 1  # the channel of second pieces
 _HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
 _GRACE_S = 2.0  # between the end of a rank's connections and its note of why
+_COMPARABLE = (Tensor, nn.Parameter, bool, int, str, type(None))
 _KINDS = ("output", "gradient", "state", "prediction")
 _KIND = {
     Op.RECEIVE_INPUT: "output",
@@ -78,7 +79,7 @@ class Wire:
         self._group = group
         self._device = device
         self.by_device = device.type != "cpu" if by_device is None else by_device
-        self._sent_forms: dict[tuple[str, int, int], _Form] = {}
+        self._sent_forms: dict[tuple[str, int, int], Any] = {}
         self._known_forms: dict[tuple[str, int, int], _Form] = {}
         self._largest: dict[tuple[str, int, int], int] = {}
         self._room: dict[tuple[str, int, int], int] = {}
@@ -101,15 +102,16 @@ class Wire:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for tensor in tensors:
             check_sendable(tensor, address)
-        # other leaves than tensors and None may change in place, or have an equality of their own
-        is_plain = len(tensors) + sum(leaf is None for leaf in leaves) == len(leaves)
-        is_known = is_plain and self._sent_forms.get(edge) == (marks, structure)
+        kinds = list(map(type, leaves))  # True is not 1
+        # other leaves may change in place, or have an equality of their own
+        is_plain = all(kind in _COMPARABLE for kind in kinds)
+        is_known = is_plain and self._sent_forms.get(edge) == (marks, kinds, structure)
         form = b"" if is_known else _form(address, marks, structure)
         device = self._device if self._tensors_apart(address) else torch.device("cpu")
         parts = [_bytes_of(tensor, device) for tensor in tensors]
         apart = parts if self._tensors_apart(address) else []
         piece = _packed(address, form, [] if apart else parts)
-        self._sent_forms[edge] = marks, structure  # only now: memory may have run out before
+        self._sent_forms[edge] = marks, kinds, structure  # only now: memory may have run out before
         self._note(edge, len(piece) - _ALIGNED)
         if len(piece) - _ALIGNED <= self._room_for(address):
             waits = [self._group.begin_send(piece, rank)]

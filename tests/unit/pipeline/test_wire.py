@@ -30,6 +30,8 @@ TREES: list[Any] = [
     (torch.ones(5, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64)),
     (torch.tensor([1 + 2j, 3j]).conj(), torch.tensor([1 + 2j, 3j]).conj().imag),
     None,
+    (torch.ones(2), 1, "name"),
+    (torch.ones(2), True, "name"),
 ]
 
 
@@ -61,7 +63,7 @@ def assert_same(arrived: Any, tree: Any) -> None:
             assert mine.dtype == theirs.dtype
             assert mine.data_ptr() % 64 == 0  # or kernels might round otherwise
         else:
-            assert mine == theirs
+            assert mine == theirs and type(mine) is type(theirs)
 
 
 @pytest.mark.parametrize("by_device", [False, True])
@@ -93,7 +95,7 @@ def test_a_form_travels_only_when_it_changes_and_a_second_piece_only_without_roo
             pieces.append((channel, len(piece))),
             plain(piece, rank, channel),
         )[1]
-        sent_over(group, [torch.ones(2), torch.ones(2), torch.ones(40)], runs=2)
+        sent_over(group, [(torch.ones(size), 3, True) for size in (2, 2, 40)], runs=2)
 
     on_ranks(2, act)
     first, second = pieces[:6], pieces[6:]
