@@ -62,6 +62,11 @@ class Reducers:
         """How many data-parallel ranks there are."""
         return self.group.ranks
 
+    @property
+    def further_sets(self) -> int:
+        """Sets of gradients that a rank holds at most beside `.grad`: partial sums of blocks."""
+        return 0 if self.blocks is None else max(0, -(-self.blocks // self.ranks) - 1).bit_length()
+
     def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
         """What to call in place of a stage's module, and the stage's reducer."""
         own = self._strategy.reducer(module, per_plan=self._per_plan)

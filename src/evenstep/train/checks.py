@@ -308,8 +308,8 @@ def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strat
     is_exact_in_shards = strategy.layout.divides == "elements" and strategy.layout.exact
     if is_exact_in_shards and any(one.requires_grad and is_narrow(one) for one in parameters_in(optimizer)):
         raise ArgumentError(
-            "`fsdp` sums gradients of 16-bit parameters in float32, so `ordered` sums would not have the bits of "
-            "one process: use `zero1`, or precision 'bf16-true'.",
+            "`fsdp` sums gradients of 16-bit parameters in float32, so ordered sums would not have the bits of "
+            "one process: use `zero1`, precision 'bf16-true', or `reduction=\"fast\"`.",
             field="strategy",
         )
 

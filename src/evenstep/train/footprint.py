@@ -14,16 +14,20 @@ from evenstep.tensors import gradient_format, named_parameters
 from evenstep.train.state.train_state import TrainState
 
 
-def footprint(state: TrainState) -> dict[str, int]:
+def footprint(state: TrainState, *, further_sets: int = 0) -> dict[str, int]:
+    """Bytes by what they are for; "blocks" are partial sums of gradients, at most `further_sets` times all."""
     parameters, formats = named_parameters(state.model), state.averaged_as
     trained = [one for one in parameters.values() if one.requires_grad]
+    held = [one.numel() if state.layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed
+    gradients = sum(count * gradient_format(one).itemsize for count, one in zip(held, trained, strict=True))
     moments: list[Tensor] = []
     for of_parameter in state.optimizer.state.values():  # counts of steps are 0-dim
         mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
     return {
         "model": _bytes(one for name, one in parameters.items() if name not in formats),
         "masters": _bytes([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
-        "gradients": sum(local_tensor(one).numel() * gradient_format(one).itemsize for one in trained),
+        "gradients": gradients,
+        "blocks": gradients * further_sets,
         "optimizer": _bytes(moments),
         "average": 0 if state.average is None else _bytes(state.average.state_dict()[name] for name in parameters),
     }

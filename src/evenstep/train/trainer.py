@@ -304,10 +304,14 @@ class Trainer:
         return group.first_rank_does(cast("Callable[[], T]", job.result))
 
     def footprint(self) -> dict[str, int]:
-        """Bytes on this rank for parameters, by use; with optimizer state after the first update."""
+        """Bytes on this rank for parameters, by use; with optimizer state after the first update.
+
+        "blocks" are partial sums of gradients: at most so many, and none where a rank has one micro-batch.
+        """
         from evenstep.train.footprint import footprint
 
-        return footprint(self._loop.engine.parts.saved)
+        engine = self._loop.engine
+        return footprint(engine.parts.saved, further_sets=engine.reducers.further_sets)
 
     def log(self, name: str, value: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Add to the metric `name` of this update, for hooks: Σ value · weight / Σ weight, over all calls and ranks.
