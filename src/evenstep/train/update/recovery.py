@@ -158,8 +158,8 @@ class Recovery:
         raise OutOfMemoryError(
             f"{message}, and that can't be cut any finer.{cuts.why_whole(task, piece)} Use a smaller model, fewer "
             f"`parallel.blocks`, shorter samples, a precision or optimizer that needs less memory, or a device with "
-            f"more; if the batch holds several samples, say in `{type(task).__name__}.split` how it is cut. The parameters are those after "
-            f"update {kept}."
+            f"more; if the batch holds several samples, say in `{type(task).__name__}.split` how it is cut. The "
+            f"parameters are those after update {kept}."
         )
 
 
