@@ -130,6 +130,7 @@ class Average:
     @torch.no_grad()
     def restart(self, names: Collection[str] | None = None) -> None:
         """Begin again as a copy of the model, or of its parameters and buffers of these names."""
+        self._grow()
         begun = [name for name in self._average if names is None or name in names]
         for name, value in zip(begun, self._values(begun), strict=True):
             local_tensor(self._average[name]).copy_(value)
@@ -188,6 +189,7 @@ class Average:
         return dict(self._average)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._grow()
         for name, tensor in state.items():
             self._average[name].copy_(tensor)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, StreamData, Task, Trainer
+from evenstep import Ema, Hook, MapData, StreamData, Task, Trainer, Training
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ReplicaError
 from evenstep.events import EpochEvent, Save, UpdateEvent
@@ -22,7 +22,7 @@ class Square(Task):
 
 
 class Net(nn.Module):
-    """A frozen body, and a buffer that the first forward makes."""
+    """A frozen body, a buffer that the first forward makes, and one that a hook resizes."""
 
     seen: Tensor | None
     starts_here = True
@@ -33,6 +33,7 @@ class Net(nn.Module):
         self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
         self.head = nn.Linear(4, 1)
         self.register_buffer("seen", None)
+        self.register_buffer("grown", torch.zeros(2))
         self.body.requires_grad_(False)
         self.body.eval()
 
@@ -43,6 +44,10 @@ class Net(nn.Module):
 
 
 class WakeUp(Hook):
+    def after_update(self, event: UpdateEvent) -> None:
+        if event.update == 1:
+            self.trainer.model.grown.resize_(4).fill_(3.0)
+
     def before_epoch(self, event: EpochEvent) -> None:
         if event.epoch == 2:
             self.trainer.model.body.requires_grad_(True)
@@ -54,6 +59,7 @@ def trainer_of(folder: Path | None, updates: int, **more: Any) -> Trainer:
     points = [(torch.full((4,), i / 12), torch.tensor([i / 6])) for i in range(12)]
     more.setdefault("data", MapData(points, global_batch_size=4, micro_batch_size=2))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    more.setdefault("train", Training(ema=Ema(decay=0.5)))
     return Trainer(model=model, task=Square(), optimizer=sgd, device="cpu", updates=updates, folder=folder, **more)
 
 
@@ -68,8 +74,10 @@ def test_a_part_that_a_hook_woke_stays_awake_after_a_resume(tmp_path: Path, stop
     resumed.resume()
     resumed.train()
     assert resumed.model.body.training
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    for part in ("model", "ema"):
+        found = resumed.state_dict()[part]
+        for name, value in whole.state_dict()[part].items():
+            assert torch.equal(value, found[name]), name
 
 
 def test_flags_of_a_part_that_is_built_otherwise_are_the_new_runs(tmp_path: Path) -> None:

@@ -167,7 +167,8 @@ class TrainState:
         if "optimizer" in state:
             check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.average is not None and state["ema"]:
-            _check_fits(state["ema"], self.average.state_dict(), "average")
+            averaged = {name: one for name, one in self.average.state_dict().items() if name not in late}
+            _check_fits({name: one for name, one in state["ema"].items() if name not in late}, averaged, "average")
 
     def _taken(self, state: Tree, take: Take) -> Tree:
         live = state_of(self.model)
@@ -187,8 +188,12 @@ class TrainState:
     def load_state_dict(self, state: Tree) -> list[str]:
         """Restore a state of `own_part`; gives texts on an average that is new or dropped."""
         for name, (module, key) in _late_buffers(self.model, state["model"]).items():
-            there = next(self.model.parameters(), torch.empty(0)).device
-            buffers_of(module)[key] = torch.empty_like(state["model"][name], device=there)
+            buffer = buffers_of(module)[key]
+            if buffer is None:
+                there = next(self.model.parameters(), torch.empty(0)).device
+                buffers_of(module)[key] = torch.empty_like(state["model"][name], device=there)
+            else:
+                buffer.resize_(state["model"][name].shape)  # the average holds this tensor
         load_state(self.model, state["model"])
         self.stepper.load_masters(state["model"])
         if "optimizer" in state:
@@ -228,9 +233,12 @@ def _late_buffers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple
     found: dict[str, tuple[nn.Module, str]] = {}
     for prefix, module in model.named_modules():
         for key, buffer in buffers_of(module).items():
-            value = saved.get(plain(f"{prefix}.{key}" if prefix else key))
-            if isinstance(value, Tensor) and is_saved(module, key) and (buffer is None or buffer.shape != value.shape):
-                found[plain(f"{prefix}.{key}" if prefix else key)] = module, key
+            name = plain(f"{prefix}.{key}" if prefix else key)
+            value = saved.get(name)
+            if not isinstance(value, Tensor) or not is_saved(module, key):
+                continue
+            if buffer is None or (buffer.shape != value.shape and buffer.dtype == value.dtype):
+                found[name] = module, key
     return found
 
 
