@@ -137,7 +137,10 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
 
 def _is_of_torch(module: nn.Module) -> bool:
     parts: list[Any] = [*module.modules()]
-    return all(type(one).__module__.startswith("torch.nn.modules.") and "forward" not in vars(one) for one in parts)
+    return all(
+        type(one).__module__.startswith("torch.nn.modules.") and "forward" not in vars(one) and not has_hooks(one)
+        for one in parts
+    )
 
 
 def _is_needed(parameter: Parameter) -> bool:
