@@ -265,10 +265,6 @@ def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
     assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/bleu" not in metrics
 
 
-def gives(loss: Any, **members: Any) -> Task:
-    return type("Mine", (Write,), {"evaluate": lambda self, model, batch: loss, **members})()
-
-
 @pytest.mark.parametrize("compile", ["off", pytest.param("update", marks=pytest.mark.slow)])
 def test_counts_of_training_are_derived_too(compile: Any) -> None:
     class Hits(Task):
