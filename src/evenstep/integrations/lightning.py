@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from evenstep.errors import ArgumentError, TaskError, clause
-from evenstep.internals import share_contents
+from evenstep.internals import say_stepped, share_contents
 from evenstep.optim.schedules import LrSchedule, Need
 from evenstep.train.tasks.metrics import LaterMetrics
 from evenstep.train.tasks.task import Loss, Task, default_weight
@@ -359,7 +359,7 @@ class _TorchRates(LrSchedule):
         ]
         step = SimpleNamespace(_wrapped_by_lr_sched=True)  # or it warns that no step was made
         twin = SimpleNamespace(param_groups=[dict(group) for group in optimizer.param_groups], step=step)
-        twin._opt_called = True
+        say_stepped(cast("Any", twin))
         self._groups: list[dict[str, Any]] = twin.param_groups
         self._scheduler = deepcopy(scheduler, {id(optimizer): twin})
         self._factors = [self._factor()]
