@@ -26,7 +26,7 @@ from evenstep.events import Hook
 from evenstep.optim.plateau import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
-from evenstep.tools.prove.run import Cut, Subject, Variant
+from evenstep.tools.prove.run import Cut, Subject, Variant, wide_data
 from evenstep.train import Coefficients, Task, Trainer
 from evenstep.train.checkpointing.run_state import updates_of
 
@@ -86,6 +86,9 @@ class RunFileBench:
             shares = dict[str, float]()
             parts = build_parts(_of_few_samples(opened, shares), mesh)
             parts = replace(parts, config=_as_long(parts.config, min(shares.values(), default=1.0)))
+            if variant.wide:
+                for data in parts.evaluations.values():
+                    wide_data(data)
             with closing(parts):
                 yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
 
