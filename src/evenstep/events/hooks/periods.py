@@ -27,11 +27,7 @@ class Evaluate(Hook):
     draws = False
 
     def __init__(
-        self,
-        *,
-        every_updates: Count | None = None,
-        every_epochs: Count | None = None,
-        from_update: Natural = 0,
+        self, *, every_updates: Count | None = None, every_epochs: Count | None = None, from_update: Natural = 0
     ) -> None:
         if every_updates is None and every_epochs is None:
             raise ArgumentError("`Evaluate` needs `every_updates` or `every_epochs`.", field="Evaluate")

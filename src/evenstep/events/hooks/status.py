@@ -87,15 +87,7 @@ class Status(Hook):
 
 
 def write_start(folder: Path, event: TrainEvent, *, layout: Mapping[str, Json], resumed_from: str | None) -> None:
-    """Append a line on this start: command, source, versions and machine, without the names of machine and user.
-
-    Args:
-        layout: how the run is spread over ranks.
-        resumed_from: checkpoint that it continues.
-
-    Raises:
-        EvenstepError: the file can't be written.
-    """
+    """Append a line on this start: command, source, versions and machine, without the names of machine and user."""
     line: dict[str, Json] = {
         "time": _now(),
         "update": event.update,
