@@ -80,5 +80,5 @@ def main(folder: str, compile: Compile, precision: str, kill_at: tuple[int, int]
 
 
 if __name__ == "__main__":
-    place = (int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 4 else (0, 0)
+    place = (int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 4 else (-1, -1)
     main(sys.argv[1], "model" if sys.argv[2] == "model" else "update", sys.argv[3], place)
