@@ -1,13 +1,15 @@
 """Settings of a run as a trainer knows them, for `settings.json` of the run folder: reports compare runs by them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
 
 from evenstep.data import Data
+from evenstep.errors import EvenstepError
+from evenstep.events import Incident
 from evenstep.events.files import replace_text
 from evenstep.internals import unwrapped
 from evenstep.optim.optimizers import parts_of
@@ -59,10 +61,9 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     return {"kind": type(optimizer).__name__, **{str(group.get("name", at)): group for at, group in enumerate(groups)}}
 
 
-def record_settings(folder: Path, settings: str) -> None:
-    """Write the settings into the run folder.
-
-    Raises:
-        EvenstepError: the file can't be written.
-    """
-    replace_text(folder / FILE, settings)
+def record_settings(folder: Path, settings: str, update: int, report: Callable[[Incident], None]) -> None:
+    """Write the settings into the run folder. An error is an incident, not the end of the run."""
+    try:
+        replace_text(folder / FILE, settings)
+    except EvenstepError as error:
+        report(Incident(kind="settings", update=update, message=str(error)))

@@ -417,7 +417,7 @@ class Trainer:
             writers.event("train_begin", begin)
             checkpointer.folder.clean(self.progress.update)
             if self.folder is not None and self.is_first_rank:
-                record_settings(self.folder, self._settings)
+                record_settings(self.folder, self._settings, self.progress.update, loop.reporter.report)
             checkpointer.leave_later()
             with loop.engine.bus.span("train", lambda: begin, end):
                 try:

@@ -232,6 +232,15 @@ def test_runs_of_a_script_are_compared_by_recorded_settings_and_over_seeds(tmp_p
     assert "optimizer.lr = 0.01" not in text  # a single run has no spread
 
 
+def test_settings_that_can_not_be_written_are_an_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise EvenstepError("no space left")
+
+    monkeypatch.setattr("evenstep.train.recorded.replace_text", full)
+    train_line(tmp_path, lr=0.02, seed=1)
+    assert [one.kind for one in read_run(tmp_path).incidents] == ["settings"]
+
+
 def test_charts_group_metrics_of_one_quantity_and_order_them() -> None:
     names = ["perf/update_s", "train/lr", "train/grad_norm/blocks.0", "train/grad_norm", "valid/loss", "train/loss"]
     found = charts([("a", {name: {1: 1.0} for name in names})])
