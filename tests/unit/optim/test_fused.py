@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep.internals import foreach_add
 from evenstep.optim.fused import take_step
 
 SHAPES = ((5, 3), (7,), (), (2, 2, 2), (33,))
@@ -185,27 +183,3 @@ def test_gradients_are_recorded_afterwards_as_before() -> None:
     with torch.no_grad():
         side.update(3, ())
         assert not torch.is_grad_enabled()
-
-
-@pytest.mark.parametrize("kind", ["adam", "amsgrad"])
-def test_the_counts_of_a_groups_steps_are_added_to_in_one_kernel_and_torch_goes_on_from_them(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    added: list[int] = []
-
-    def add(tensors: list[Tensor], one: float) -> None:
-        added.append(len(tensors))
-        foreach_add(tensors, one)
-
-    monkeypatch.setattr("evenstep.optim.fused.foreach_add", add)
-    ours, torchs = Side(kind, take_step), Side(kind, lambda optimizer: optimizer.step())
-    for number in range(1, 4):
-        for side in (ours, torchs):
-            side.update(number, ())
-    assert added == [1] * 4  # of two groups and the two updates after the one that torch makes
-    saved = deepcopy(ours.optimizer.state_dict())
-    ours.optimizer.step()
-    torchs.optimizer.step()
-    assert_equal(ours, torchs)
-    ours.optimizer.load_state_dict(saved)
-    assert all(float(state["step"]) == 3 for state in ours.optimizer.state.values())

@@ -138,13 +138,6 @@ def test_periods_shrink_and_follow_a_warm_up(longer: float) -> None:
     assert factors(schedule, 100) == pytest.approx(expected[:100], rel=1e-9)
 
 
-def test_a_period_begins_exactly_at_its_height_however_late() -> None:
-    schedule = CosineRestarts(period_updates=10, period_factor=2, shrink=0.5)
-    for number in range(12):
-        assert schedule(1 + 10 * (2**number - 1), None) == 0.5**number
-    assert CosineRestarts(period_updates=7)(1 + 7 * 10**9, None) == 1
-
-
 @pytest.mark.parametrize(("mode", "shrink"), [("triangular", 1.0), ("triangular2", 0.5)])
 def test_cycles_are_those_of_pytorch_whose_count_begins_at_0(mode: Any, shrink: float) -> None:
     expected = torch_factors(
