@@ -11,7 +11,7 @@ import pytest
 from scripts import Script
 from squares import write_run
 
-ROWS = "kill,ordered,zero1"
+ROWS = "kill,ddp,zero1"
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
@@ -48,7 +48,7 @@ def test_ranks_and_a_killed_run_end_at_the_bits_of_one_process(file: Path, tmp_p
     rows = {row["row"]: row for row in json.loads((tmp_path / "proof.json").read_text())["rows"]}
     assert {name: row["holds"] for name, row in rows.items()} == {
         "kill": True,
-        "ranks 2 ordered": True,
+        "ranks 2 ddp": True,
         "ranks 2 zero1": True,
     }, rows
     assert rows["kill"]["value"] == rows["kill"]["bound"] and len(rows["kill"]["value"]) == 64
@@ -79,7 +79,7 @@ def test_the_part_that_differs_by_process_or_rank_is_named(file: Path, tmp_path:
 
     numbered = causes("--model.target", "alone.py:net", "--rows", "kill")
     assert "module `1`" in numbered
-    clipped = causes("--hooks", '[{target = "alone.py:Clips"}]', "--rows", "ranks 2 ordered")
+    clipped = causes("--hooks", '[{target = "alone.py:Clips"}]', "--rows", "ranks 2 ddp")
     assert "update" in clipped
 
 
@@ -124,7 +124,7 @@ def test_an_extra_that_is_not_installed_ends_it_at_once(file: Path, tmp_path: Pa
 
 def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
     slow = ["--task.args.slow_s", "0.1"]
-    command = Script("-m", "evenstep", "prove", file, "--rows", "ordered", *slow)
+    command = Script("-m", "evenstep", "prove", file, "--rows", "ddp", *slow)
     command.wait_for(lambda: len(started_by(command.pid)) >= 2)
     ranks = started_by(command.pid)
     command.send_signal(signal.SIGINT)

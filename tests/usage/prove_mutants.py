@@ -110,7 +110,7 @@ class Run:
                     data=data,
                     updates=20,
                     device="cpu",
-                    strategy=strategy_named("single", Group(), reduction="ordered" if variant.ordered else "fast"),
+                    strategy=strategy_named("single", Group(), reduction="fast" if variant.fast else "ordered"),
                     lr_schedule=schedule,
                     hooks=hooks,
                     folder=folder,

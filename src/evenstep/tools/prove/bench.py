@@ -205,7 +205,7 @@ def _varied(config: RunConfig, variant: Variant) -> dict[str, object]:
     changed: dict[str, object] = {
         "parallel": "none",
         "parallel.strategy": variant.strategy,
-        "parallel.reduction": "ordered" if variant.ordered else "fast",
+        "parallel.reduction": "fast" if variant.fast else "ordered",
         "parallel.timeout_s": before.timeout_s,
         "launch.ranks": variant.ranks,
         "train.check_loss": str(variant.checks_loss).lower(),

@@ -73,8 +73,9 @@ class Prover:
         rows |= {"optimizer": self._optimizer, f"format {self.precision}": self._format}
         if self.workers:
             rows[f"workers {self.workers}"] = self._workers
-        rows |= {"resume": self._resume, "kill": self._kill, f"ranks {self.ranks} ordered": self._ordered}
-        rows |= {f"ranks {self.ranks} {name}": partial(self._sharded, name) for name in ("ddp", "fsdp", "zero1")}
+        rows |= {"resume": self._resume, "kill": self._kill}
+        rows |= {f"ranks {self.ranks} {name}": partial(self._replicated, name) for name in ("ddp", "zero1")}
+        rows[f"ranks {self.ranks} fsdp"] = self._sharded
         rows[f"stages {self.ranks}"] = self._stages
         return {name: partial(self._judged, name, row) for name, row in rows.items()}
 
@@ -127,12 +128,8 @@ class Prover:
         return self._run(self._still)
 
     @cached_property
-    def _in_order(self) -> Ended:
-        return self._run(Variant(ordered=True))
-
-    @cached_property
     def _measure(self) -> Measure:
-        reordered = self._run(replace(self._still, ordered=True, rounds=True))
+        reordered = self._run(replace(self._still, fast=True, rounds=True))
         return measure_of(self._four, reordered, updates=self.updates)
 
     # comparisons
@@ -196,7 +193,7 @@ class Prover:
 
     def _format(self) -> Verdict:
         still = replace(self._still, wide=False, own_format=True)
-        one, four, other = map(self._run, (replace(still, cut="1"), still, replace(still, ordered=True)))
+        one, four, other = map(self._run, (replace(still, cut="1"), still, replace(still, fast=True)))
         exact, measure = self._four if self.is_wide else other, self._measure
         rounding = max(measure(four, exact).value, measure(other, exact).value)
         bound = max(TIMES * rounding, measure.bound)
@@ -244,12 +241,12 @@ class Prover:
                 raise EvenstepError(str(error)) from error
             raise
 
-    def _ordered(self) -> Verdict:
-        variant = Variant(ordered=True, strategy="ddp", ranks=self.ranks)
-        return self._same(self._elsewhere(variant), self._in_order, lambda: self._of_ranks(variant))
+    def _replicated(self, strategy: str) -> Verdict:
+        variant = Variant(strategy=strategy, ranks=self.ranks)
+        return self._same(self._elsewhere(variant), self._as_it_is, lambda: self._of_ranks(variant))
 
-    def _sharded(self, strategy: str) -> Verdict:
-        variant = replace(self._still, strategy=strategy, ranks=self.ranks)
+    def _sharded(self) -> Verdict:  # up to rounding: on the CPU shards can't be stepped by fused optimizers
+        variant = replace(self._still, strategy="fsdp", ranks=self.ranks)
         run = self._elsewhere(variant)
         if self._measure.by_gradient and not run.gradient:
             return Verdict(measure=self._measure.what, note="shards of gradients can't be compared")
@@ -263,12 +260,12 @@ class Prover:
             is_tied = len(names) > len({id(one) for _, one in names}) or bool(getattr(subject.model, "aliases", None))
         if is_tied and self._measure.by_gradient:
             return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
-        variant = self._still if is_tied else Variant(ordered=True)
+        variant = self._still if is_tied else Variant()
         variant = replace(variant, strategy="ddp", ranks=self.ranks, pipeline=self.ranks)
         run = self._elsewhere(variant)
         if is_tied:  # gradients are summed in another order where two stages hold a copy
             return self._near(run, self._four, lambda: self._of_ranks(variant))
-        return self._same(run, self._in_order, lambda: self._of_ranks(variant))
+        return self._same(run, self._as_it_is, lambda: self._of_ranks(variant))
 
     # causes of failures: the first part of an update that differs
 

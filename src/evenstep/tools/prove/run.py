@@ -44,7 +44,7 @@ class Variant:
         wide: compute in float64.
         own_format: compute in the run's own number format, else in float32 (`wide`: float64).
         still: replace random numbers by constants, so that micro-batches can be compared.
-        ordered: sum gradients in the order that is the same on any number of ranks.
+        fast: sum gradients as they come, not in the order that is the same on any number of ranks.
         rounds: change each gradient as another order of its sums might.
         pipeline: ranks that share a model in stages.
     """
@@ -53,7 +53,7 @@ class Variant:
     wide: bool = False
     own_format: bool = True
     still: bool = False
-    ordered: bool = False
+    fast: bool = False
     rounds: bool = False
     strategy: str = "single"
     ranks: int = 1
