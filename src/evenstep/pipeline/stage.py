@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from evenstep.errors import PlanError
-from evenstep.parallel.blocks import Dealing
 from evenstep.parallel.fsdp import PlanReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
@@ -29,11 +28,6 @@ Gradients = list[Tensor | None]
 
 class PlanStep(Protocol):
     """The micro-batches that go through a plan, by the plan's numbers."""
-
-    @property
-    def dealing(self) -> Dealing:
-        """The ranks that run the update's micro-batches."""
-        ...
 
     def forward(
         self, stage: "Stage", received: Mapping[int, Any], microbatch: int
