@@ -359,6 +359,73 @@ class Trainer:
             EvenstepError: something went wrong; the message says what, and what to do.
             KeyboardInterrupt: after Ctrl-C, when everything is saved.
         """
+        from evenstep.train.emergency import emergency_save
+        from evenstep.train.recorded import record_settings
+        from evenstep.train.requests import End
+
+        with self._training():
+            ended = End("")
+            self._check_hooks()
+            loop, checkpointer, writers = self._loop, self._loop.checkpointer, self._loop.reporter.writers
+            self._group.go_on()
+            self._agree()
+            checkpointer.folder.claim()
+            loop.engine.prepare()
+
+            def end(error: BaseException | None) -> TrainEvent:
+                outcome = ended.outcome if error is None else "failed"
+                return replace(
+                    begin,
+                    update=self.progress.update,
+                    outcome=outcome,
+                    reason=ended.reason,
+                    error=error,
+                    metrics=self._latest(),
+                )
+
+            begin = TrainEvent(
+                update=self.progress.update,
+                updates=self.updates,
+                resumed=self._resumed,
+                config=checkpointer.state.config,
+            )
+            with (
+                self.holding_folder(),
+                writers.opened(self.folder, self.progress.update),
+                closing(loop.feed.data),
+                closing(loop.evaluator),
+                undisturbed(self.device),
+                torch.enable_grad(),
+            ):
+                self._has_trained = True
+                writers.event("train_begin", begin)
+                checkpointer.folder.clean(self.progress.update)
+                if self.folder is not None and self.is_first_rank:
+                    record_settings(self.folder, self._settings, self.progress.update, loop.reporter.report)
+                checkpointer.leave_later()
+                with loop.engine.bus.span("train", lambda: begin, end):
+                    try:
+                        if loop.policies.may_rewind and not checkpointer.folder.newest_first():
+                            checkpointer.save()  # something to go back to
+                        ended = self._run()
+                        writers.event("train_end", end(None))
+                    except BaseException as raised:
+                        error = self._group.explained(raised)
+                        emergency_save(error, loop, end=lambda error: writers.event("train_end", end(error)))
+                        if error is raised:
+                            raise
+                        raise error from raised
+                loop.write_known()  # hooks may have put values when they heard of the end
+            return Result(
+                update=self.progress.update,
+                outcome=ended.outcome,
+                reason=ended.reason,
+                requeue=ended.requeue,
+                metrics=self._latest(),
+            )
+
+    @contextmanager
+    def _training(self) -> Generator[None]:
         from evenstep.train.signal_handling import handling_signals
 
         if self._is_training:
@@ -374,71 +441,9 @@ class Trainer:
             # ranks may be threads, as in tests, which have agreed on what each does
             alone = drawing_alone("train") if self._group.ranks == 1 else nullcontext()
             with alone, handling_signals(self._loop):
-                return self._train()
+                yield
         finally:
             self._is_training = False
-
-    def _train(self) -> Result:
-        from evenstep.train.emergency import emergency_save
-        from evenstep.train.recorded import record_settings
-        from evenstep.train.requests import End
-
-        ended = End("")
-        self._check_hooks()
-        loop, checkpointer, writers = self._loop, self._loop.checkpointer, self._loop.reporter.writers
-        self._group.go_on()
-        self._agree()
-        checkpointer.folder.claim()
-        loop.engine.prepare()
-
-        def end(error: BaseException | None) -> TrainEvent:
-            outcome = ended.outcome if error is None else "failed"
-            return replace(
-                begin,
-                update=self.progress.update,
-                outcome=outcome,
-                reason=ended.reason,
-                error=error,
-                metrics=self._latest(),
-            )
-
-        begin = TrainEvent(
-            update=self.progress.update, updates=self.updates, resumed=self._resumed, config=checkpointer.state.config
-        )
-        with (
-            self.holding_folder(),
-            writers.opened(self.folder, self.progress.update),
-            closing(loop.feed.data),
-            closing(loop.evaluator),
-            undisturbed(self.device),
-            torch.enable_grad(),
-        ):
-            self._has_trained = True
-            writers.event("train_begin", begin)
-            checkpointer.folder.clean(self.progress.update)
-            if self.folder is not None and self.is_first_rank:
-                record_settings(self.folder, self._settings, self.progress.update, loop.reporter.report)
-            checkpointer.leave_later()
-            with loop.engine.bus.span("train", lambda: begin, end):
-                try:
-                    if loop.policies.may_rewind and not checkpointer.folder.newest_first():
-                        checkpointer.save()  # something to go back to
-                    ended = self._run()
-                    writers.event("train_end", end(None))
-                except BaseException as raised:
-                    error = self._group.explained(raised)
-                    emergency_save(error, loop, end=lambda error: writers.event("train_end", end(error)))
-                    if error is raised:
-                        raise
-                    raise error from raised
-            loop.write_known()  # hooks may have put values when they heard of the end
-        return Result(
-            update=self.progress.update,
-            outcome=ended.outcome,
-            reason=ended.reason,
-            requeue=ended.requeue,
-            metrics=self._latest(),
-        )
 
     def _latest(self) -> dict[str, float]:
         return {name: record.value for name in self.storage.names() if (record := self.storage.latest(name))}
