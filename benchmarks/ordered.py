@@ -4,8 +4,8 @@
 `spread` is the distance between the quartiles. Two copies of that loop tell the noise of the run: their mean is the
 reference. Times are processor time, the mean of both ranks; `wall` is the same ratio by the clock, of the slower rank.
 With ddp, bytes that are given to collectives are counted, too. Each rank runs four micro-batches, so ordered sums hold
-up to two more sets of gradients (log₂ 4) than fast ones. Ddp shards are not here: they take no fused optimizer on
-a CPU.
+up to two more sets of gradients (log₂ 4) than fast ones. Shards take no fused optimizer on a CPU, so they are a case of
+their own, beside fast ones.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from contenders import by_hand_ddp, evenstep_  # noqa: E402 - the folder of this script must be on the path first
-from evenstep.parallel import Ddp, Processes, Strategy, Zero1  # noqa: E402
+from evenstep.parallel import Ddp, Fsdp, Processes, Strategy, Zero1  # noqa: E402
 from harness.ranks import bytes_rows, on_ranks, one_rank, over_ranks  # noqa: E402
 from harness.rounds import Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, compared, mean_of, table, write_rows  # noqa: E402
@@ -31,7 +31,7 @@ TUNED, AGAIN = "DDP tuned by hand", "DDP tuned by hand, again"
 STRATEGIES: dict[str, Callable[[Processes], Strategy]] = {
     "ddp, fast": partial(Ddp, reduction="fast"),
     "ddp, ordered": Ddp,
-    "zero1, ordered": lambda group: Zero1(group),
+    "zero1, ordered": Zero1,
 }
 RANKS = 2
 NUM_MICROBATCHES = 4
@@ -55,9 +55,24 @@ def measure(group: Processes, rounds: int) -> list[Row]:
     bounds = {"ddp, ordered": BOUND + row("", "", times[AGAIN], times[TUNED]).spread / 2}
     rows = [row(work.name, name, one, reference, bound=bounds.get(name)) for name, one in times.items()]
     counted = {name: contenders[name] for name in (TUNED, "ddp, fast", "ddp, ordered")}
+    rows += _shards(group, replace(work, name=f"{work.name}, shards", fused=False), rounds)
     return rows + bytes_rows(
         counted, work, COUNTED_UPDATES, reference=TUNED, tensors="gradients", bounds={"ddp, ordered": 1.02}
     )
+
+
+def _shards(group: Processes, work: Work, rounds: int) -> list[Row]:
+    kinds: dict[str, Callable[[Processes], Strategy]] = {
+        "fsdp, fast": partial(Fsdp, reduction="fast"),
+        "fsdp, fast, again": partial(Fsdp, reduction="fast"),
+        "fsdp, ordered": Fsdp,
+    }
+    contenders: dict[str, Train] = {name: partial(_train, strategy=strategy(group)) for name, strategy in kinds.items()}
+    chunk = group.gather(chunk_of(contenders["fsdp, fast"], work, seconds=CHUNK_S, multiple=2))[0]
+    times = over_ranks(group.gather(interleave(contenders, work, chunk_updates=chunk, rounds=rounds)))
+    reference = mean_of(times["fsdp, fast"], times["fsdp, fast, again"])
+    row = partial(compared, unit="us/update", per_s=1e6 / chunk)
+    return [row(work.name, name, one, reference) for name, one in times.items()]
 
 
 def _train(model: Any, feed: Any, work: Work, *, strategy: Strategy) -> list[float]:

@@ -34,16 +34,18 @@ class Work:
         model: the initial parameters; each contender trains a copy.
         batches: pairs (inputs, classes), each a micro-batch, in memory.
         num_microbatches: of an update; all of equal size.
+        fused: whether the optimizer is one fused kernel.
     """
 
     name: str
     model: nn.Module
     batches: list[tuple[Tensor, Tensor]]
     num_microbatches: int = 1
+    fused: bool = True
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of everybody but the ordinary loop."""
-        return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=True)
+        return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, eps=EPSILON, fused=self.fused)
 
 
 def mean_loss(logits: Tensor, classes: Tensor) -> Tensor:
