@@ -5,16 +5,65 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, MapData, Task, Trainer, Training
-from evenstep.parallel import Ddp
+from evenstep.parallel import Ddp, Group, Strategy, Zero1
 from evenstep.train import Aborted
 
 
 class Square(Task):
     def loss(self, output: Any, batch: Any) -> Tensor:
         return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+class Weighted(Square):
+    """Some samples weigh nothing: micro-batches of these alone are not run."""
+
+    def weight(self, batch: Any) -> float:
+        return float((batch[1] > 0).sum())
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((batch[1] > 0) * (output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+@given(
+    samples=st.integers(1, 23),
+    size=st.integers(1, 3),
+    blocks=st.integers(1, 9),
+    ranks=st.integers(2, 5),
+    kind=st.sampled_from([Ddp, Zero1]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_parameters_have_the_bits_of_one_process_for_any_cut_and_blocks(
+    on_ranks: Callable[..., list[Any]], samples: int, size: int, blocks: int, ranks: int, kind: Any
+) -> None:
+    generator = torch.Generator().manual_seed(samples)
+    points = [(torch.randn(3, generator=generator), torch.tensor(float((n + 1) % 3))) for n in range(samples)]
+
+    def trained(strategy: Strategy) -> list[Tensor]:
+        model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 1))
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) / (number + 1))
+        trainer = Trainer(
+            model=model,
+            task=Weighted(),
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.1),
+            data=MapData(points * 2, global_batch_size=samples, micro_batch_size=size, shuffle=False),
+            updates=2,
+            device="cpu",
+            strategy=strategy,
+            train=Training(clip_norm=0.1),
+        )
+        trainer.train()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    alone = trained(Ddp(Group(), blocks=blocks))
+    for ours in on_ranks(ranks, lambda group: trained(kind(group, blocks=blocks))):
+        assert all(torch.equal(one, other) for one, other in zip(ours, alone, strict=True))
 
 
 def test_the_average_begins_at_the_first_ranks_parameters_on_all_ranks(on_ranks: Callable[..., list[Any]]) -> None:
