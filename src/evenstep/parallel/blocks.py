@@ -85,6 +85,23 @@ class Dealing:
         last = {place: number for number, place in self.places_of(rank).items()}
         return {number: place for place, number in last.items()}
 
+    def further_sets(self, rank: int) -> int:
+        """The most sets of gradients that `rank` holds beside those of the block that it computes.
+
+        >>> [Dealing.of_one(count).further_sets(0) for count in (1, 2, 4, 8)]
+        [0, 1, 2, 3]
+        """
+        held: list[Place] = []
+        most = 0
+        for place in dict.fromkeys(self.places_of(rank).values()):
+            most = max(most, len(held))
+            level, index = place
+            while level >= 0 and index % 2 and (level, index - 1) in held:
+                held.remove((level, index - 1))
+                level, index = level + 1, index // 2
+            held.append((level, index))
+        return most
+
     def combine(self, parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
         """Sum of the parts below a node; None without any."""
         if place in parts:

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from evenstep.parallel.blocks import Dealing
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.fsdp import PassReducer, PlanReducer
 from evenstep.parallel.layout import mapped
@@ -29,7 +30,6 @@ class Reducers:
         group: the data-parallel ranks.
         data_group: the ranks that the data are dealt to.
         layout: who holds what of a tensor.
-        beginning: the reducers that must know when an update begins.
         per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
             the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
@@ -47,7 +47,8 @@ class Reducers:
         self.per_pass: list[PassReducer] = []
         self.gather_per_plan = False
         self._all: list[Reducer] = []
-        self.beginning: list[Reducer] = []
+        self._beginning: list[Reducer] = []
+        self._dealing: Dealing | None = None  # of the last update
         self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
@@ -64,8 +65,14 @@ class Reducers:
 
     @property
     def further_sets(self) -> int:
-        """Sets of gradients that a rank holds at most beside `.grad`: partial sums of blocks."""
-        return 0 if self.blocks is None else max(0, -(-self.blocks // self.ranks) - 1).bit_length()
+        """The most sets of gradients that this rank held beside `.grad` in the last update."""
+        return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.rank)
+
+    def begin(self, dealing: Dealing | None) -> None:
+        """The accumulation of an update begins, perhaps anew; see `Reducer.begin`."""
+        self._dealing = dealing or self._dealing
+        for own in self._beginning:
+            own.begin(dealing)
 
     def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
         """What to call in place of a stage's module, and the stage's reducer."""
@@ -76,7 +83,7 @@ class Reducers:
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
         if type(own).begin is not Reducer.begin:
-            self.beginning.append(own)
+            self._beginning.append(own)
         if type(own).after_update is not Reducer.after_update:
             self._comparing.append(own)
         if self.group.ranks > 1:

@@ -15,7 +15,7 @@ from evenstep.train.state.train_state import TrainState
 
 
 def footprint(state: TrainState, *, further_sets: int = 0) -> dict[str, int]:
-    """Bytes by what they are for; "blocks" are partial sums of gradients, at most `further_sets` times all."""
+    """Bytes by use; "blocks" are `further_sets` sets of partial sums of gradients."""
     parameters, formats = named_parameters(state.model), state.averaged_as
     trained = [one for one in parameters.values() if one.requires_grad]
     held = [one.numel() if state.layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed

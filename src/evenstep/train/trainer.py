@@ -306,7 +306,7 @@ class Trainer:
     def footprint(self) -> dict[str, int]:
         """Bytes on this rank for parameters, by use; with optimizer state after the first update.
 
-        "blocks" are partial sums of gradients: at most so many, and none where a rank has one micro-batch.
+        "blocks" are the most partial sums of gradients that this rank held in the last update.
         """
         from evenstep.train.footprint import footprint
 

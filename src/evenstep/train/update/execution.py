@@ -83,8 +83,7 @@ class Execution:
 
     def begin(self, dealing: Dealing | None = None) -> None:
         """Begin to accumulate gradients; of the micro-batches of `dealing`, if any follow."""
-        for reducer in self.reducers.beginning:
-            reducer.begin(dealing)
+        self.reducers.begin(dealing)
 
     def pad_passes(
         self,
