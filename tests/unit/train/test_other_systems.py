@@ -101,7 +101,7 @@ def test_after_an_evaluation_that_fails_the_model_trains_and_the_last_committed_
 
     class Fails(Square):
         def loss(self, output: Any, batch: Any) -> Tensor:
-            if not self.now.is_training:
+            if not self.now.is_training and self.now.update:
                 raise RuntimeError("no evaluation")
             return super().loss(output, batch)
 
@@ -180,4 +180,6 @@ def test_shapes_of_an_evaluation_may_be_others_views_cross_stages_and_nothing_ru
     assert first[2] == whole[2]
     assert first[1] == 0  # the second stage is the last rank's
     checked = 4  # forwards of the loss check
-    assert last[1] == whole[1] == checked + 2 + 2 + 1 + 2 * (3 + 2)  # 3 updates, and twice the evaluations
+    assert (
+        last[1] == whole[1] == checked + 2 + 2 + 2 + 1 + 2 * (3 + 2)
+    )  # a trial of each set, 3 updates, twice the evaluations
