@@ -173,8 +173,8 @@ CHECKS: Checks = [
             itertools.product(("transfer", "forward", "backward", "armed"), (0, ranks - 1))
         )
     ),
-    ("micro-batch size auto: a pipeline", partial(auto, 2, "single", "1f1b"), False),
-    ("micro-batch size auto: interleaved stages", partial(auto, 2, "single", "interleaved"), True),
+    ("micro-batch size auto: a pipeline", partial(auto, 2, "fast", "1f1b"), False),
+    ("micro-batch size auto: interleaved stages", partial(auto, 2, "fast", "interleaved"), True),
     ("micro-batch size auto: two pipelines, ddp", partial(auto, 4, "ddp", "zb_h1"), False),
     ("micro-batch size auto: two pipelines, zero1", partial(auto, 4, "zero1", "1f1b"), True),
     ("out of memory: twice in a row, pipeline", partial(stages, "backward", 1, 2, "single", "1f1b", 2), False),

@@ -20,6 +20,7 @@ from evenstep.process import stopping
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
+    "fast": partial(Single, reduction="fast"),
     "ordered": Ddp,
     "ddp": partial(Ddp, reduction="fast"),
     "zero1": lambda group: Zero1(group, reduction="fast"),
@@ -28,9 +29,8 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "ordered-fsdp": Fsdp,
     "fsdp-copies": lambda group: Fsdp(group, shard_ranks=1, reduction="fast"),
     "fsdp-hybrid": lambda group: Fsdp(group, shard_ranks=2, reduction="fast"),
-    "ddp-buckets": lambda group: Ddp(
-        group, bucket_bytes=64, reduction="fast"
-    ),  # one parameter each: some are away when a fault strikes
+    # one parameter in each bucket: some are away when a fault strikes
+    "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64, reduction="fast"),
 }
 UPDATES = 6
 
