@@ -260,9 +260,8 @@ def cut_like(live: Tensor, full: Tensor) -> Tensor:
 
 
 def _is_large(tensor: Tensor) -> bool:
-    rows = tensor.shape[0] if tensor.ndim else 0
     piece = tensor.numel() // _PIECES
-    return piece >= _LEAST and rows % _PIECES == 0 and piece * tensor.itemsize % _ALIGNED == 0
+    return piece >= _LEAST and tensor.shape[0] % _PIECES == 0 and piece * tensor.itemsize % _ALIGNED == 0
 
 
 def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
@@ -279,10 +278,10 @@ def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) ->
         layout.all_reduce_shards(squares)
         return squares.sqrt()
     are_large = [_is_large(gradient) for gradient in gradients]
-    small = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if not is_large]
-    of_small = norms(layout.whole(small)) if small or not gradients else None
     if not any(are_large):
-        return cast("Tensor", of_small)
+        return norms(layout.whole(gradients))
+    small = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if not is_large]
+    of_small = norms(layout.whole(small)) if small else None
     large = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if is_large]
     of_large = torch.linalg.vector_norm(layout.piece_norms(large, norms), dim=1)
     if of_small is None:
