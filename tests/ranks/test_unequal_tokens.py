@@ -45,7 +45,7 @@ def evenly(wire_dtype=None):
     trainer = evenstep.Trainer(
         model=model, task=Words(), optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
         data=evenstep.MapData(samples, global_batch_size=8, micro_batch_size=2, shuffle=False),
-        updates=UPDATES, device="cpu", strategy=Ddp(group, wire_dtype=wire_dtype),
+        updates=UPDATES, device="cpu", strategy=Ddp(group, reduction="fast", wire_dtype=wire_dtype),
     )
     trainer.train()
     return flat(model)
