@@ -122,6 +122,10 @@ class BucketReducer(Reducer, ChoosesTrained):
         self._is_armed = False
         self._next = 0
 
+    @property
+    def _adds_alone(self) -> bool:
+        return self.collects and self.group.ranks == 1  # which may change between updates
+
     def wrap(self) -> nn.Module:
         synchronise(self.module, self.group)
         self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
@@ -131,7 +135,7 @@ class BucketReducer(Reducer, ChoosesTrained):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self.group.ranks == 1 and self.collects:
+        if self._adds_alone and not self.group.can_change:
             self._buckets = [_Bucket(list(parameters))] if parameters else []
         else:  # a backward reaches the last parameters first
             last_first = list(reversed(parameters))
@@ -167,7 +171,7 @@ class BucketReducer(Reducer, ChoosesTrained):
                 _collect(bucket, place)
 
     def reduce(self) -> None:
-        if self.group.ranks > 1 or not self.collects:
+        if not self._adds_alone:
             self._launch_until(len(self._buckets))
             self._finish()
         elif any(bucket.tree for bucket in self._buckets):  # else all are in `.grad`
@@ -203,7 +207,7 @@ class BucketReducer(Reducer, ChoosesTrained):
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
-            if self._is_armed:
+            if self._is_armed and not self._adds_alone:
                 bucket.missing -= 1
                 if bucket.missing == 0:
                     self._launch_ready()
