@@ -132,7 +132,8 @@ class Evenstep(Contender):
         from evenstep.checkpoint import AsyncWriter
 
         self._subject, self._update = subject, 0
-        self._saver = AsyncWriter(folder / "run" / "checkpoints")
+        self._folder = folder / "run" / "checkpoints"
+        self._saver = AsyncWriter(self._folder)
         self._saver.prepare(subject.state())
         time.sleep(2.0)  # a run's first save comes long after its first update
 
@@ -149,7 +150,7 @@ class Evenstep(Contender):
     def load(self, path: Path) -> None:
         from evenstep.checkpoint import read_checkpoint
 
-        read_checkpoint(self._saver.folder)
+        read_checkpoint(self._folder)
 
 
 class TorchSave(Contender):

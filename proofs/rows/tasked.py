@@ -8,7 +8,7 @@ sha256 of all that training changes.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ LATE: dict[str, str] = {"per token": "", "per token, late": "c"}  # the task who
 SIZES, REPEATS = {"a": 6, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 3}
 COEFFICIENTS = {"a": 1.0, "b": 0.25, "c": 3.0}
 SAMPLES, UPDATES, LAST_OF_C = 60, 20, 12
-STRATEGIES: dict[str, type[Strategy]] = {
+STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
     "ordered": Ddp,
     "ddp": partial(Ddp, reduction="fast"),

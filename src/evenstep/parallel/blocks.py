@@ -86,7 +86,7 @@ class Dealing:
         return {number: place for place, number in last.items()}
 
     def further_sets(self, rank: int) -> int:
-        """The most sets of gradients that `rank` holds beside those of the block that it computes.
+        """Largest number of sets of gradients that `rank` holds beside its current block.
 
         >>> [Dealing.of_one(count).further_sets(0) for count in (1, 2, 4, 8)]
         [0, 1, 2, 3]

@@ -29,7 +29,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether it is one of them whose statistics are those of a micro-batch, not of a sample.
+    """True for a layer with statistics of a micro-batch, such as BatchNorm.
 
     >>> is_batch_norm(nn.BatchNorm1d(3)), is_batch_norm(nn.InstanceNorm1d(3))
     (True, False)

@@ -227,7 +227,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
         for shard in self._shards:
             live = shard.sharded_param
             if _is_narrow(live) and live.grad_dtype == live.dtype:
-                live.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
+                live.grad_dtype = None  # FSDP2 assigns a gradient of its own format, which becomes float32
         begin(self.module)
         if self.collects:
             for part in self._parts():
@@ -411,7 +411,7 @@ def _called(item: nn.Module) -> Iterator[nn.Module]:
 
 
 def units(module: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: the items of each `nn.ModuleList` and `nn.Sequential` that hold parameters.
+    """Units of gathering: the items of each `nn.ModuleList` and `nn.Sequential` with parameters.
 
     The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a
     parameter with another part of the module; what is left over belongs to `module` itself.
@@ -622,7 +622,7 @@ class PlanReducer(ShardedReducer):
 
 
 def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """What a module that only holds others, by dotted names, holds.
+    """Layers below modules that are plain containers with dotted names.
 
     >>> holder = nn.Module(); holder.add_module("blocks", nn.Module())
     >>> holder.blocks.add_module("0", nn.Linear(1, 1)); holder.add_module("head", nn.ReLU())

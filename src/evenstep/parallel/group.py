@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Interrupted(LostRankError):
-    """Another rank has broken off what all do now, and waits for this one to meet it."""
+    """Another rank interrupted the current work and waits for this rank."""
 
 
 class Group:
@@ -34,7 +34,7 @@ class Group:
     device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums
 
     def run_of(self, loop: Any, agree: Callable[[], None]) -> Callable[[], Any]:
-        """What runs a trainer's loop on these ranks: where they can change, as often as they do.
+        """Runner of a trainer's loop on ranks that can change.
 
         Args:
             loop: the trainer's `Loop`, which makes the updates from the last committed one on.
@@ -50,7 +50,7 @@ class Group:
         return list(values)
 
     def sum_of_same(self, value: float) -> float:
-        """What `sum_floats` gives of a number that is the same on all ranks."""
+        """Result of `sum_floats` for a number that is equal on all ranks."""
         return self.ranks * value
 
     def gather(self, value: T) -> list[T]:
@@ -119,7 +119,7 @@ class Group:
         return wait
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
-        """Overwrite `tensors` with those of `rank`."""
+        """Overwrite `tensors` with the tensors of `rank`."""
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
@@ -145,7 +145,7 @@ class Group:
         self.abort(self._failed(message))
 
     def go_on(self) -> None:
-        """Begin anew after an error that all ranks have raised and got over: their notices are forgotten."""
+        """Forget notices after an error that all ranks have raised and handled."""
 
     def _failed(self, message: str) -> str:
         line = message.splitlines()[0] if message else "without a message"
@@ -159,17 +159,17 @@ class Group:
         return 0
 
     def interrupt(self, reason: str) -> None:
-        """Break off what all ranks of the run do now: whoever waits in it, or comes to it, raises `Interrupted`.
+        """Interrupt the current work of all ranks: their collectives raise `Interrupted`.
 
         Then all `meet`. Called on the group of all ranks; those that were split off from it are broken with it.
         """
 
     def interrupted(self) -> str:
-        """Why a rank has broken off what this one does now; "" if none has."""
+        """Reason of another rank for interrupting the current work; "" without one."""
         return ""
 
     def meet(self, value: T) -> list[T]:
-        """After `interrupt`: wait until all ranks have come, and connect them anew; gives everybody's value, by rank.
+        """After `interrupt`: wait for all ranks, reconnect them, and gather their values by rank.
 
         Raises:
             LostRankError: a rank is gone, or has failed for good.
@@ -177,14 +177,14 @@ class Group:
         return [value]
 
     def explained(self, error: BaseException) -> BaseException:
-        """What `error` is, seen from here: a LostRankError if a collective of torch's own has raised it."""
+        """`error`, or a LostRankError if one of torch's collectives raised it."""
         return error
 
     def at(self, update: int) -> None:
         """Note which update is being computed, for messages."""
 
     def where(self) -> str:
-        """In which update this rank is, as the middle of a sentence; "" where that is not noted."""
+        """Current update of this rank as words; "" if unknown."""
         return ""
 
     def recorded(self) -> list[str]:

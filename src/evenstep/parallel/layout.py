@@ -23,7 +23,7 @@ _ALIGNED = 64  # bytes: kernels may add by alignment
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardedTensorRef:
-    """A tensor that one rank holds, as all ranks see it.
+    """Description of a tensor that one rank holds.
 
     Args:
         local: its values on `owner`; elsewhere a tensor without elements, of the same dtype.
@@ -75,7 +75,7 @@ class ParameterLayout:
 
     @property
     def shard_index(self) -> int:
-        """Which of the `num_shards` parts of the state this rank holds without asking the others."""
+        """Number of this rank's part of the state, below `num_shards`."""
         return 0
 
     @property
@@ -85,7 +85,7 @@ class ParameterLayout:
 
     @property
     def sums_are_partial(self) -> bool:
-        """Whether a sum over the elements of `local_shard` is complete only after `all_reduce_shards`."""
+        """True if a sum over elements of `local_shard` needs `all_reduce_shards`."""
         return False
 
     def local_shard(self, tensor: Tensor) -> Tensor:
@@ -108,11 +108,11 @@ class ParameterLayout:
         return norms([piece for one in tensors for piece in one.chunk(_PIECES)]).view(len(tensors), _PIECES)
 
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        """All of a tensor of which this rank may hold a shard; all ranks ask for the same ones in one order."""
+        """The whole tensor of a shard; all ranks gather the same tensors in one order."""
         return cast("Tensor", tensor)
 
     def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
-        """What of `full` this rank holds, cut as `live`, which it will replace."""
+        """This rank's part of `full`, cut like `live`."""
         return full
 
     def first_element(self, tensor: Tensor) -> int:
@@ -202,7 +202,7 @@ class Shards(ParameterLayout):
     def first_element(self, tensor: Tensor) -> int:
         if local_tensor(tensor) is tensor:
             return 0
-        rows = tensor.shape[0]  # of which each rank but the last ones has as many
+        rows = tensor.shape[0]  # split evenly, as `torch.chunk` does
         return min(self.shard_index * -(-rows // self._num_shards), rows) * (tensor.numel() // rows)
 
     def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
@@ -242,7 +242,7 @@ class OwnStates(ParameterLayout):
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    mesh = getattr(tensor, "device_mesh", None)  # of a `DTensor`, asked without importing what it is made of
+    mesh = getattr(tensor, "device_mesh", None)  # set on a `DTensor`, found without an import
     if mesh is None:
         return tensor
     there: Any = tensor if tensor.device.type == mesh.device_type else tensor.to(mesh.device_type)
@@ -255,7 +255,7 @@ def cut_like(live: Tensor, full: Tensor) -> Tensor:
         return full
     from torch.distributed.tensor import distribute_tensor
 
-    # No rank is the source: each takes its part of what it has.
+    # Without a source rank each rank cuts its own copy.
     return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
 
 

@@ -48,7 +48,7 @@ class Mesh:
             )
 
     def rank_at(self, replica: int) -> int:
-        """The rank, among all, that holds the same stages as this one in so many-th a replica."""
+        """Rank in the world that holds this rank's stages in replica number `replica`."""
         return self.pipeline.rank * self.data.ranks + replica
 
     @classmethod

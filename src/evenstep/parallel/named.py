@@ -28,7 +28,7 @@ def strategy_named(
     offload: bool = False,
     wire_dtype: torch.dtype | None = None,
 ) -> Strategy:
-    """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy.
+    """Strategy by name. One rank shares nothing, whatever the strategy.
 
     Args:
         name: one of `STRATEGIES`; "auto" is ddp.

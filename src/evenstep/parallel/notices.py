@@ -172,7 +172,7 @@ class Notices:
         return self._briefly(lambda: _broken_in(_read(self._store, f"{_BROKEN} {attempt}")), (0, ""))
 
     def meet(self, attempt: int, value: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
-        """Write a value, and wait for those of all ranks.
+        """Write a value, and wait for the values of all ranks.
 
         Args:
             attempt: that was broken off.
@@ -252,7 +252,7 @@ class Notices:
                     self._broken(int(attempt), _broken_in(_read(store, f"{_BROKEN} {attempt}"))[0])
                 self.failure_message = _read(store, _MESSAGE)
             store.set(_of(_DONE, self._rank), "1")
-        except RuntimeError:  # torch's DistError: the store is gone, and who waits for its rank finds out by itself
+        except RuntimeError:  # torch's DistError: the store is gone; ranks that wait for its process time out
             return
 
     def _ring(self) -> None:
@@ -269,7 +269,7 @@ class Notices:
         def run() -> None:
             try:
                 results.append(act())
-            except RuntimeError:  # torch's DistError; the caller has an error of its own to raise
+            except RuntimeError:  # torch's DistError; the caller raises another error
                 self._store_is_gone = True
 
         if not self._store_is_gone:

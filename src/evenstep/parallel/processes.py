@@ -37,13 +37,13 @@ _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
 _HEAD_BYTES = 8  # before a value that is gathered: its length
 _FEW_NUMBERS = 8  # to whose multiple sums are filled up
-_SHORT_BYTES = 240  # of such a value; what is longer goes by itself
+_SHORT_BYTES = 240  # bytes of a gathered value that fit in the first message
 _KEPT = 64  # collectives that are remembered
 
 
 _MESSAGES = ("send", "receive")  # between two ranks
 _SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
-_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # what has the same bits
+_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # integer formats of equal size
 
 
 @final
@@ -309,11 +309,13 @@ class Processes(Group):
     def go_on(self) -> None:
         if not self._has_failed:
             return
-        if not self._notices.have_all_raised():  # what is sent now would meet a collective that another is left in
+        if (
+            not self._notices.have_all_raised()
+        ):  # a message sent now would meet an unfinished collective of another rank
             raise self._could_not("go on", f"{clause(self._notices.failure())}.", is_known=True)
         self._notices.await_failure()
         for step in (self._notices.forget_failure, self._notices.listen):
-            self.sum_floats([0.0])  # all ranks have done what is before; one may come to it much later than another
+            self.sum_floats([0.0])  # all ranks finished the work before; their arrival may differ by much
             step()
         self._has_failed = False
 
@@ -362,7 +364,7 @@ class Processes(Group):
             return
         self._notices.leave(waits=waits)
         dist.destroy_process_group()
-        # gloo's threads let go of the last tensors a moment after these have been waited for, and need Python for that.
+        # gloo's threads release the last tensors shortly after the wait, and need Python for that.
         # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.
         for part in self._parts:
             part._meshes.clear()
@@ -376,7 +378,7 @@ class Processes(Group):
             work = act()
         except RuntimeError as error:
             raise self._lost(what, error) from error
-        # What runs on a device, and messages between two, can't be waited for a little at a time.
+        # Collectives of a device and messages between two ranks have no wait with a timeout.
         in_pieces = tensor.device.type == "cpu" and not what.startswith(_MESSAGES)
         return partial(self._finish, what, work, in_pieces=in_pieces)
 
@@ -408,7 +410,7 @@ class Processes(Group):
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
         _, reason = self._notices.broken_off(self._connections.attempt)
-        if reason:  # also where that rank is in another work than this one: then they have come apart
+        if reason:  # also where that rank works on another attempt
             return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {clause(reason)}.")
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()

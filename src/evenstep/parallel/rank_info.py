@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks of a run: what its environment says.
+"""Rank and number of ranks of this process, from its environment.
 
 Reads the variables of torchrun, else those of SLURM's `srun`, and torchft's for replaceable processes.
 """
@@ -16,13 +16,13 @@ ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_
 ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
 LAUNCHER = "_EVENSTEP_LAUNCHER"  # the process id of evenstep's launcher, whose children its ranks are
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
+FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below Linux's ephemeral ports
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """One process among those of a run.
+    """Rank of one process in a run.
 
     Args:
         rank: its number among all.
@@ -49,7 +49,7 @@ class RankInfo:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticRank:
-    """Where a process stands among those of a run that may be lost and come back.
+    """Number of a process in a run that can lose and regain processes.
 
     Args:
         number: its own, which it keeps when it comes back.
@@ -142,7 +142,7 @@ def _rank_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
         ranks=ranks,
         local_rank=local_rank,
         address=environ.get("MASTER_ADDR") or first_host(nodes),
-        # jobs that share a node differ in their numbers, and so nearly always in this one
+        # jobs on one node have different numbers, so their ports nearly always differ
         port=_port(environ) if "MASTER_PORT" in environ else FIRST_PORT + (job * 7 + step) % NUM_PORTS,
     )
 
@@ -187,7 +187,7 @@ def _port(environ: Mapping[str, str]) -> int:
 
 
 def this_process() -> str:
-    """How a process is named to people on other machines.
+    """Name of a process, with its machine.
 
     >>> "process" in this_process()
     True

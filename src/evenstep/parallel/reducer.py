@@ -1,4 +1,4 @@
-"""How a stage's gradients become their sums over data-parallel ranks: six verbs, and a power that most have.
+"""Sums of a stage's gradients over data-parallel ranks.
 
 Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
 """
@@ -42,7 +42,7 @@ class Reducer:
         return self.module
 
     def begin(self, dealing: Dealing | None = None) -> None:
-        """The accumulation of an update begins, perhaps anew: forget an earlier or failed one.
+        """Start the accumulation of an update; discards an earlier or failed one.
 
         Args:
             dealing: of the micro-batches whose gradients are reduced together; None if none follow.
@@ -52,7 +52,7 @@ class Reducer:
         """The module's next backward is its last of this update: gradients may be reduced as they appear."""
 
     def collect(self, microbatch: int) -> None:
-        """The backward of `microbatch` has just added its gradients to those of the module."""
+        """Called after the backward of `microbatch`, whose gradients are in `.grad`."""
 
     def reduce(self) -> None:
         """Return when the module's gradients are summed over all ranks, or will be before they are read."""

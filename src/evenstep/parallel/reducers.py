@@ -1,4 +1,4 @@
-"""The reducers of the stages that this rank holds, one each, and what they are asked together.
+"""Reducers of all stages of this rank.
 
 All stages share the group; the runner keeps their reductions in one order on all its ranks.
 """
@@ -51,7 +51,7 @@ class Reducers:
         self._dealing: Dealing | None = None  # of the last update
         self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
-        self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
+        self._replaced: dict[int, nn.Parameter] = {}  # replacement of each parameter
 
     @property
     def rank(self) -> int:
@@ -60,7 +60,7 @@ class Reducers:
 
     @property
     def ranks(self) -> int:
-        """How many data-parallel ranks there are."""
+        """Number of data-parallel ranks."""
         return self.group.ranks
 
     @property
@@ -69,13 +69,13 @@ class Reducers:
         return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.rank)
 
     def begin(self, dealing: Dealing | None) -> None:
-        """The accumulation of an update begins, perhaps anew; see `Reducer.begin`."""
+        """Start the accumulation of an update; see `Reducer.begin`."""
         self._dealing = dealing or self._dealing
         for own in self._beginning:
             own.begin(dealing)
 
     def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
-        """What to call in place of a stage's module, and the stage's reducer."""
+        """Module to call instead of a stage's module, and the reducer of the stage."""
         own = self._strategy.reducer(module, per_plan=self._per_plan)
         before = dict(module.named_parameters(remove_duplicate=False))
         wrapped = own.wrap()
@@ -124,7 +124,7 @@ class Reducers:
             buffers.share(before)
 
     def is_idle(self, num_microbatches: int, own: int) -> bool:
-        """Whether all micro-batches of an update are dealt to ranks that train models of their own."""
+        """True if all micro-batches of an update belong to other ranks, which train their own models."""
         return self.ranks < self.data_group.ranks and num_microbatches > own == 0
 
     def after_step(self) -> None:

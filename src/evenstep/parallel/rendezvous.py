@@ -1,4 +1,4 @@
-"""How the ranks of a run find each other: each announces itself at rank 0's machine and waits until all have come.
+"""Rendezvous of the ranks of a run: each registers at rank 0's machine and waits for all others.
 
 A rank that sees a fault writes it to the store, so that every rank raises the same error.
 """
@@ -32,7 +32,7 @@ def meet(info: RankInfo, *, timeout_s: float) -> Store:
     """
     began = monotonic()
     served = _connected(info, timeout_s)
-    # a launcher's store outlives the ranks that it starts again, and what they have said
+    # a launcher's store keeps keys of earlier attempts
     store = PrefixStore(f"evenstep/{info.attempt}/{info.ranks}" if info.store_is_served else "evenstep", served)
     fault = ""
     try:

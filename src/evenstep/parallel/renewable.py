@@ -1,4 +1,4 @@
-"""Process groups whose connections can be broken and formed anew.
+"""Process groups that can be closed and reconnected.
 
 An inner torch group does the work: `breaker` closes its connections, `renew` forms another between the same ranks.
 """
@@ -60,7 +60,7 @@ _COLLECTIVES = (
 
 
 class Renewable(ProcessGroup):
-    """A process group of torch's that can be broken and formed anew.
+    """A process group of torch that can be closed and reconnected.
 
     Args:
         store: through which its ranks find each other in each attempt.
@@ -103,10 +103,10 @@ class Renewable(ProcessGroup):
             raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
 
     def begin_work(self) -> None:
-        """Note that what was begun in it so far must come to its end, also where the connections are broken later."""
+        """Let collectives started so far end, even if the connections are closed later."""
 
     def breaker(self) -> Callable[[], None]:
-        """What closes the connections that there are now: all who wait in them, or come to them, raise.
+        """Function that closes the current connections, whose collectives then raise.
 
         Any thread may call it, also when the group has newer connections, which it leaves alone.
         """
@@ -187,7 +187,7 @@ for _name in _COLLECTIVES:
 
 @final
 class Connections:
-    """All groups of one process, which are broken and formed anew together.
+    """All groups of one process, closed and reconnected together.
 
     A rank breaks them in the midst of the work that is broken off, not before it has begun that: of the work before it
     may still be reading what the others, who are through with it, have sent.

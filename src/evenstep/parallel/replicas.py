@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a
 
 
 def is_compared(update: int) -> bool:
-    """Whether what all ranks must hold alike is compared after this update.
+    """True if replicas are compared after this update.
 
     >>> [update for update in range(1, 300) if is_compared(update)]
     [1, 2, 100, 200]

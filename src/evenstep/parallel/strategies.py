@@ -1,4 +1,4 @@
-"""How gradients and parameters are shared between data-parallel ranks, as users say it.
+"""Strategies: descriptions of how data-parallel ranks share gradients and parameters.
 
 A strategy is a description, from which a `Reducer` per stage and a `ParameterLayout` are made.
 """
@@ -62,7 +62,7 @@ class Strategy(ABC):
 
     @property
     def ranks(self) -> int:
-        """How many data-parallel ranks there are."""
+        """Number of data-parallel ranks."""
         return self.group.ranks
 
     @property
@@ -81,7 +81,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        """What sums the gradients of a stage.
+        """Reducer of a stage's gradients.
 
         Args:
             module: the stage's; its device and parameters are final.
