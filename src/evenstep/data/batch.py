@@ -32,7 +32,7 @@ _FIRST = Position()
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """How this process reads global batches.
+    """Options for reading global batches in this process.
 
     Args:
         seed: the run's seed; order and augmentation follow from it.

@@ -65,7 +65,7 @@ class EpochSetters:
         self._epoch: int | None = None
 
     def are_at(self, epoch: int) -> bool:
-        """Whether the last call was this reader's and for `epoch`."""
+        """True if the last call came from this reader for `epoch`."""
         if not self._setters:
             return True
         return self._epoch == epoch and all(self._callers.get(one) is self for one in self._objects)

@@ -274,7 +274,7 @@ class Mixture(Data):
         return self
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        """How far each task's data is at a position."""
+        """Progress of each task's data at a position."""
         if self._walk is not None:
             self._known = self._walk_to(at or self._walk.position, self._walk.seed).state_dict()
         return dict(self._known)

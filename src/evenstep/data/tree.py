@@ -87,7 +87,7 @@ def copied(item: Any) -> Any:
 
 
 def can_pin() -> bool:
-    """Whether there is an accelerator that reads pinned memory."""
+    """True with an accelerator that reads pinned memory."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"
 
@@ -126,12 +126,12 @@ def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
 
 
 def is_list(item: Any) -> bool:
-    """Whether it is a list or a tuple without names."""
+    """True for a list or an unnamed tuple."""
     return isinstance(item, tuple | list) and not hasattr(item, "_fields") and not isinstance(item, torch.Size)
 
 
 def is_container(item: Any) -> bool:
-    """Whether it is a mapping, a list, a tuple or a dataclass."""
+    """True for a mapping, list, tuple or dataclass."""
     if isinstance(item, Mapping | tuple | list):
         return not isinstance(item, torch.Size | PackedSequence)
     return dataclasses.is_dataclass(item) and not isinstance(item, type)

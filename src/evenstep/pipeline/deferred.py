@@ -20,7 +20,7 @@ Work = Callable[[], None]
 
 @final
 class Deferral:
-    """Whether weight gradients of this rank's layers wait, and the work that gives those that do.
+    """Deferral of weight gradients of this rank's layers, and their pending work.
 
     A layer with a backward of its own can let its weight gradients wait as well: while `waiting` is a list, it appends
     what would add them to `.grad`.

@@ -111,7 +111,7 @@ class Layers:
 
 
 def built(layer: Layer, place: int, seed: int) -> nn.Module:
-    """The module of the layer at `place`; a function that builds it has a seed of its own."""
+    """Module of the layer at `place`; each building function has its own seed."""
     if isinstance(layer.build, nn.Module):
         return layer.build
     with torch.random.fork_rng(devices=[]):

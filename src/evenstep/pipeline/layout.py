@@ -1,4 +1,4 @@
-"""Where the stages of a model stand, and what flows between them.
+"""Stages of a model: their ranks and the edges between them.
 
 Says which pipeline rank owns each stage and which stage feeds which; equal on every rank.
 """
@@ -60,12 +60,12 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """How many stages the model has."""
+        """Number of stages."""
         return len(self.rank_of)
 
     @property
     def ranks(self) -> int:
-        """How many pipeline ranks own them."""
+        """Number of pipeline ranks."""
         return max(self.rank_of) + 1
 
     def stages_of(self, rank: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From the order in which ranks compute to complete plans: what is sent and received, and when gradients are reduced.
+"""Complete plans from orders of computation: adds sends, receives and reductions of gradients.
 
 Both ends of a transfer stand at one moment of one clock, so ranks never wait for each other in a circle.
 """
@@ -141,6 +141,8 @@ def _reduced(plan: Plan, stages: Sequence[int]) -> Plan:
         line.append(action)
         if place == end.get(action.stage):
             line.append(Action(Op.REDUCE, action.stage))
-    for stage in sorted(set(stages) - last.keys(), reverse=True):  # without work, in the order of those that have some
+    for stage in sorted(
+        set(stages) - last.keys(), reverse=True
+    ):  # stages without work, in the order of stages with work
         line += [Action(Op.ARM, stage), Action(Op.REDUCE, stage)]
     return tuple(line)

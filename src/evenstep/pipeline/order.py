@@ -1,4 +1,4 @@
-"""When each action of a set of plans can start: every rank in its own order, every action after what it needs.
+"""Start times of all actions of a set of plans, after the actions that they need.
 
 A forward needs the forwards that feed it, a backward its forward and the backwards of the stages that it feeds.
 """
@@ -52,7 +52,7 @@ def spans(
     places = [0] * len(orders)
     free: list[float] = [0] * len(orders)
     ends: dict[Result, float] = {}
-    waiting: dict[Result, list[int]] = {}  # ranks, by what they lack
+    waiting: dict[Result, list[int]] = {}  # ranks by the message that they wait for
     found: list[Span] = []
     ready = list(range(len(orders)))
     while ready:

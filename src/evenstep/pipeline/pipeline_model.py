@@ -1,4 +1,4 @@
-"""A model in stages, of which this process holds its own.
+"""Model in stages: the part of this process.
 
 Layers are built, seeded and named one by one, so training does not depend on the ranks of stages.
 """
@@ -235,7 +235,7 @@ class PipelineModel(nn.Module):
         return parts[first].get_submodule(rest) if first in parts else super().get_submodule(target)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""
+        """Compile each layer separately, with arguments of `torch.compile`; parameters keep their names."""
         for layer in self.own_layers().values():
             layer.compile(*args, **kwargs)
 
@@ -292,7 +292,7 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
             continue
         for part in layer.build.modules():
             if next(part.parameters(), None) is None and next(part.buffers(), None) is None:
-                continue  # an activation: each rank may have one of its own
+                continue  # an activation, which may differ between ranks
             first = modules.setdefault(id(part), layer.name)
             if first != layer.name:
                 raise ArgumentError(
@@ -329,7 +329,7 @@ def _unfit(part: nn.Module, name: str, reason: str) -> ArgumentError:
 
 
 def pipeline_of(model: nn.Module) -> Group:
-    """The ranks that hold the stages of one model together; of a model that is whole, this one.
+    """Ranks that share the stages of a model; for a whole model, this rank.
 
     >>> pipeline_of(nn.Linear(1, 1)).ranks
     1

@@ -32,7 +32,7 @@ class Peers:
         """A plan begins, on all ranks."""
 
     def stopped(self, error: BaseException, plan: Plan, walked: int) -> None:
-        """Action `walked` has raised: let go of what is on its way, and note in the error where it was."""
+        """Action `walked` raised: discard messages on their way, and name the action in the error."""
 
     def finish(self, plan: Plan) -> None:
         """The plan was walked to its end."""

@@ -41,7 +41,7 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
 
 
 def stages_per_rank_for(split_at: Sequence[str] | None, *, ranks: int) -> int | None:
-    """How many stages each of the ranks of a pipeline holds of a model that is cut at these layers; None: not said.
+    """Stages per rank of a model that is cut at these layers; None without cuts.
 
     >>> stages_per_rank_for(["block3", "block6", "block9"], ranks=2)
     2

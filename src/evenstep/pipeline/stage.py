@@ -48,7 +48,7 @@ class PlanStep(Protocol):
         ...
 
     def completed(self, microbatch: int) -> int | None:
-        """Number of the micro-batch whose gradients are complete with this one's backward, or None."""
+        """Number of the micro-batch whose gradients this backward completes, or None."""
         ...
 
     def acted(self, op: Op, /) -> None:
@@ -204,7 +204,7 @@ class Stage:
         self._add(earlier)
 
     def _weight_backward(self, action: Action, step: PlanStep) -> None:
-        earlier = self._set_aside()  # of the block: what is computed now is added to it
+        earlier = self._set_aside()  # gradients of earlier micro-batches of the block
         waiting, gradients = self._waiting.pop(action.microbatch)
         self._add(gradients)
         accumulate(waiting)

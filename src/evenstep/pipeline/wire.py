@@ -26,7 +26,7 @@ from evenstep.pipeline.trees import check_sendable, unsendable
 
 AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
-_ALIGNED = 64  # bytes: each tensor lies where one of its own would
+_ALIGNED = 64  # bytes: alignment of each tensor
 _SECOND = 1  # the channel of second pieces
 _HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
 _GRACE_S = 2.0  # between the end of a rank's connections and its note of why
@@ -103,7 +103,7 @@ class Wire:
         for tensor in tensors:
             check_sendable(tensor, address)
         kinds = list(map(type, leaves))  # True is not 1
-        # other leaves may change in place, or have an equality of their own
+        # other leaves may change in place or define their own equality
         is_plain = all(kind in _COMPARABLE for kind in kinds)
         is_known = is_plain and self._sent_forms.get(edge) == (marks, kinds, structure)
         form = b"" if is_known else _form(address, marks, structure)

@@ -86,7 +86,7 @@ _COMPUTES = {"update": "evenstep.contrib.compiled_update"}  # packages that comp
 
 
 def precision_of(given: Precision | str | None) -> Precision:
-    """A precision by itself or by its name.
+    """Precision for an object or a name.
 
     >>> precision_of("bf16-mixed").name
     'bf16-mixed'
@@ -97,7 +97,7 @@ def precision_of(given: Precision | str | None) -> Precision:
 
 
 def lr_schedule_of(given: Any) -> LrSchedule | None:
-    """An LR schedule by itself, by its name, or as a table of its `kind` and arguments.
+    """LR schedule for an object, a name, or a table of `kind` and arguments.
 
     >>> lr_schedule_of({"kind": "linear", "warmup_updates": 2})
     Linear(warmup_updates=2, end_factor=0.1)
@@ -117,7 +117,7 @@ def lr_schedule_of(given: Any) -> LrSchedule | None:
 
 
 def strategy_of(given: Strategy | str | None, device: str | torch.device, model: nn.Module) -> Strategy:
-    """A strategy by itself or by its name, over the replicas of a model in stages or all ranks; None: one process."""
+    """Strategy object for an object or name; None is one process."""
     if given is None:
         return Single()
     if not isinstance(given, str):

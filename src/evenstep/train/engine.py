@@ -350,7 +350,7 @@ class Engine:
         return {name: said for name, said in {"optimizer": options, "frozen": frozen, **told}.items() if said}
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore a state of `state_dict`; gives messages about parts that begin anew or differ, such as a rate.
+        """Restore a state of `state_dict`; returns messages about reset or changed parts, such as a rate.
 
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
@@ -526,7 +526,7 @@ class Engine:
         return own
 
     def load_own(self, state: Tree) -> list[str]:
-        """Restore a state of `own_part`; gives messages about parts that begin anew or are dropped."""
+        """Restore a state of `own_part`; returns messages about reset or dropped parts."""
         settings = [*self.changed_settings(state).values()]
         self.progress = Progress.from_state_dict(state["progress"])
         self.core.is_whole = False  # until all of it is loaded

@@ -101,7 +101,7 @@ class Loop:
         return End(f"the data ended after {progress.update} updates") if self.feed.ended else None
 
     def ended(self) -> End | None:
-        """Settle at a planned end; gives that end if it still stands."""
+        """Settle at a planned end; returns the end unless an update was aborted."""
         if self.planned_end() is not None:
             self.settle()
         return self.planned_end()
@@ -150,7 +150,7 @@ class Loop:
             self.requests.forget_actions()
 
     def write(self) -> None:
-        """Write the metrics of settled updates; a loss spike among them is answered.
+        """Write metrics of settled updates and apply the policy for loss spikes.
 
         Raises:
             Rewind: the answer is to go back.

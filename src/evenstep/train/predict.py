@@ -28,7 +28,7 @@ from evenstep.train.update.weigh import Weights, task_of
 
 
 class Kept(NamedTuple):
-    """What a task keeps of a micro-batch."""
+    """Values that a task keeps of a micro-batch."""
 
     microbatch: int
     task: str

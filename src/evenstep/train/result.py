@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How training ended.
+    """End of a training run.
 
     Args:
         update: committed updates.

@@ -164,7 +164,7 @@ def write_page(folder: Path, update: int, report: Callable[[Incident], None]) ->
 
 @final
 class Follow(Hook):
-    """Tells `plateau` of the evaluations that it follows; every evaluation counts, whoever has asked for it.
+    """Passes evaluations to the schedule `plateau`, requested ones included.
 
     An evaluation comes after all updates before it have been committed, so going back needs nothing here: what the
     schedule remembers is in the checkpoint.

@@ -126,7 +126,7 @@ class RunState:
         return {**tensors, **counters, **own, "run": run}
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore a state of `state_dict`; gives texts on parts that begin anew or differ.
+        """Restore a state of `state_dict`; returns messages about reset or changed parts.
 
         Raises:
             CheckpointError: it does not fit. Nothing has been changed.

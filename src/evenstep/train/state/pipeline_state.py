@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class PipelineStateSharding:
-    """A whole model, of which nothing has to be gathered."""
+    """Sharding of a whole model: nothing is gathered."""
 
     def gathered(self, state: Tree) -> Tree:
         """The whole state, at least on the first rank; all ranks call it together."""
         return state
 
     def part(self, state: Tree) -> Tree:
-        """The state of this rank, as it stands in a whole one."""
+        """State of this rank under the names of the whole state."""
         return state
 
     def own(self, state: Tree) -> Tree:

@@ -55,7 +55,7 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
 
 
 class LaterMetrics(dict[str, Any]):
-    """Metrics of a task that are named only when it is computed, as those of a LightningModule."""
+    """Metrics that a task names while it computes, such as those of a LightningModule."""
 
     def add(self, name: str, metric: Any) -> None:
         """Keep an empty copy under a name."""

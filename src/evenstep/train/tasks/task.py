@@ -30,7 +30,7 @@ IN_MODEL = "_in_model"  # where a task that is a module says that the model hold
 @final
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a task makes of a micro-batch.
+    """Result of a task for a micro-batch.
 
     Args:
         sum: the summed (not averaged) loss over the micro-batch's units, 0-dim; None where there is none to train on.

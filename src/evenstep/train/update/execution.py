@@ -72,7 +72,7 @@ class Execution:
 
     @property
     def part_held(self) -> tuple[int, int]:
-        """Which part of the model this rank holds, and of how many."""
+        """Number of this rank's part of the model, and number of parts."""
         place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
