@@ -34,9 +34,11 @@ def __getattr__(name: str) -> object:
     try:
         return lazy_names(__name__, homes)[0](name)
     except AttributeError as error:
+        from evenstep.errors import clause
+
         for part in _SEARCHED if name[:1].isupper() else ():
             if hasattr(import_module(f"evenstep.{part}"), name):
-                raise AttributeError(f"{error}; it is `evenstep.{part}.{name}`") from None
+                raise AttributeError(f"{clause(error)}; it is `evenstep.{part}.{name}`.") from None
         raise
 
 

@@ -146,7 +146,7 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def single(name: str) -> str:
-    engine = _engine(name, network(), Single())
+    engine = _engine(name, network(), Single(reduction="fast"))
     for _ in range(UPDATES):
         engine.update(microbatches=batches(MICROBATCHES))
     return sha256(engine.state_dict()["model"])

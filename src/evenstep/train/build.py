@@ -465,7 +465,9 @@ def _saved(
 ) -> TrainState:
     model, optimizer, precision, reducers = setup.model, setup.optimizer, setup.precision, execution.reducers
     sharding = build_pipeline_state_sharding(model, execution.trainer.peers.wire)
-    by_name, averaged_as = named_parameters(model), dict[str, torch.dtype]()
+    stepper = _stepper(setup, rounded, reducers.layout)  # rounds the parameters of the model
+    by_name = named_parameters(model)
+    averaged_as: dict[str, torch.dtype] = {}
     if precision.format is not None:  # an average has the format that the model computes in, with every strategy
         averaged_as = {name: precision.format for name in rounded if by_name[name].dtype != precision.format}
     return TrainState(
@@ -475,7 +477,7 @@ def _saved(
         layout=reducers.layout,
         ema=setup.train.ema,
         loss_scale=loss_scale,
-        stepper=_stepper(setup, rounded, reducers.layout),
+        stepper=stepper,
         averaged_as=averaged_as,
         trained=TrainedParameters(model, optimizer, names, reducers, precision),
         sharding=sharding,
