@@ -47,6 +47,7 @@ class Loop:
 
     Attributes:
         number: of the update that is made now; 0 between updates.
+        has_begun: evaluations were tried before the first update.
     """
 
     engine: Engine
@@ -63,7 +64,7 @@ class Loop:
     tryout: Callable[[GlobalBatch], None] | None = None
     settlers: Sequence[Hook] = ()
     number: int = 0
-    _has_begun: bool = False
+    has_begun: bool = False
 
     def run(self) -> End:
         """Make updates from where the engine is until the run is over or stopped; then evaluate and save."""
@@ -194,7 +195,7 @@ class Loop:
         if engine.parts.check_loss.pending:
             with engine.phases.only("check"):
                 engine.parts.check_loss(batch)
-        if not self._has_begun:
+        if not self.has_begun:
             self._begin(batch)
         number, data_s, skipped = engine.progress.update + 1, self.feed.data_s, 0
         began, waited_s = lap("loop"), engine.reducers.group.waited_s
@@ -251,7 +252,7 @@ class Loop:
         return end
 
     def _begin(self, batch: GlobalBatch) -> None:
-        self._has_begun = True
+        self.has_begun = True
         self._report_losses_of_resume()
         self._report_not_in_optimizer()
         self.evaluator.try_out()

@@ -75,8 +75,10 @@ class Replica:
         """Count as evaluated, saved and checked what the others count so; all call it together."""
         evaluations, saves, check = self._loop.evaluator, self._loop.checkpointer, self._loop.engine.parts.check_loss
         storage = self._loop.engine.storage
-        mine = (evaluations.evaluated_at, saves.saved_at, saves.is_prepared, check.pending, storage.settled)
-        evaluated, saved, prepared, pending, settled = zip(*group.gather(mine), strict=True)
+        begun = self._loop.has_begun
+        mine = (begun, evaluations.evaluated_at, saves.saved_at, saves.is_prepared, check.pending, storage.settled)
+        have_begun, evaluated, saved, prepared, pending, settled = zip(*group.gather(mine), strict=True)
+        self._loop.has_begun = any(have_begun)
         storage.follow(max(settled))
         evaluations.evaluated_at = {name: min(one.get(name, -1) for one in evaluated) for name in evaluations.sets}
         saves.saved_at = saved[0]
