@@ -35,8 +35,8 @@ class Mesh:
     def __post_init__(self) -> None:
         if self.world.part_of:
             raise ArgumentError(
-                f"`world` must be all ranks of the run, but is {self.world.ranks} of {self.world.part_of}, which can "
-                f"neither be divided further nor begin an update anew without the others; give `Processes(device)`.",
+                f"`world` must be all ranks of the run, but is {self.world.ranks} of {self.world.part_of}; "
+                f"give `Processes(device)`, since a part of the ranks can't be divided again.",
                 field="world",
             )
         data, pipeline = self.data, self.pipeline

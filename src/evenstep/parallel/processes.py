@@ -123,9 +123,9 @@ class Processes(Group):
         self._timeout = timeout = timedelta(seconds=timeout_s)
         if dist.is_initialized():
             raise ArgumentError(
-                "`torch.distributed` is initialized in this process already, by the script or by what has started it, "
-                "but evenstep connects ranks itself, as it may have to do so anew; leave `init_process_group` out, or "
-                "call `torch.distributed.destroy_process_group()` first and then set MASTER_PORT to one that is free."
+                "`torch.distributed` is already initialized in this process, but evenstep connects ranks itself and "
+                "must be able to reconnect them; leave `init_process_group` out, or call "
+                "`torch.distributed.destroy_process_group()` before and set MASTER_PORT to a free port."
             )
         try:
             register()

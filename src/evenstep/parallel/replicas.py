@@ -17,8 +17,8 @@ def synchronise(module: nn.Module, group: Group) -> None:
     for name, part in module.named_modules() if group.ranks > 1 else ():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
             raise ArgumentError(
-                f"`{name}` has `max_norm`, whose forward writes to the rows of its own rank's samples; build it "
-                f"without, and scale all rows in `before_update` of the task or of a hook.",
+                f"`{name}` has `max_norm`, whose forward writes to rows of this rank's samples only; build the layer "
+                f"without `max_norm`, and scale all rows in `before_update`.",
                 field="max_norm",
             )
         if getattr(part, "sparse", False) is True:
