@@ -20,9 +20,9 @@ def test_a_good_run_is_built_and_tried_and_nothing_is_written(evenstep: Run, rec
 @pytest.mark.parametrize(
     ("precision", "says"),
     [
-        ("32-true", "memory      16 bytes per parameter: model 4, gradients 4, optimizer 8"),
-        ("bf16-true", "memory      18 bytes per parameter: model 2, masters 4, gradients 4, optimizer 8"),
-        ("16-true-no-master", "memory      14 bytes per parameter: model 2, gradients 4, optimizer 8"),
+        ("32-true", "memory      20 bytes per parameter: model 4, gradients 4, blocks 4, optimizer 8"),
+        ("bf16-true", "memory      22 bytes per parameter: model 2, masters 4, gradients 4, blocks 4, optimizer 8"),
+        ("16-true-no-master", "memory      18 bytes per parameter: model 2, gradients 4, blocks 4, optimizer 8"),
     ],
 )
 def test_what_a_parameter_costs_is_said(evenstep: Run, recipe: Path, precision: str, says: str) -> None:
