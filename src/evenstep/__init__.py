@@ -33,12 +33,11 @@ def __getattr__(name: str) -> object:
         return sorted(one for one in names if one not in _NOT_STARRED)
     try:
         return lazy_names(__name__, homes)[0](name)
-    except AttributeError as error:
-        from evenstep.errors import clause
-
+    except AttributeError:
         for part in _SEARCHED if name[:1].isupper() else ():
             if hasattr(import_module(f"evenstep.{part}"), name):
-                raise AttributeError(f"{clause(error)}; it is `evenstep.{part}.{name}`.") from None
+                text = f"module 'evenstep' has no attribute '{name}'; it is `evenstep.{part}.{name}`."
+                raise AttributeError(text) from None
         raise
 
 
