@@ -233,6 +233,7 @@ class BucketReducer(Reducer, ChoosesTrained):
         bucket.present = [any(one is not None for one in each) for each in zip(*nodes, strict=True)]
         bucket.present = bucket.present or [False] * len(missing)
         flats = [packed(node, bucket.room, bucket.like) for node in nodes]
+        bucket.tree = Tree()
         return begin_ordered_sum(self.group, self._dealing, flats, bucket.like, sum(bucket.room))
 
     def _fast(self, bucket: _Bucket) -> Sum:
