@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clock import Clock
 from evenstep import Hook, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
@@ -15,14 +16,6 @@ from evenstep.pipeline import Op
 from evenstep.train import timing as module
 from evenstep.train.timing import PHASES, Phases
 from refused import refused
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from clock import Clock
 from evenstep.events import (
     Bus,
     EvaluateEvent,
@@ -18,13 +19,6 @@ from evenstep.events import (
 )
 from evenstep.events.hooks import measures as module
 from evenstep.events.hooks.measures import only_extremes
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

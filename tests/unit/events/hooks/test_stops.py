@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clock import Clock
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer, Training
 from evenstep.events import Bus, EarlyStop, EvaluateEvent, StopBelowLr, StopFile, TimeBudget, TrainEvent, UpdateEvent
 from evenstep.events.hooks import stops
@@ -15,16 +16,9 @@ TOTAL = "stop: the time budget of 10 minutes for all starts of the run is used u
 REQUEUED = "stop: the time budget of {} minutes is used up (requeue)"
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    made = Clock(1000.0)
     monkeypatch.setattr(stops, "monotonic", made)
     return made
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_trainer import FakeTrainer
 
+from clock import Clock
 from evenstep.events import Bus, ConsoleWriter, EvaluateEvent, Incident, Record, SaveEvent, TrainEvent
 from evenstep.events.writers import console as module
 from evenstep.events.writers import live
@@ -21,16 +22,9 @@ class Terminal(io.StringIO):
         return True
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(0.0)
     monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
