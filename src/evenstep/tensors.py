@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.internals import local_tensor
 
 LEARNED = ("task_coefficients", "task_balance")
 """Parts of a model with learned coefficients of tasks and with the state of methods that combine gradients."""
@@ -153,3 +154,28 @@ def make_current(device: torch.device) -> None:
     """Make an accelerator torch's current one: streams, events and other libraries use that one."""
     if device.type == "cuda" and device != torch.device("cuda"):
         torch.cuda.set_device(device)
+
+
+_COLUMNS = 1021  # words are summed in so many columns, so that their order counts
+
+
+def byte_sum(tensor: Tensor) -> Tensor:
+    """Number that changes with each single bit of a tensor, or of its shard; int64, 0-dim.
+
+    It is Σ w·(2c + 1) mod 2⁶⁴ over the words w of 8 bytes in memory and their columns c. Weights are odd: an even one
+    would lose the highest bit, which is the sign of a float.
+
+    >>> byte_sum(torch.tensor([0.0, 1.0])) == byte_sum(torch.tensor([0.0, -1.0]))
+    tensor(False)
+    """
+    flat = local_tensor(tensor).detach().contiguous().flatten()
+    if flat.data_ptr() % 8:
+        flat = flat.clone()
+    data = flat.view(torch.uint8)
+    body = data.numel() // (8 * _COLUMNS) * (8 * _COLUMNS)
+    rest = torch.zeros(8 * _COLUMNS, dtype=torch.uint8, device=data.device)
+    rest[: data.numel() - body] = data[body:]
+    columns = rest.view(torch.int64)
+    if body:
+        columns = columns + data[:body].view(torch.int64).view(-1, _COLUMNS).sum(0)
+    return (columns * torch.arange(1, 2 * _COLUMNS, 2, device=data.device)).sum()

@@ -14,7 +14,7 @@ from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Processes
 from evenstep.pipeline import PipelineModel
-from evenstep.tensors import load_state, make_current, plain, scalar_on, state_of
+from evenstep.tensors import byte_sum, load_state, make_current, plain, scalar_on, state_of
 from refused import refused
 
 # torch's own, while it compiles a part that is called with the output of another
@@ -24,6 +24,48 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 class Square(Task):
     def loss(self, output: Any, batch: Any) -> Tensor:
         return ((output.sum(-1) - batch[1]) ** 2).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 2500])
+def test_the_byte_sum_changes_with_the_sign_of_each_element(dtype: torch.dtype, count: int) -> None:
+    values = torch.arange(1, count + 1).to(dtype)
+    before = byte_sum(values)
+    for place in range(count):
+        values[place].neg_()
+        assert byte_sum(values) != before
+        values[place].neg_()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (20000,)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_the_byte_sum_is_that_of_words_by_their_columns(shape: tuple[int, ...], offset: int) -> None:
+    values = torch.randn(torch.Size(shape).numel() + offset)[offset:].view(shape)  # with an offset not aligned
+    data = values.numpy().tobytes()
+    data += bytes(-len(data) % 8)
+    words = (int.from_bytes(data[place : place + 8], "little") for place in range(0, len(data), 8))
+    wanted = sum(word * (2 * (number % 1021) + 1) for number, word in enumerate(words)) % 2**64
+    assert byte_sum(values).item() % 2**64 == wanted
+    assert byte_sum(values).dtype == torch.int64
+
+
+def test_the_byte_sum_copies_no_large_tensor() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    values = torch.randn(100_000)
+
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            given = func(*args, **(kwargs or {}))
+            if isinstance(given, Tensor) and given.untyped_storage().data_ptr() != values.untyped_storage().data_ptr():
+                Largest.seen = max(Largest.seen, given.untyped_storage().nbytes())
+            return given
+
+    with Largest():
+        byte_sum(values)
+    assert 0 < Largest.seen <= 16 * 1024
 
 
 def compiled(module: nn.Module) -> nn.Module:

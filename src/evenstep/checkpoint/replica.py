@@ -15,9 +15,7 @@ from torch import Tensor
 
 from evenstep.checkpoint.ranks import RankGroup, in_background
 from evenstep.errors import ReplicaError
-from evenstep.internals import local_tensor
-
-_COLUMNS = 1021  # words are summed in so many columns, so that their order counts
+from evenstep.tensors import byte_sum
 
 
 @final
@@ -71,22 +69,3 @@ class Replica:
 
 def checksum_of(sums: list[int]) -> int:
     return crc32(repr(sums).encode())
-
-
-def byte_sum(tensor: Tensor) -> Tensor:
-    """Sum of a tensor's memory as whole numbers of 8 bytes, each weighted by its column; int64, 0-dim.
-
-    >>> byte_sum(torch.tensor([0.0, 1.0])) == byte_sum(torch.tensor([1.0, 0.0]))
-    tensor(False)
-    """
-    flat = local_tensor(tensor).detach().contiguous().flatten()
-    if flat.data_ptr() % 8:
-        flat = flat.clone()
-    data = flat.view(torch.uint8)
-    body = data.numel() // (8 * _COLUMNS) * (8 * _COLUMNS)
-    rest = torch.zeros(8 * _COLUMNS, dtype=torch.uint8, device=data.device)
-    rest[: data.numel() - body] = data[body:]
-    columns = rest.view(torch.int64)
-    if body:
-        columns = columns + data[:body].view(torch.int64).view(-1, _COLUMNS).sum(0)
-    return (columns * torch.arange(1, _COLUMNS + 1, device=data.device)).sum()

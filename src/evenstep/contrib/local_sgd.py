@@ -24,8 +24,7 @@ from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
 from evenstep.events import Hook, TrainEvent, UpdateEvent
 from evenstep.parallel import Group
 from evenstep.parallel.blocks import Dealing, begin_ordered_sum
-from evenstep.parallel.replicas import bits
-from evenstep.tensors import named_buffers, named_parameters
+from evenstep.tensors import byte_sum, named_buffers, named_parameters
 
 if TYPE_CHECKING:
     from evenstep.train.trainer import Trainer
@@ -112,7 +111,7 @@ class LocalSgd(Hook):
                     f"`{name}` is {one.dtype}, but the mean is of float32 parameters; use a mixed precision."
                 )
         if event.update == 0:
-            held = [int(bits(one)) for one in parameters.values()]
+            held = [int(byte_sum(one)) for one in parameters.values()]
             if any(theirs != held for theirs in self._group.gather(held)):
                 raise ReplicaError(
                     "ranks must begin with the same parameters, but differ; seed torch before the model is built."

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
-from evenstep.internals import is_saved, local_tensor
+from evenstep.internals import is_saved
 from evenstep.parallel.group import Group
-from evenstep.tensors import named_parameters
+from evenstep.tensors import byte_sum, named_parameters
 
 
 def synchronise(module: nn.Module, group: Group) -> None:
@@ -28,9 +28,6 @@ def synchronise(module: nn.Module, group: Group) -> None:
             )
     with torch.no_grad():
         group.broadcast([*module.parameters(), *module.buffers()])
-
-
-_CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a device that is nearly full has no room
 
 
 def is_compared(update: int) -> bool:
@@ -60,7 +57,7 @@ def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ra
         compared = {f"parameter `{name}`": (replica_ranks, one) for name, one in named_parameters(module).items()}
     if not compared:
         return
-    everybody = group.gather(torch.stack([bits(tensor) for _, tensor in compared.values()]).tolist())
+    everybody = group.gather(torch.stack([byte_sum(tensor) for _, tensor in compared.values()]).tolist())
     for (what, (places, _)), *values in zip(compared.items(), *everybody, strict=True):
         others = [rank for rank, value in enumerate(values) if value != values[rank % places]]
         if others:
@@ -88,18 +85,3 @@ def _saved_buffers(module: nn.Module) -> dict[str, Tensor]:
         for name, buffer in part.named_buffers(recurse=False)
         if is_saved(part, name)
     }
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """A number that any changed bit changes: the sum of the values' bytes as integers, each times its place.
-
-    >>> bits(torch.tensor([0.0, 1.0])), bits(torch.tensor([1.0, 0.0]))
-    (tensor(1400), tensor(636))
-    """
-    data = local_tensor(tensor).detach().contiguous().flatten().view(torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=data.device)
-    for begin in range(0, data.numel(), _CHUNK_BYTES):  # whole numbers: the sum is the same in any parts
-        part = data[begin : begin + _CHUNK_BYTES].long()
-        places = torch.arange(begin, begin + part.numel(), device=data.device).remainder_(65521).add_(1)
-        total += part.mul_(places).sum()
-    return total

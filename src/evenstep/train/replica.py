@@ -12,7 +12,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.internals import unwrapped
 from evenstep.parallel import Group
-from evenstep.parallel.replicas import bits
+from evenstep.tensors import byte_sum
 from evenstep.train.loop import Loop
 from evenstep.train.requests import End
 from evenstep.train.state import Tree
@@ -44,7 +44,7 @@ class Replica:
     def fingerprint(self) -> tuple[int, list[int]]:
         """The update, and a checksum of each tensor of the model."""
         tensors = unwrapped(self._loop.engine.model).state_dict().values()
-        return self.update, [int(bits(one)) for one in tensors if isinstance(one, Tensor)]
+        return self.update, [int(byte_sum(one)) for one in tensors if isinstance(one, Tensor)]
 
     def run(self) -> End:
         """Make updates from the last committed one on, until the run is over or a process is lost."""
