@@ -28,6 +28,7 @@ from evenstep.options import (
     Writer,
     WriterName,
 )
+from evenstep.parallel.blocks import BLOCKS
 from evenstep.schema import Count, Matching, Natural, OneOf, Positive, option
 
 Args = dict[str, Any]
@@ -298,7 +299,7 @@ class ParallelTable:
     reduction: Literal["ordered", "fast"] = "ordered"
     """How gradients are added: `ordered` in numbered blocks of micro-batches and a fixed tree, which gives the same
     bits on any number of ranks; `fast` as they come, in the backend's order."""
-    blocks: Count = 8
+    blocks: Count = BLOCKS
     """Blocks of micro-batches, B, in which ordered gradients are added. The bits depend on it. R ranks hold at most
     log₂(B/R) further sets of gradients, none where B ≤ R; an even number of blocks for each rank is best."""
     compression: Literal["none", "bf16"] = "none"

@@ -6,7 +6,7 @@ nodes. Of the nodes above them each rank adds one slice, so as many bytes are se
 commutative: the bits depend on the numbers alone, never on the rank that adds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar, final
@@ -72,9 +72,14 @@ class Dealing:
         """Level of the root."""
         return _depth(self.blocks)
 
+    @property
+    def nodes(self) -> Mapping[int, tuple[Place, ...]]:
+        """By rank, the largest sums of micro-batches that it alone runs, in ascending order."""
+        return _nodes(self.owners, self.blocks)
+
     def nodes_of(self, rank: int) -> tuple[Place, ...]:
         """The largest sums of micro-batches that `rank` alone runs, in ascending order."""
-        return _nodes(self.owners, self.blocks).get(rank, ())
+        return self.nodes.get(rank, ())
 
     def places_of(self, rank: int) -> dict[int, Place]:
         """For each micro-batch of `rank`, in ascending order, the place to which it is added."""
@@ -91,16 +96,12 @@ class Dealing:
         >>> [Dealing.of_one(count).further_sets(0) for count in (1, 2, 4, 8)]
         [0, 1, 2, 3]
         """
-        held: list[Place] = []
-        most = 0
-        for place in dict.fromkeys(self.places_of(rank).values()):
-            most = max(most, len(held))
-            level, index = place
-            while level >= 0 and index % 2 and (level, index - 1) in held:
-                held.remove((level, index - 1))
-                level, index = level + 1, index // 2
-            held.append((level, index))
-        return most
+        tree = Tree()
+        most = 1
+        for place in self.ends_of(rank).values():
+            tree.add(place, [])
+            most = max(most, len(tree))
+        return most - 1
 
     def combine(self, parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
         """Sum of the parts below a node; None without any."""
@@ -194,8 +195,8 @@ class Tree:
         self._held: dict[Place, Gradients] = {}
         self._last: Place | None = None  # to which more may be added
 
-    def __bool__(self) -> bool:
-        return bool(self._held)
+    def __len__(self) -> int:
+        return len(self._held)
 
     def add(self, place: Place, gradients: Gradients) -> None:
         """Add gradients to a block, in ascending order; they belong to the tree from now on."""
@@ -250,7 +251,8 @@ class OrderedSum(Sum):
     ) -> None:
         self._group, self._slices, self._dealing = group, slices, dealing
         first, end = slices[group.rank]
-        places = [dealing.nodes_of(rank) for rank in range(group.ranks)]
+        nodes = dealing.nodes
+        places = [nodes.get(rank, ()) for rank in range(group.ranks)]
         sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
         received = [
             sent[rank] if rank == group.rank else like.new_empty(len(theirs) * (end - first))

@@ -47,9 +47,7 @@ class Reducers:
         self.per_pass: list[PassReducer] = []
         self.gather_per_plan = False
         self._all: list[Reducer] = []
-        self._beginning: list[Reducer] = []
         self._dealing: Dealing | None = None  # of the last update
-        self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # replacement of each parameter
 
@@ -71,7 +69,7 @@ class Reducers:
     def begin(self, dealing: Dealing | None) -> None:
         """Start the accumulation of an update; see `Reducer.begin`."""
         self._dealing = dealing or self._dealing
-        for own in self._beginning:
+        for own in self._all:
             own.begin(dealing)
 
     def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
@@ -82,10 +80,6 @@ class Reducers:
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
-        if type(own).begin is not Reducer.begin:
-            self._beginning.append(own)
-        if type(own).after_update is not Reducer.after_update:
-            self._comparing.append(own)
         if self.group.ranks > 1:
             self._buffers.append(SharedBuffers(module, self.group))
         if isinstance(own, PassReducer):
@@ -134,12 +128,11 @@ class Reducers:
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""
-        for own in self._comparing:
+        for own in self._all:
             own.after_update(update)
 
     def abandon(self) -> None:
         """Forget what an update that has raised in the middle has left behind."""
-        for own in self._all:
-            own.begin()
+        self.begin(None)
         for buffers in self._buffers:
             buffers.look_anew()

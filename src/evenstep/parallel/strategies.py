@@ -113,81 +113,6 @@ class Single(Strategy):
         return BucketReducer(module, self.group, ordered=True) if self.is_ordered else Reducer(module, self.group)
 
 
-class Replicated(Strategy):
-    """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
-
-    Args:
-        group: the ranks, such as `Processes(device)`.
-        layout: who holds what of the optimizer's state; by default every rank holds all.
-        reduction, blocks: see `Strategy`.
-        bucket_bytes: bytes of gradients that are sent in one message.
-        wire_dtype: "fast" only: the number format in which gradients are sent and summed; by default their own. With
-            bfloat16 each component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the
-            same sum.
-    """
-
-    def __init__(
-        self,
-        group: Group | None = None,
-        layout: ParameterLayout | None = None,
-        *,
-        reduction: Reduction = "ordered",
-        blocks: int = BLOCKS,
-        bucket_bytes: int = BUCKET_BYTES,
-        wire_dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(group, layout, reduction=reduction, blocks=blocks)
-        if self.is_ordered and wire_dtype is not None:
-            raise ArgumentError('`wire_dtype` needs `reduction="fast"`, as it rounds.', field="wire_dtype")
-        self._bucket_bytes = bucket_bytes
-        self.wire_dtype = wire_dtype
-
-    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return BucketReducer(
-            module, self.group, ordered=self.is_ordered, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype
-        )
-
-
-@final
-class Ddp(Replicated):
-    """Every rank holds the whole model and optimizer state; see `Replicated`.
-
-    >>> Ddp(Group()).ranks
-    1
-    """
-
-
-@final
-class Zero1(Replicated):
-    """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
-
-    Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
-    The arguments are those of `Replicated`.
-
-    >>> Zero1(Group()).ranks
-    1
-    """
-
-    def __init__(
-        self,
-        group: Group | None = None,
-        *,
-        reduction: Reduction = "ordered",
-        blocks: int = BLOCKS,
-        bucket_bytes: int = BUCKET_BYTES,
-        wire_dtype: torch.dtype | None = None,
-    ) -> None:
-        group = group or Group()
-        super().__init__(
-            group,
-            Owners(group),
-            reduction=reduction,
-            blocks=blocks,
-            bucket_bytes=bucket_bytes,
-            wire_dtype=wire_dtype,
-        )
-
-
 @final
 class Owners(OwnStates):
     """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
@@ -221,6 +146,65 @@ class Owners(OwnStates):
                     self.group.broadcast([flat], owner)
                     if owner != self.group.rank:
                         _spread(flat, alike)
+
+
+class Replicated(Strategy):
+    """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
+
+    Args:
+        group: the ranks, such as `Processes(device)`.
+        reduction, blocks: see `Strategy`.
+        bucket_bytes: bytes of gradients that are sent in one message.
+        wire_dtype: "fast" only: the number format in which gradients are sent and summed; by default their own. With
+            bfloat16 each component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the
+            same sum.
+    """
+
+    _layout_class: type[ParameterLayout] = ParameterLayout
+
+    def __init__(
+        self,
+        group: Group | None = None,
+        *,
+        reduction: Reduction = "ordered",
+        blocks: int = BLOCKS,
+        bucket_bytes: int = BUCKET_BYTES,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        group = group or Group()
+        super().__init__(group, self._layout_class(group), reduction=reduction, blocks=blocks)
+        if self.is_ordered and wire_dtype is not None:
+            raise ArgumentError('`wire_dtype` needs `reduction="fast"`, as it rounds.', field="wire_dtype")
+        self._bucket_bytes = bucket_bytes
+        self.wire_dtype = wire_dtype
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return BucketReducer(
+            module, self.group, ordered=self.is_ordered, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype
+        )
+
+
+@final
+class Ddp(Replicated):
+    """Every rank holds the whole model and optimizer state; see `Replicated`.
+
+    >>> Ddp(Group()).ranks
+    1
+    """
+
+
+@final
+class Zero1(Replicated):
+    """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
+
+    Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
+    The arguments are those of `Replicated`.
+
+    >>> Zero1(Group()).ranks
+    1
+    """
+
+    _layout_class = Owners
 
 
 def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Microbatch
-from evenstep.parallel import Dealing, Group, Reducer, Reducers, Strategy
+from evenstep.parallel import Group, Reducer, Reducers, Strategy
 from evenstep.pipeline import (
     SCHEDULES,
     Layout,
@@ -80,10 +80,6 @@ class Execution:
     def evaluates_together(self) -> bool:
         """True if ranks wait for each other in the forwards of evaluations."""
         return self.in_stages or bool(self.reducers.per_pass)
-
-    def begin(self, dealing: Dealing | None = None) -> None:
-        """Begin to accumulate gradients; of the micro-batches of `dealing`, if any follow."""
-        self.reducers.begin(dealing)
 
     def pad_passes(
         self,

@@ -113,7 +113,7 @@ class Rollback:
         """Begin to accumulate gradients, perhaps again; of the micro-batches of `dealing`, if any follow."""
         for parameter in self._trained.with_grad:
             parameter.grad = None
-        self._execution.begin(dealing)
+        self._execution.reducers.begin(dealing)
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
