@@ -123,7 +123,7 @@ class Processes(Group):
         self._timeout = timeout = timedelta(seconds=timeout_s)
         if dist.is_initialized():
             raise ArgumentError(
-                "`torch.distributed` is already initialized in this process, but evenstep connects ranks itself and "
+                "`torch.distributed` is initialized in this process already, but evenstep connects ranks itself and "
                 "must be able to reconnect them; leave `init_process_group` out, or call "
                 "`torch.distributed.destroy_process_group()` before and set MASTER_PORT to a free port."
             )
