@@ -8,12 +8,6 @@ from evenstep.checkpoint.background import (
     AsyncWriter as AsyncWriter,
     SaveResult as SaveResult,
 )
-from evenstep.checkpoint.emergency import (
-    discard_parts as discard_parts,
-    join_parts as join_parts,
-    write_emergency as write_emergency,
-    write_part as write_part,
-)
 from evenstep.checkpoint.export import export_weights as export_weights
 from evenstep.checkpoint.folders import (
     complete_checkpoints as complete_checkpoints,
@@ -58,4 +52,7 @@ from evenstep.checkpoint.state import (
     pack as pack,
     unpack as unpack,
 )
-from evenstep.checkpoint.write import write_checkpoint as write_checkpoint
+from evenstep.checkpoint.write import (
+    write_checkpoint as write_checkpoint,
+    write_emergency as write_emergency,
+)

@@ -7,7 +7,6 @@ checkpoints/.replaced-step-00001000/   complete, while another of the same updat
 checkpoints/.removing-step-00001000/   being deleted, its manifest first
 checkpoints/left-1-step-00001000/      complete, of a run that was resumed from an earlier state
 checkpoints/.emergency-step-00001000/  claim of the rank of a failing run that saves this update
-emergency/update-00001000-part-…       part of a state that one rank of a failing run held
 latest                                 the name of the newest, for people
 """
 
@@ -20,7 +19,7 @@ from pathlib import Path
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.files import REPLACED
 
-CHECKPOINTS, EMERGENCY = "checkpoints", "emergency"
+CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 MANIFEST, STATE, TABLE = "manifest.json", "state.json", "tensors.json"
 REMOVING, CLAIM = ".removing-", ".emergency-"

@@ -21,7 +21,7 @@ from zlib import crc32
 from torch import Tensor
 
 from evenstep import files
-from evenstep.checkpoint.folders import LATEST, MANIFEST, STATE, TABLE, disk_error, step_name
+from evenstep.checkpoint.folders import CLAIM, LATEST, MANIFEST, STATE, TABLE, disk_error, is_complete, step_name
 from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
@@ -247,6 +247,31 @@ def write_checkpoint(
     ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json', 'tensors.json'], 'step-00000010\\n')
     """
     return CheckpointWrite(Path(folder).expanduser(), update, state, group=group, resumed_from=resumed_from).run()
+
+
+def write_emergency(
+    folder: Path, update: int, state: Mapping[str, object], *, resumed_from: str | None = None
+) -> Path | None:
+    """Write the whole `state` of a failing run, without other ranks, which may be gone.
+
+    Returns:
+        The checkpoint, or None if it exists or another rank writes it.
+    """
+    name = step_name(update)
+    if is_complete(folder / name):
+        return None
+    claim = folder / f"{CLAIM}{name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.mkdir()
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise disk_error(f"nothing can be saved in `{folder}`", error) from error
+    try:
+        return write_checkpoint(folder, update, state, resumed_from=resumed_from)
+    finally:
+        claim.rmdir()
 
 
 def _json_bytes(content: object) -> bytes:

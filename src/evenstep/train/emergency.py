@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from evenstep.checkpoint import write_emergency, write_part
+from evenstep.checkpoint import write_emergency
 from evenstep.errors import CheckpointError, LostRankError, ReplicaError, clause
 from evenstep.events import Incident
 from evenstep.parallel.group import Interrupted
@@ -57,31 +57,24 @@ def _save(error: BaseException, checkpointer: Checkpointer, lacking: str) -> Non
     checkpointer.settle_alone()
     if isinstance(error, KeyboardInterrupt | CheckpointError | ReplicaError) or update <= max(checkpointer.saved_at, 0):
         return  # the user is in a hurry, the disk or the state is the trouble, or nothing is new
+    if not lacking and not checkpointer.state.is_on_each_rank:
+        lacking = "other ranks hold parts of the state"
     message = f"{lacking}: the newest checkpoint stands." if lacking else _saved(checkpointer, update)
     if message:
         checkpointer.reporter.report(Incident(kind="emergency", update=update, message=message))
 
 
 def _saved(checkpointer: Checkpointer, update: int) -> str:
-    state, folder, resumed_from = checkpointer.state.part(), checkpointer.folder, checkpointer.resumed_from
-    place, places = checkpointer.state.part_held
-    if places > 1:
-        run = folder.checkpoints.parent
-        path = write_part(run, update, state, place=place, places=places, resumed_from=resumed_from)
-        message = (
-            f"part {place + 1} of {places} of the state after update {update} is saved in {path}; if the other "
-            f"ranks save theirs, `resume` goes on from there."
-        )
-    else:
-        path = write_emergency(folder.checkpoints, update, state, resumed_from=resumed_from)
-        message = f"the state after update {update} is saved in {path}."
-        if path is not None and folder.mirror is not None:
-            try:
-                folder.mirror.copy(path)
-                message += f" Its copy is in {folder.mirror.address}."
-            except CheckpointError as error:
-                message += f" There is no copy of it: {error}"
+    state, folder = checkpointer.state.state_dict(whole=True), checkpointer.folder
+    path = write_emergency(folder.checkpoints, update, state, resumed_from=checkpointer.resumed_from)
     if path is None:
         return ""
     checkpointer.saved_at = update
-    return message
+    message = f"the state after update {update} is saved in {path}."
+    if folder.mirror is None:
+        return message
+    try:
+        folder.mirror.copy(path)
+    except CheckpointError as error:
+        return f"{message} There is no copy of it: {error}"
+    return f"{message} Its copy is in {folder.mirror.address}."

@@ -314,7 +314,7 @@ class Engine:
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         Tensors may be the engine's own, which further updates change: `copy.deepcopy` what is to be gone back to.
         """
-        if self.parts.execution.part_held[1] > 1:
+        if self.parts.execution.num_parts > 1:
             self.reducers.group.gather(None)  # what gathers shards would not notice that a rank is elsewhere
         return {**self.tensors(whole=True), **self.counters()}
 
@@ -511,10 +511,6 @@ class Engine:
         """
         self.require_whole()
         return self.parts.saved.state_dict(whole=whole)
-
-    def held_tensors(self) -> Tree:
-        """This rank's part of `tensors`, without communication."""
-        return self.parts.saved.part()
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE

@@ -29,7 +29,7 @@ class Replica:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._is_whole = True
-        if loop.engine.parts.execution.part_held[1] > 1:
+        if loop.engine.parts.execution.num_parts > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp`.")
         if (state := loop.feed.data.state) is not None and state.positions != "all":
             raise ArgumentError(

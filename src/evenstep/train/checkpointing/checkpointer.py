@@ -153,7 +153,6 @@ class Checkpointer:
             raise ArgumentError(
                 "`resume` must be a path, since this trainer has no `folder` to look into.", field="resume"
             )
-        self.folder.join_parts()
         paths = self.folder.newest_first()
         lost = self.folder.lost()
         step = self._resume_first(paths, update=0, new_settings=new_settings)

@@ -24,7 +24,7 @@ from evenstep.tensors import named_parameters
 from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
-from evenstep.train.state.each_rank import of_all_ranks, of_one_rank, own_of
+from evenstep.train.state.each_rank import of_all_ranks, own_of
 from evenstep.train.state.resets import without
 from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run
 
@@ -66,15 +66,6 @@ class RunState:
         state = self._with_counters(self.engine.tensors(whole=whole), data)
         return of_all_ranks(state, self.engine.group, whole=whole) if self.holds_own_model else state
 
-    def part(self) -> Tree:
-        """The state that this rank holds, without communication."""
-        tensors, reducers = self.engine.held_tensors(), self.engine.reducers
-        is_copy = reducers.rank >= reducers.layout.num_shards and not self.holds_own_model
-        if self._reads_own_stream and is_copy:  # another rank saves these tensors
-            tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
-        state = self._with_counters(tensors, self._own_data())
-        return of_one_rank(state, self.engine.group.rank) if self.holds_own_model else state
-
     def replica(self) -> Replica | None:
         """Parameters of which other ranks hold copies; None where each rank trains its own model."""
         if self.holds_own_model:
@@ -90,11 +81,10 @@ class RunState:
         return self.engine.reducers.ranks < self.engine.reducers.data_group.ranks
 
     @property
-    def part_held(self) -> tuple[int, int]:
-        """Number of the part that `part` gives, and of all parts."""
-        if self._reads_own_stream or self.holds_own_model:
-            return self.engine.group.rank, self.engine.group.ranks
-        return self.engine.parts.execution.part_held
+    def is_on_each_rank(self) -> bool:
+        """True if each rank holds the whole state, so that `state_dict` does not communicate."""
+        shared = self._reads_own_stream or self.holds_own_model
+        return self.engine.group.ranks == 1 or (not shared and self.engine.parts.execution.num_parts == 1)
 
     @property
     def _reads_own_stream(self) -> bool:

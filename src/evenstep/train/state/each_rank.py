@@ -27,15 +27,6 @@ def of_all_ranks(state: Tree, group: Group, *, whole: bool) -> Tree:
     return {**state, **everybody[0], "each_rank": others}
 
 
-def of_one_rank(state: Tree, rank: int) -> Tree:
-    """Part of `rank` in the state of all ranks."""
-    if not rank:
-        return {**state, "each_rank": {}}
-    own = {part: state[part] for part in _OWN}
-    empty = {part: {} for part in ("model", "ema", "trained", "training")}
-    return {**state, **empty, "optimizer": {**state["optimizer"], "state": {}}, "each_rank": {str(rank): own}}
-
-
 def own_of(state: Tree, group: Group) -> Tree:
     """State of this rank, out of the state of all."""
     others = state.get("each_rank")

@@ -24,10 +24,6 @@ class PipelineStateSharding:
         """The whole state, at least on the first rank; all ranks call it together."""
         return state
 
-    def part(self, state: Tree) -> Tree:
-        """State of this rank under the names of the whole state."""
-        return state
-
     def own(self, state: Tree) -> Tree:
         """This rank's part of a whole state."""
         return state
@@ -63,9 +59,6 @@ class StageStateSharding(PipelineStateSharding):
             return state
         others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
         return self._merged([state, *others])
-
-    def part(self, state: Tree) -> Tree:
-        return self._merged([state])
 
     def own(self, state: Tree) -> Tree:
         mine = state_of(self._model)

@@ -12,15 +12,13 @@ from evenstep.checkpoint import (
     Mirror,
     clean_leftovers,
     complete_checkpoints,
-    discard_parts,
-    join_parts,
     locked,
     patiently,
     remove_checkpoint,
     step_name,
     step_update,
 )
-from evenstep.checkpoint.folders import CHECKPOINTS, EMERGENCY, LATEST, is_complete, without_manifest
+from evenstep.checkpoint.folders import CHECKPOINTS, LATEST, is_complete, without_manifest
 from evenstep.checkpoint.retention import set_aside
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Incident
@@ -93,17 +91,6 @@ class RunFolder:
         """Names of checkpoints without a manifest, the newest first."""
         found = self.group.first_rank_does(lambda: without_manifest(self.checkpoints)) or ()
         return [path.name for path in reversed(found)]
-
-    def join_parts(self) -> None:
-        """Make a checkpoint of the parts of a state that failing ranks have left."""
-
-        def join() -> None:
-            assert self.path is not None, "nothing is kept"
-            _, text = join_parts(self.path)
-            if text:
-                self.report(Incident(kind="emergency", update=0, message=text))
-
-        self.group.first_rank_does(join)
 
     def forget_after(self, update: int) -> None:
         """Delete the checkpoints of more than `update` updates."""
@@ -192,7 +179,7 @@ class RunFolder:
             return
         texts = [self._taken_over] if self._taken_over else []
         self._taken_over = ""
-        texts += [*clean_leftovers(self.checkpoints), *discard_parts(self.path)]
+        texts += clean_leftovers(self.checkpoints)
         texts += self.mirror.clean() if self.mirror is not None else []
         for text in texts:
             self.report(Incident(kind="leftover", update=update, message=text))
@@ -202,8 +189,6 @@ def _trained_before(folder: Path) -> str:
     saved = [path for path in complete_checkpoints(folder / CHECKPOINTS) if step_update(path.name)]
     if saved:
         return f"checkpoints up to {saved[-1].name}"
-    if (folder / EMERGENCY).is_dir():
-        return f"parts of a state in {EMERGENCY}"
     for name in _METRICS:
         file = folder / name
         if file.is_file() and _has_values(file):

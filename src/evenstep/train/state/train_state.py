@@ -24,7 +24,7 @@ from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import buffers_of, is_saved, unwrapped
 from evenstep.optim.ema import Average, Ema
 from evenstep.optim.stepper import Stepper
-from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
+from evenstep.parallel import ParameterLayout, ShardedTensorRef, mapped
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import LossScale
 from evenstep.tensors import load_state, named_parameters, plain, state_of
@@ -107,29 +107,18 @@ class TrainState:
         Args:
             whole: False keeps tensors that are cut over ranks as they are, which costs no memory.
         """
-        taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
-        return self.sharding.gathered(self._tree(taken, self.layout.optimizer_state))
-
-    def part(self) -> Tree:
-        """The parts that this rank holds, without communication."""
-        tree = self._tree(dict, lambda states: states)
-        elsewhere = self.stepper.rounded - self.stepper.masters.keys()
-        for name in _under_all_names(self.model, dict.fromkeys(elsewhere)):
-            tree["model"].pop(name, None)
-        return self.sharding.part(tree)
-
-    def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
+        taken: Callable[[Any], Tree] = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
         self.trained.check_groups()
         state = optimizer_state(self.optimizer, self._own, self._built)
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         own = {name: {_MASTER: one.detach()} for name, one in self.stepper.masters.items()}
         mine = {name: {**state["state"].get(name, {}), **own.get(name, {})} for name in {**state["state"], **own}}
-        everybody = of_all(mine)
+        everybody = self.layout.optimizer_state(mine)
         model = taken(state_of(self.model))
         states = {name: taken(everybody[name]) for names in self.names for name in names if name in everybody}
         masters = {name: one.pop(_MASTER) for name, one in states.items() if _MASTER in one}
-        return {
+        tree = {
             "model": {**model, **_under_all_names(self.model, masters)},
             "optimizer": {**state, "state": {name: one for name, one in states.items() if one}},
             "ema": {} if self.average is None else taken(self.average.state_dict()),
@@ -137,6 +126,7 @@ class TrainState:
             "trained": self.trained.state_dict(),
             "training": self.flags.state_dict(),
         }
+        return self.sharding.gathered(tree)
 
     def changed_options(self, state: Tree) -> list[str]:
         return changed_options(state["optimizer"], self._built) if "optimizer" in state else []

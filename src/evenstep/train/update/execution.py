@@ -71,10 +71,9 @@ class Execution:
     in_stages: bool = False
 
     @property
-    def part_held(self) -> tuple[int, int]:
-        """Number of this rank's part of the model, and number of parts."""
-        place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
-        return self.pipeline.rank * places + place, self.pipeline.ranks * places
+    def num_parts(self) -> int:
+        """Number of parts of the model on different ranks."""
+        return self.pipeline.ranks * self.reducers.layout.num_shards
 
     @property
     def evaluates_together(self) -> bool:
