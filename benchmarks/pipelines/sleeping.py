@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenstep.parallel import Mesh, Processes, Reducers, Single
 from evenstep.pipeline import SCHEDULES, PipelineModel, build_runner, executed
 from evenstep.pipeline.deferred import Deferral
-from evenstep.tools.planning.simulate import Cost, Costs, simulate
+from evenstep.tools.planning.simulate import Cost, simulate
 from harness.row import Row
 from pipelines.ready import ReadyStep
 
@@ -66,7 +66,7 @@ def measured(schedule: str, group: Processes) -> Row:
         layer.deferral = deferral
     plans = model.schedule.plans(model.layout, range(NUM_MICROBATCHES))
     cost = Cost(forward_s=STAGE_S, input_backward_s=STAGE_S, weight_backward_s=STAGE_S)
-    simulated = simulate(plans, model.layout, Costs(stages=(cost,) * model.layout.stages)).makespan_s
+    simulated = simulate(plans, model.layout, [cost] * model.layout.stages).makespan_s
     mine = executed(plans[group.rank], model.own, overlaps=not model.schedule.splits_backward)
     step = ReadyStep([torch.ones(16, 64)] * NUM_MICROBATCHES, lambda output, microbatch: output.sum())
     times: list[float] = []

@@ -3,7 +3,7 @@
 A forward needs the forwards that feed it, a backward its forward and the backwards of the stages that it feeds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from evenstep.errors import PlanError
@@ -31,14 +31,12 @@ def spans(
     plans: Sequence[Plan],
     layout: Layout,
     duration: Callable[[Action], float],
-    delays: Mapping[tuple[int, int], float] | None = None,
 ) -> list[Span]:
     """Start and end of every compute action, each as early as the order of its rank and its needs allow.
 
     Args:
         plans: one per rank; whatever is no compute action in them is passed over.
         duration: of an action.
-        delays: how long messages take, by edge, in either direction; 0 by default.
 
     Returns:
         All spans, sorted by start and rank.
@@ -59,12 +57,12 @@ def spans(
         rank = ready.pop()
         while places[rank] < len(orders[rank]):
             action = orders[rank][places[rank]]
-            needed = _needed(action, layout, delays or {})
-            lacking = next((result for result, _ in needed if result not in ends), None)
+            needed = _needed(action, layout)
+            lacking = next((result for result in needed if result not in ends), None)
             if lacking is not None:
                 waiting.setdefault(lacking, []).append(rank)
                 break
-            start = max([free[rank], *(ends[result] + delay for result, delay in needed)])
+            start = max([free[rank], *(ends[result] for result in needed)])
             free[rank] = end = start + duration(action)
             found.append(Span(rank, action, start, end))
             places[rank] += 1
@@ -76,16 +74,14 @@ def spans(
     return sorted(found, key=lambda span: (span.start, span.rank))
 
 
-def _needed(action: Action, layout: Layout, delays: Mapping[tuple[int, int], float]) -> list[tuple[Result, float]]:
+def _needed(action: Action, layout: Layout) -> list[Result]:
     stage, microbatch = action.stage, action.microbatch
     if action.op is Op.FORWARD:
-        return [((True, source, microbatch), delays.get((source, stage), 0)) for source in layout.sources(stage)]
+        return [(True, source, microbatch) for source in layout.sources(stage)]
     if action.op is Op.WEIGHT_BACKWARD:
-        return [((False, stage, microbatch), 0)]
-    return [
-        ((True, stage, microbatch), 0),
-        *(((False, peer, microbatch), delays.get((stage, peer), 0)) for peer in layout.destinations(stage)),
-    ]
+        return [(False, stage, microbatch)]
+    gradients = [(False, peer, microbatch) for peer in layout.destinations(stage)]
+    return [(True, stage, microbatch), *gradients]
 
 
 def _check_all_ran(orders: Sequence[Sequence[Action]], places: Sequence[int]) -> None:

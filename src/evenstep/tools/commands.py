@@ -52,25 +52,19 @@ def plan(
     memory_gib: Annotated[
         float | None, Option(min=1e-9, metavar="GIB", help="Memory of a rank, in GiB; unlimited by default.")
     ] = None,
-    latency_us: Annotated[
-        float, Option(min=0, metavar="US", help="Latency of a message between ranks, in microseconds.")
-    ] = 0.0,
-    gib_per_s: Annotated[
-        float | None, Option(min=1e-9, metavar="GIB", help="Bandwidth between ranks; unlimited by default.")
-    ] = None,
     schedule: Annotated[
         str | None,
-        Option(metavar="NAME", help="Schedule to draw: a name from the table, or a file; the best by default."),
+        Option(metavar="NAME", help="Schedule to write: a name from the table, or a file; the best by default."),
     ] = None,
     out: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help="Also write it: .json a trace for Perfetto, .csv for torch.distributed.pipelining, else a plan.",
+            help="Also write the schedule: .json as a trace for Perfetto, else as a plan.",
         ),
     ] = None,
 ) -> int:
-    """Compare pipeline schedules and draw one.
+    """Compare pipeline schedules.
 
     Costs are measured of a run's model, or every computation takes 1 ms.
     """
@@ -81,8 +75,6 @@ def plan(
         ranks=ranks,
         microbatches=microbatches,
         memory_gib=memory_gib,
-        latency_us=latency_us,
-        gib_per_s=gib_per_s,
         schedule=schedule,
         out=out,
     )

@@ -15,21 +15,20 @@ SIZE = ("--ranks", "4", "--microbatches", "8")
 def rows(out: str) -> dict[str, list[str]]:
     """The table's cells, by schedule."""
     lines = [line.lstrip("*! ").split() for line in out.splitlines()]
-    return {cells[0]: cells[1:] for cells in lines if cells and cells[0] in SCHEDULES and len(cells) > 5}
+    return {cells[0]: cells[1:] for cells in lines if cells and cells[0] in SCHEDULES and len(cells) > 4}
 
 
-def test_all_schedules_are_compared_and_the_fastest_is_drawn(evenstep: Run) -> None:
+def test_all_schedules_are_compared(evenstep: Run) -> None:
     done = evenstep("plan", *SIZE)
     assert done.code == 0, done.err
     table = rows(done.out)
     assert list(table) == list(SCHEDULES)
-    assert table["1f1b"] == ["4", "33", "ms", "27.3%", "4", "-", "-"]
-    assert table["zb_v"] == ["8", "25.5", "ms", "5.9%", "4", "-", "-"]
+    assert table["1f1b"] == ["4", "33", "ms", "27.3%", "4", "-"]
+    assert table["zb_v"] == ["8", "25.5", "ms", "5.9%", "4", "-"]
     assert "* the fastest: zb_v" in done.out
-    assert [len(line) for line in done.out.splitlines() if line.startswith("rank ")] == [9 + 100] * 4
 
 
-@pytest.mark.parametrize("form", ["json", "csv", "txt"])
+@pytest.mark.parametrize("form", ["json", "txt"])
 def test_a_schedule_is_written_as_the_files_suffix_says(evenstep: Run, recipe: Path, form: str) -> None:
     done = evenstep("plan", *SIZE, "--schedule", "zb_h1", "--out", f"new/plan.{form}")
     assert done.code == 0, done.err
@@ -39,8 +38,6 @@ def test_a_schedule_is_written_as_the_files_suffix_says(evenstep: Run, recipe: P
     order = SCHEDULES["zb_h1"].order(layout, range(8))
     if form == "json":
         assert len(json.loads(text)["traceEvents"]) == 4 + 4 * 8 * 3
-    elif form == "csv":
-        assert text.splitlines()[0] == ",".join(map(str, order[0]))
     else:
         assert read_plans(text) == order
 
@@ -49,7 +46,7 @@ def test_a_schedule_written_by_hand_joins_the_table(evenstep: Run, recipe: Path)
     (recipe / "mine.txt").write_text("0F0 0F1 0B0 0B1  # all forwards\n1F0 1F1 1B0 1B1\n")
     done = evenstep("plan", "--ranks", "2", "--microbatches", "2", "--schedule", "mine.txt")
     assert done.code == 0, done.err
-    assert "mine.txt, 9 ms" in done.out
+    assert "mine.txt: 9 ms" in done.out
     other = evenstep("plan", "--ranks", "2", "--microbatches", "3", "--schedule", "mine.txt")
     assert other.code == 1 and "`--schedule`" in other.err
 
@@ -75,11 +72,6 @@ def test_the_best_schedule_fits_into_the_memory_of_a_rank(evenstep: Run, recipe:
     assert done.code == 0 and "* the fastest within the cap" in done.out, done.err
     small = evenstep("plan", *chain, "--memory-gib", "1e-9")
     assert small.code == 1 and "`--memory-gib`" in small.err and "! gpipe" in small.out
-
-
-def test_messages_take_time_on_a_slow_network(evenstep: Run) -> None:
-    slow = rows(evenstep("plan", *SIZE, "--latency-us", "1000").out)
-    assert slow["gpipe"][1:3] == [str(33 + 2 * 3), "ms"]  # 3 messages to the last rank, 3 back
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,25 @@
-"""`evenstep plan [RUN.toml]`: compares pipeline schedules and draws one; nothing is trained.
+"""`evenstep plan [RUN.toml]`: compares pipeline schedules; nothing is trained.
 
 Costs are measured for the layers of a run's model on this machine; without a run, all computations take 1 ms.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
-
-from rich.console import Console
-from rich.text import Text
+from typing import NamedTuple, final
 
 from evenstep.config.load import from_arguments, from_environment
 from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
 from evenstep.pipeline import SCHEDULES, Layers, Layout, Plan, Schedule
 from evenstep.process import EXIT_DONE
-from evenstep.tools.planning.draw import draw_text, draw_trace
 from evenstep.tools.planning.layers import balance, measure
-from evenstep.tools.planning.simulate import Cost, Costs, Simulation, simulate
-from evenstep.tools.planning.text import to_torch_csv, write_plans, written_schedule
+from evenstep.tools.planning.simulate import Cost, Simulation, simulate
+from evenstep.tools.planning.text import write_plans, written_schedule
 
 MIB, GIB = 2**20, 2**30
-_SHARE = Cost(forward_s=1e-3, input_backward_s=1e-3, weight_backward_s=1e-3)
+_SHARE_S = 1e-3  # of each computation of a rank, in a run without a model
 
 
 @final
@@ -32,12 +28,12 @@ class Measured:
     """Layers of a run's model, with their costs.
 
     Args:
-        flows: gives the edges between stages, and whose outputs they carry, for the places of the stages' layers.
+        edges: gives the edges between stages for the places of the stages' layers.
     """
 
     names: Sequence[str]
     costs: Sequence[Cost]
-    flows: Callable[[Sequence[range]], Mapping[tuple[int, int], Sequence[int]]]
+    edges: Callable[[Sequence[range]], tuple[tuple[int, int], ...]]
     microbatches: int
     ranks: int | None
     stages_per_rank: int | None
@@ -59,11 +55,6 @@ class Row(NamedTuple):
         return max(self.simulation.peak_bytes)
 
     @property
-    def sent(self) -> float:
-        links = self.simulation.link_bytes.items()
-        return max(sum(size for (here, _), size in links if here == rank) for rank in range(self.layout.ranks))
-
-    @property
     def alive(self) -> float:
         """Peak activations, in micro-batches of one rank's share of the model."""
         return max(self.simulation.peak_live) * self.layout.ranks / self.layout.stages
@@ -76,35 +67,30 @@ def run(
     ranks: int | None,
     microbatches: int | None,
     memory_gib: float | None,
-    latency_us: float,
-    gib_per_s: float | None,
     schedule: str | None,
     out: Path | None,
 ) -> int:
-    """Print the table and a drawing; write `out`."""
-    count, batches = ranks, microbatches
+    """Print the table; write the schedule to `out`."""
     cap = None if memory_gib is None else memory_gib * GIB
-    network = {
-        "latency_s": latency_us / 1e6,
-        "seconds_per_byte": 0.0 if gib_per_s is None else 1 / GIB / gib_per_s,
-    }
     chosen = None if schedule is None else _chosen(schedule)
     measured = _measured(path, settings) if path else None
-    if measured is not None:
-        count, batches = count or measured.ranks, batches or measured.microbatches
+    count = ranks or (measured and measured.ranks)
+    batches = microbatches or (measured and measured.microbatches)
     if not count or not batches:
         raise ConfigError(f"`--{'microbatches' if count else 'ranks'}` is missing; give it.")
-    rows, left_out = _simulated(count, batches, measured, network, chosen)
+    rows, left_out = _simulated(count, batches, measured, chosen)
     fitting = [row for row in rows if cap is None or row.memory <= cap]
     best = min(fitting, key=lambda row: (row.simulation.makespan_s, row.alive), default=None)
-    print(f"{count} ranks, {batches} micro-batches; memory and traffic of the rank with the most\n")
+    print(f"{count} ranks, {batches} micro-batches; memory of the rank with the most\n")
     _print_table(rows, left_out, best, cap)
     row = best if chosen is None else next((row for row in rows if row.schedule is chosen), None)
     if row is None:
         least = _size(min(row.memory for row in rows))
         no_room = f"every pipeline schedule needs more memory than `--memory-gib`, at least {least}."
         raise PlanError(no_room if chosen is None else f"`--schedule` can't be used here: {left_out[-1]}")
-    _print_row(row, measured)
+    print(f"{row.schedule.name}: {_time(row.simulation.makespan_s)}")
+    if measured is not None:
+        _print_stages(measured, row.layout.stages)
     if out is not None:
         _write(row, out)
     return EXIT_DONE
@@ -137,7 +123,7 @@ def _measured(path: str, settings: Sequence[str]) -> Measured:
     return Measured(
         names=[layer.name for layer in layers.layers],
         costs=costs,
-        flows=lambda cuts: flows(layers, cuts),
+        edges=lambda cuts: tuple(flows(layers, cuts)),
         microbatches=batch.num_microbatches,
         ranks=config.parallel.pipeline if config.parallel.pipeline > 1 else None,
         stages_per_rank=config.parallel.stages_per_rank,
@@ -156,7 +142,7 @@ def _chosen(name: str) -> Schedule:
 
 
 def _simulated(
-    ranks: int, count: int, measured: Measured | None, network: Mapping[str, Any], chosen: Schedule | None
+    ranks: int, count: int, measured: Measured | None, chosen: Schedule | None
 ) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     left_out: list[str] = []
@@ -167,9 +153,12 @@ def _simulated(
         try:
             layout = schedule.layout(ranks, stages)
             if measured is None:
-                costs = Costs.even(layout, _SHARE, **network)
+                each = _SHARE_S * layout.ranks / layout.stages
+                costs = [Cost(forward_s=each, input_backward_s=each, weight_backward_s=each)] * layout.stages
             else:
-                layout, costs = _costs_of(measured, layout, network)
+                cuts = measured.cut(layout.stages)
+                costs = [Cost.total(measured.costs[place] for place in places) for places in cuts]
+                layout = Layout(rank_of=layout.rank_of, edges=measured.edges(cuts))
             if schedule in written:
                 schedule.plans(layout, range(count))  # raises for an order that is no complete update
             plans = schedule.order(layout, range(count))
@@ -181,26 +170,14 @@ def _simulated(
     return rows, left_out
 
 
-def _costs_of(measured: Measured, layout: Layout, network: Mapping[str, Any]) -> tuple[Layout, Costs]:
-    """Layout with the edges of the model, and the costs of its stages."""
-    cuts = measured.cut(layout.stages)
-    edges = measured.flows(cuts)
-    costs = Costs(
-        stages=tuple(Cost.total(measured.costs[place] for place in places) for places in cuts),
-        edge_bytes={edge: sum(measured.costs[at].output_bytes for at in places) for edge, places in edges.items()},
-        **network,
-    )
-    return Layout(rank_of=layout.rank_of, edges=tuple(edges)), costs
-
-
 def _print_table(rows: Sequence[Row], left_out: Sequence[str], best: Row | None, cap: float | None) -> None:
-    print(f"  {'schedule':<16}{'stages':>7}{'update':>12}{'bubble':>9}{'alive':>8}{'memory':>12}{'sent':>12}")
+    print(f"  {'schedule':<16}{'stages':>7}{'update':>12}{'bubble':>9}{'alive':>8}{'memory':>12}")
     for row in rows:
         done = row.simulation
         mark = "*" if row is best else "!" if cap is not None and row.memory > cap else " "
         print(
             f"{mark} {row.schedule.name:<16}{row.layout.stages:>7}{_time(done.makespan_s):>12}"
-            f"{done.bubble_share:>9.1%}{row.alive:>8.4g}{_size(row.memory):>12}{_size(row.sent):>12}"
+            f"{done.bubble_share:>9.1%}{row.alive:>8.4g}{_size(row.memory):>12}"
         )
     print("\nalive: micro-batches of a rank's share of the model whose activations live at once")
     if best is not None:
@@ -209,28 +186,16 @@ def _print_table(rows: Sequence[Row], left_out: Sequence[str], best: Row | None,
         print(line)
 
 
-def _print_row(row: Row, measured: Measured | None) -> None:
-    if measured is not None:
-        cuts = measured.cut(row.layout.stages)
-        names = ", ".join(f'"{measured.names[places[0]]}"' for places in cuts[1:])
-        times = [_time(sum(measured.costs[place].seconds for place in places)) for places in cuts]
-        print(f"\nthe most balanced {len(cuts)} stages: {', '.join(times)} per micro-batch")
-        print(f"parallel.split_at = [{names}]")
-    links = [f"{here}>{there} {_size(size)}" for (here, there), size in row.simulation.link_bytes.items() if size]
-    if links:
-        print(f"\nsent from rank to rank: {', '.join(links)}")
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"\n{row.schedule.name}, {_time(row.simulation.makespan_s)} from left to right")
-    for rank, line in enumerate(draw_text(row.simulation)):
-        console.print(Text(f"rank {rank:<3} ").append_text(line))
-    console.print("F forward  B backward  I backward of inputs  W backward of weights  . idle")
+def _print_stages(measured: Measured, stages: int) -> None:
+    cuts = measured.cut(stages)
+    names = ", ".join(f'"{measured.names[places[0]]}"' for places in cuts[1:])
+    times = [_time(sum(measured.costs[place].seconds for place in places)) for places in cuts]
+    print(f"\nthe most balanced {len(cuts)} stages: {', '.join(times)} per micro-batch")
+    print(f"parallel.split_at = [{names}]")
 
 
 def _write(row: Row, path: Path) -> None:
-    if path.suffix == ".json":
-        text = draw_trace(row.simulation)
-    else:
-        text = to_torch_csv(row.plans) if path.suffix == ".csv" else write_plans(row.plans)
+    text = row.simulation.trace() if path.suffix == ".json" else write_plans(row.plans)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

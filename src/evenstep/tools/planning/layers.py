@@ -117,7 +117,6 @@ def _measured(
         input_backward_s=inputs_alone,
         weight_backward_s=whole - inputs_alone,
         activation_bytes=sum(saved.values()),
-        output_bytes=sum(tensor.nbytes for tensor in tensors(output)),
         state_bytes=sum(
             parameter.nbytes + parameter.requires_grad * parameter.numel() * gradient_format(parameter).itemsize
             for parameter in module.parameters()

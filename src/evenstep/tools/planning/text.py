@@ -20,15 +20,6 @@ def write_plans(plans: Sequence[Plan]) -> str:
     return "".join(" ".join(map(str, plan)) + "\n" for plan in plans)
 
 
-def to_torch_csv(plans: Sequence[Plan]) -> str:
-    """The computations of `plans` as CSV, for a schedule of `torch.distributed.pipelining` to load.
-
-    >>> to_torch_csv(read_plans("0F0 0SO0:1 0I0 0W0"))
-    '0F0,0I0,0W0\\n'
-    """
-    return "".join(",".join(str(action) for action in plan if action.op in COMPUTES) + "\n" for plan in plans)
-
-
 def read_plans(text: str) -> tuple[Plan, ...]:
     """The plans that `text` writes, one rank per line."""
     plans: list[Plan] = []

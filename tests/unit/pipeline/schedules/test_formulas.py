@@ -7,7 +7,7 @@ import pytest
 
 from evenstep.errors import PlanError
 from evenstep.pipeline import SCHEDULES, Layout
-from evenstep.tools.planning.simulate import Cost, Costs, Simulation, simulate
+from evenstep.tools.planning.simulate import Cost, Simulation, simulate
 
 P = range(2, 9)
 TIMES = [(120, 120, 120), (120, 144, 84)]  # f, i, w of one rank's share
@@ -18,7 +18,7 @@ def run(name: str, ranks: int, count: int, times: tuple[int, int, int], stages: 
     each = layout.stages // ranks
     forward, inputs, weights = (time // each for time in times)
     cost = Cost(forward_s=forward, input_backward_s=inputs, weight_backward_s=weights, activation_bytes=1)
-    done = simulate(SCHEDULES[name].order(layout, range(count)), layout, Costs(stages=(cost,) * layout.stages))
+    done = simulate(SCHEDULES[name].order(layout, range(count)), layout, [cost] * layout.stages)
     assert done.busy_s == (count * sum(times),) * ranks
     return done
 
@@ -52,7 +52,7 @@ def test_interleaved_and_breadth_first_divide_the_bubble(ranks: int, stages: int
     layout = Layout.chain(ranks=ranks, stages_per_rank=stages)
     forward, inputs, weights = (time // stages for time in times)
     cost = Cost(forward_s=forward, input_backward_s=inputs, weight_backward_s=weights, activation_bytes=1)
-    costs = Costs(stages=(cost,) * layout.stages)
+    costs = [cost] * layout.stages
     for count in sorted({ranks, 2 * ranks, 32 // ranks * ranks}):
         done = simulate(SCHEDULES["interleaved"].order(layout, range(count)), layout, costs)
         assert bubble(done) * stages == (ranks - 1) * sum(times)

@@ -40,7 +40,6 @@ def test_each_layer_is_measured_with_what_comes_before_it() -> None:
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 4, bias=False), Slow(), nn.Tanh())
     costs = measure(Layers.of(model), torch.zeros(3, 2, dtype=torch.long), repeats=1)
     embedding, linear, slow, tanh = costs
-    assert [cost.output_bytes for cost in costs] == [4 * 6 * 8, 4 * 6 * 4, 4 * 6 * 4, 4 * 6 * 4]
     assert [cost.state_bytes for cost in costs] == [2 * 4 * 40, 2 * 4 * 32, 0, 0]
     assert embedding.input_backward_s == 0 < embedding.weight_backward_s
     assert linear.input_backward_s > 0
@@ -63,4 +62,4 @@ def test_layers_with_several_sources_and_keyword_inputs_are_measured() -> None:
     )
     layers = Layers((Layer("a", nn.Identity(), inputs=("input",)), *layers.layers[1:]))
     costs = measure(layers, {"input": torch.ones(3, 2), "scale": torch.ones(3, 2)}, repeats=1)
-    assert costs[2].output_bytes == 2 * 4 * 6
+    assert [cost.forward_s > 0 for cost in costs] == [True] * 3

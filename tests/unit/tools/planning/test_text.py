@@ -1,13 +1,10 @@
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.pipelining import schedules as torchs
 
 from evenstep.errors import PlanError
-from evenstep.pipeline import SCHEDULES, Plan
-from evenstep.tools.planning.text import read_plans, to_torch_csv, write_plans, written_schedule
+from evenstep.pipeline import SCHEDULES
+from evenstep.tools.planning.text import read_plans, write_plans, written_schedule
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 4), st.integers(1, 5))
@@ -38,17 +35,3 @@ def test_a_written_schedule_runs_any_microbatches_of_its_number() -> None:
 def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         written_schedule("mine", text)
-
-
-def parsed(plans: tuple[Plan, ...]) -> dict[int, list[Any]]:
-    rows = to_torch_csv(plans).splitlines()
-    return {rank: [torchs._Action.from_str(cell) for cell in row.split(",")] for rank, row in enumerate(rows)}
-
-
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_torchs_validator_accepts_our_orders(name: str, ranks: int) -> None:
-    layout = SCHEDULES[name].layout(ranks)
-    plans = SCHEDULES[name].order(layout, range(2 * ranks))
-    owners = torchs._validate_schedule(parsed(plans), ranks, layout.stages, 2 * ranks)
-    assert tuple(owners[stage] for stage in range(layout.stages)) == layout.rank_of
