@@ -10,7 +10,7 @@ from evenstep.tools.report.page import render
 from evenstep.tools.report.read import read_run
 
 HOST = "127.0.0.1"
-_WATCHED = ("*.json", "*.jsonl", "*.toml", "*.csv", "checkpoints/*/manifest.json")
+_WATCHED = ("*.json", "*.jsonl", "*.toml")
 
 
 def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:

@@ -10,7 +10,10 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from evenstep.errors import EvenstepError
 from evenstep.files import replacing
@@ -18,19 +21,15 @@ from evenstep.tools.report.charts import NUM_COLORS, Chart, Figures, charts, fig
 from evenstep.tools.report.read import ReportedRun, read_run
 from evenstep.version import __version__
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from markupsafe import Markup
-
 _HERE = Path(__file__).parent
-_TRUSTED = {
-    "page_css": "page.css",
-    "curves_js": "curves.js",
-    "page_js": "page.js",
-    "plot_css": "vendor/uPlot.min.css",
-    "plot_js": "vendor/uPlot.iife.min.js",
-    "plot_license": "vendor/uPlot.LICENSE",
-}
+_TRUSTED = (
+    "page.css",
+    "page.js",
+    "curves.js",
+    "vendor/uPlot.min.css",
+    "vendor/uPlot.iife.min.js",
+    "vendor/uPlot.LICENSE",
+)
 _MAX_TILES = 4
 
 
@@ -57,12 +56,6 @@ def write_report(folder: Path | str) -> Path:
     """Write `report.html` into a run folder, and return its path.
 
     The page says which files are missing or broken.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as run:
-    ...     _ = (Path(run) / "metrics.jsonl").write_text('{"update": 1, "train/loss": 2.5}')
-    ...     write_report(run).name
-    'report.html'
     """
     return write_page([Path(folder)], Path(folder) / "report.html")
 
@@ -79,8 +72,7 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
                 new.write_bytes(text)
     except OSError as error:
         raise EvenstepError(
-            f"the report cannot be written to `{path}`: {error.strerror}; make room there, make the folder writable, "
-            f"or name another file, `evenstep report FOLDER --to FILE`."
+            f"the report cannot be written to `{path}`: {error.strerror}; name another file by `--to FILE`."
         ) from error
     return path
 
@@ -112,7 +104,7 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
         live=live,
         written=datetime.now(UTC),
         version=__version__,
-        **{key: _trusted(path) for key, path in _TRUSTED.items()},
+        files={path: Markup((_HERE / path).read_text(encoding="utf-8")) for path in _TRUSTED},
     )
 
 
@@ -123,11 +115,7 @@ def judged_of(figures: Mapping[str, Figures]) -> list[str]:
 
 
 def between(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
-    """Settings in which runs differ, each with its value in every run; "" where it is not set.
-
-    >>> between([{"seed": "1", "lr": "0.1"}, {"seed": "1"}])
-    {'lr': ('0.1', '')}
-    """
+    """Settings in which runs differ, each with its value in every run; "" where it is not set."""
     rows = {key: tuple(one.get(key, "") for one in settings) for one in settings for key in one}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
 
@@ -152,11 +140,6 @@ def over_seeds(
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """Mean ± standard deviation of a sample.
-
-    >>> _spread([1.0, 2.0, 3.0]), _spread([1.0])
-    ('2 ± 1', '–')
-    """
     known = [value for value in values if value is not None]
     return f"{spell_figure(mean(known))} ± {stdev(known):.2g}" if len(known) > 1 else "–"
 
@@ -185,20 +168,21 @@ def _shown(number: int, run: ReportedRun, names: Sequence[str]) -> Shown:
 def spell_figure(value: float, name: str = "") -> str:
     """Four significant digits, or a size if the metric counts bytes.
 
-    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(0.000123456), spell_figure(21316.2)
-    ('397.8 MB', '0.0001235', '21,320')
+    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(21316.2)
+    ('397.8 MB', '21,320')
     """
     if name.endswith("_bytes") and 0 <= value < 1e18:
-        return spell_bytes(round(value))
+        power = min(4, int(math.log10(max(value, 1)) / 3))
+        return f"{value / 1000**power:.4g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
     rounded = f"{value:.4g}"
     return f"{float(rounded):,.0f}" if 1e4 <= abs(value) < 1e9 else rounded
 
 
 def spell_duration(seconds: float) -> str:
-    """The two largest units.
+    """Duration in its two largest units.
 
-    >>> spell_duration(7.25), spell_duration(192), spell_duration(90_061)
-    ('7.2 s', '3 min 12 s', '1 d 1 h')
+    >>> spell_duration(192), spell_duration(90_061)
+    ('3 min 12 s', '1 d 1 h')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -211,41 +195,21 @@ def spell_duration(seconds: float) -> str:
     return " ".join(word for word in words[:2] if not word.startswith("0 "))
 
 
-def spell_bytes(count: int) -> str:
-    """Decimal units.
-
-    >>> spell_bytes(999), spell_bytes(12_345_678)
-    ('999 B', '12.3 MB')
-    """
-    power = 0 if count < 1000 else min(4, int(math.log10(count) / 3))
-    return f"{count} B" if not power else f"{count / 1000**power:.1f} {('', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
 @cache
-def _template() -> "Template":
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     filters: dict[str, Any] = environment.filters
-    filters.update(bytes=spell_bytes, figure=spell_figure, moment=_moment, code=_code, count="{:,}".format)
+    filters.update(figure=spell_figure, moment=_moment, code=_code, count="{:,}".format)
     return environment.get_template("page.html")
-
-
-def _trusted(path: str) -> "Markup":
-    from markupsafe import Markup
-
-    return Markup((_HERE / path).read_text(encoding="utf-8"))
 
 
 def _moment(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M UTC}"
 
 
-def _code(text: str) -> "Markup":
+def _code(text: str) -> Markup:
     """Text with its parts in backticks as code."""
-    from markupsafe import Markup, escape
-
     parts = enumerate(text.split("`"))
     return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else escape(part) for at, part in parts)

@@ -1,6 +1,5 @@
 """Reads a run folder. A file that is missing or broken becomes a sentence in `problems`."""
 
-import base64
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from evenstep.errors import ArgumentError
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
-KEPT = 6  # of what is shown, the newest of each name
-_MAX_IMAGE_BYTES = 2_000_000
 _WHERE = ("name", "runs", "recipe", "resume")  # settings that say where a run is, not what it does
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def _in_utc(time: datetime) -> datetime:
@@ -28,7 +24,6 @@ def _in_utc(time: datetime) -> datetime:
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
-Finite = Annotated[float, Field(ge=-1e300, le=1e300)]
 
 
 class Status(BaseModel):
@@ -48,45 +43,6 @@ class IncidentLine(BaseModel):
     update: Count
     kind: str = "incident"
     message: str = ""
-    details: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def facts(self) -> str:
-        return json.dumps(self.details, ensure_ascii=False) if self.details else ""
-
-
-class FileSize(BaseModel):
-    """File of a checkpoint."""
-
-    bytes: Count = 0
-
-
-class Checkpoint(BaseModel):
-    """Manifest of a checkpoint."""
-
-    update: Count
-    created: Moment
-    files: dict[str, FileSize]
-    name: str = ""
-    is_latest: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.bytes for file in self.files.values())
-
-
-class ShownItem(BaseModel):
-    """Line of shown.jsonl: a text, an image as a `data:` address with a caption, or a histogram."""
-
-    update: Count
-    name: str
-    kind: Literal["text", "image", "histogram"]
-    text: str = ""
-    file: str = ""
-    caption: str = ""
-    edges: list[Finite] = Field(default_factory=list)
-    counts: list[Count] = Field(default_factory=list)
-    image: str = ""
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -101,7 +57,6 @@ class ReportedRun:
         config: text of the resolved run file; "" for a run of a script.
         settings: by dotted key, as text: of the run file, or those that the trainer of a script has recorded.
         defaults: likewise, of a run file.
-        checkpoints: the oldest first.
     """
 
     folder: Path
@@ -111,8 +66,6 @@ class ReportedRun:
     defaults: dict[str, str] = field(default_factory=dict)
     status: Status = field(default_factory=Status)
     incidents: list[IncidentLine] = field(default_factory=list)
-    checkpoints: list[Checkpoint] = field(default_factory=list)
-    shown: list[ShownItem] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -140,12 +93,6 @@ class ReportedRun:
         except ValidationError:
             self.problems.append(f"`{file}` has content that cannot be read: `{text[:60]}`; it is left out.")
             return None
-
-    def lines(self, kind: type[T], file: str) -> Iterator[T]:
-        for line in self.text(file, optional=True).split("\n"):
-            item = self.parsed(kind, file, line) if line.strip() else None
-            if item is not None:
-                yield item
 
     def table(self, file: str, parse: Callable[[str], Any]) -> dict[str, str]:
         """Settings in a file, by dotted key."""
@@ -177,20 +124,10 @@ def read_run(folder: Path) -> ReportedRun:
     for update, name, value in _values(run):
         run.metrics.setdefault(name, {})[update] = value
     run.metrics = {name: dict(sorted(values.items())) for name, values in run.metrics.items()}
-    run.incidents = list(run.lines(IncidentLine, "incidents.jsonl"))
-    latest = run.text("latest", optional=True).strip()
-    for path in sorted((folder / "checkpoints").glob("step-*/manifest.json")):
-        manifest = str(path.relative_to(folder))
-        found = run.parsed(Checkpoint, manifest, run.text(manifest))
-        if found is not None:
-            name = path.parent.name
-            run.checkpoints.append(found.model_copy(update={"name": name, "is_latest": name == latest}))
-    by_name: dict[str, list[ShownItem]] = {}
-    for item in run.lines(ShownItem, "shown.jsonl"):
-        by_name.setdefault(item.name, []).append(item)
-    for name in sorted(by_name):
-        for item in sorted(by_name[name], key=lambda item: item.update)[-KEPT:]:
-            run.shown += _shown(run, item)
+    file = "incidents.jsonl"
+    lines = [line for line in run.text(file, optional=True).split("\n") if line.strip()]
+    found = [run.parsed(IncidentLine, file, line) for line in lines]
+    run.incidents = [one for one in found if one is not None]
     return run
 
 
@@ -221,24 +158,3 @@ def _values(run: ReportedRun) -> Iterator[tuple[int, str, float]]:
             run.problems.append(f"`{METRICS}` has a line that cannot be read: `{line[:60]}`; it is left out.")
             continue
         yield from ((update, name, value) for name, value in values)
-
-
-def _shown(run: ReportedRun, item: ShownItem) -> list[ShownItem]:
-    is_histogram = item.kind == "histogram" and item.counts and len(item.edges) == len(item.counts) + 1
-    if item.kind == "text" or is_histogram:
-        return [item]
-    image = _image(run.folder, item.file)
-    if not image:
-        run.problems.append(f"The {item.kind} `{item.name}` of update {item.update} cannot be read; it is left out.")
-    return [item.model_copy(update={"image": image})] if image else []
-
-
-def _image(folder: Path, file: str) -> str:
-    """Content of a PNG file inside the folder as a `data:` address, or ""."""
-    path = (folder / file).resolve()
-    try:
-        is_small = path.is_relative_to(folder.resolve()) and path.stat().st_size <= _MAX_IMAGE_BYTES
-        content = path.read_bytes() if is_small else b""
-    except (OSError, ValueError):
-        return ""
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(_PNG) else ""
