@@ -52,7 +52,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
 SLOWLY_BUILT = {
     ("failures", "launch"): "four ranks",
     ("hosts", "launch"): "eight ranks",
-    ("local", "launch"): "four ranks",
+    ("ranks", "launch"): "four ranks",
     ("optimizers", "target"): "torchao compiles a kernel for each shape",
     ("precision", "float8"): "loads torchao",
     ("transformers", "model"): "loads transformers",

@@ -46,5 +46,4 @@ def my_order(layout, microbatches):
 
 
 def use():
-    assert len(predictions) == 16 and predictions[0].output["ids"].tolist() == list(range(8))
     assert tuple(" ".join(map(str, rank)) for rank in order) == ("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")

@@ -1,4 +1,4 @@
-from evenstep import Writer
+from evenstep import Hook, Writer
 
 
 class Loki(Writer):
@@ -6,3 +6,8 @@ class Loki(Writer):
         self.url = url
 
     def write(self, records): ...
+
+
+class Notify(Hook):
+    def __init__(self, below: float):
+        self.below = below
