@@ -132,21 +132,13 @@ class DataTable:
     starts with four micro-batches per pipeline rank."""
     micro_batch_tokens: Count | None = None
     """Most tokens of one micro-batch, padding included: the number of samples times the tokens of the longest one."""
-    batch_size_multiple: Count = 1
-    """When batches are made by tokens, make their numbers of samples multiples of this where no sample is lost by
-    it."""
     packed: bool = False
     """The tokens of a batch are the sum over its samples, because `collate` packs them without padding, and not the
     number of samples times the longest one."""
     oversized: Oversized = "error"
     """For a sample longer than the token budget: stop with an error, or leave it out."""
-    length_window: Count | None = None
-    """When batches are made by tokens, sort this many shuffled samples at a time by length, so that less is padded. By
-    default 8192."""
     shuffle: bool = True
     """Shuffle each epoch, in an order that depends only on the seed and the epoch."""
-    curriculum_epochs: Natural = 0
-    """Do not shuffle the first this many epochs."""
     num_workers: Natural = 0
     """Processes that load data, as in a `DataLoader`. 0 loads in the training process."""
     reading: Reading = Reading()

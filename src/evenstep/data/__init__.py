@@ -1,29 +1,24 @@
 """Data: which samples make which update, and how they are read."""
 
-from typing import TYPE_CHECKING
-
+from evenstep.data.batch import (
+    Batch,
+    Data,
+    DataFault,
+    GlobalBatch,
+    Microbatch,
+    Part,
+    Position,
+    ReadOptions,
+    State,
+    batches_in,
+)
+from evenstep.data.from_loader import data_of
+from evenstep.data.iterable import StreamData, UpdateData
+from evenstep.data.loader import Reading
+from evenstep.data.map_data import MapData
+from evenstep.data.mixture import AllTasks, Mixing, Mixture, RoundRobin, Sampled
 from evenstep.data.order import order
-from evenstep.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from evenstep.data.batch import (
-        Batch,
-        Data,
-        DataFault,
-        GlobalBatch,
-        Microbatch,
-        Part,
-        Position,
-        ReadOptions,
-        State,
-        batches_in,
-    )
-    from evenstep.data.from_loader import data_of
-    from evenstep.data.iterable import StreamData, UpdateData
-    from evenstep.data.loader import Reading
-    from evenstep.data.map_data import MapData
-    from evenstep.data.mixture import AllTasks, Mixing, Mixture, RoundRobin, Sampled
-    from evenstep.data.split import samples_in
+from evenstep.data.split import samples_in
 
 __all__ = [
     "AllTasks",
@@ -49,16 +44,3 @@ __all__ = [
     "order",
     "samples_in",
 ]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".batch": "Batch Data DataFault GlobalBatch Microbatch Part Position ReadOptions State batches_in",
-        ".iterable": "StreamData UpdateData",
-        ".map_data": "MapData",
-        ".mixture": "AllTasks Mixing Mixture RoundRobin Sampled",
-        ".loader": "Reading",
-        ".from_loader": "data_of",
-        ".split": "samples_in",
-    },
-)

@@ -22,7 +22,7 @@ class Position(NamedTuple):
     batch: int = 0
 
     def after(self, *, ends_epoch: bool) -> "Position":
-        """Position of the next global batch, where this one ends its epoch or not."""
+        """Position of the next global batch."""
         return Position(self.epoch + 1, 0) if ends_epoch else Position(self.epoch, self.batch + 1)
 
 
@@ -73,14 +73,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFault:
-    """A fault while a batch was read that the run survives.
-
-    Args:
-        message: the fault, and what was done about it.
-        samples: numbers of the samples concerned, in the dataset.
-        num_skipped: number of samples left out.
-        details: the traceback, or "".
-    """
+    """A fault while a batch was read that the run survives; `details` is the traceback, or ""."""
 
     message: str
     samples: Sequence[int] = ()
@@ -96,7 +89,6 @@ class Microbatch:
         index: number 0..n-1 in the global batch, counted over all ranks.
         data: the collated samples, on the CPU.
         samples: numbers of the samples in the dataset, if they have any.
-        task: name of the task; "" where a run has one task without a name.
         counted: whether `num_samples` is certain, and not taken from the shapes of a ready-made batch.
         in_columns: whether lists in `data` are columns, as torch's default collate function makes them.
     """
@@ -117,16 +109,12 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One task's batch in a global batch of several; its micro-batches, over all ranks, have consecutive numbers.
-
-    Args:
-        data_s: time that this rank waited for it, in seconds.
-    """
+    """One task's batch in a global batch of several; its micro-batches, over all ranks, have consecutive numbers."""
 
     task: str
     num_microbatches: int
     num_samples: int
-    data_s: float = 0.0
+    data_s: float = 0.0  # time that this rank waited for it
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
@@ -136,7 +124,6 @@ class GlobalBatch:
     Args:
         following: position after this batch, at which a checkpoint taken now resumes.
         num_samples: samples that were left out included.
-        faults: faults on this rank while it was read.
         parts: batches of several tasks, in the order of their micro-batches; none for one batch of one task.
     """
 
@@ -153,21 +140,14 @@ class GlobalBatch:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One batch of a named task.
-
-    >>> Batch(task="box", data=[1, 2]).task
-    'box'
-    """
+    """One batch of a named task."""
 
     task: str
     data: Any
 
 
 def batches_in(item: object) -> list[Batch]:
-    """The batches of one update.
-
-    A plain tuple is several batches, except a pair (data, task name), which is one; it must not hold bare tensors. A
-    list, a dict, a named tuple, a `Batch` and any other object is one. A batch without a task's name is of the task "".
+    """The batches of one update: of a plain tuple several, except a pair (data, task name); of other objects one.
 
     Raises:
         DataError: a tuple without a batch, or with bare tensors or numbers, which may be one batch or several.
@@ -178,14 +158,11 @@ def batches_in(item: object) -> list[Batch]:
     if type(item) is not tuple or _is_pair(item):
         return [named_batch(item)]
     several = cast("tuple[object, ...]", item)
-    if not several:
-        raise DataError("an update was given as an empty tuple, but must hold one batch at least.", field="data")
-    bare = [one for one in several if isinstance(one, Tensor | np.ndarray | np.generic | int | float | complex)]
-    if bare and len(several) > 1:
+    is_bare = any(isinstance(one, Tensor | np.ndarray | np.generic | int | float | complex) for one in several)
+    if not several or (is_bare and len(several) > 1):
         raise DataError(
-            f"an update was given as a tuple of {len(several)} with a bare {type(bare[0]).__name__} in it, which may "
-            f"be one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
-            f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.',
+            f"an update is a tuple of {len(several)}, but must be of batches, not of bare tensors or numbers; give "
+            f'`(batch,)` for one batch that is a tuple, and `(Batch(task="", data=x), …)` for several tensors.',
             field="data",
         )
     return [named_batch(one) for one in several]
@@ -207,32 +184,25 @@ def _is_pair(item: object) -> bool:
 
 
 class State(Protocol):
-    """State of data that can't start at any position by themselves."""
+    """State of data that can't start at any position by themselves.
+
+    Attributes:
+        scope: "run": one state for all ranks, of any number; "rank": each rank has its own.
+        positions: places to resume at: "all", the "last" one given out, or the beginnings of "epochs".
+    """
 
     @property
-    def scope(self) -> Literal["run", "rank"]:
-        """Either "run": one state for all ranks, of any number; or "rank": each rank has its own."""
-        ...
+    def scope(self) -> Literal["run", "rank"]: ...
 
     @property
-    def positions(self) -> Literal["all", "last", "epochs"]:
-        """Positions to resume at: "all", the "last" one given out, or the beginnings of "epochs"."""
-        ...
+    def positions(self) -> Literal["all", "last", "epochs"]: ...
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        """State at a position, by default after the last global batch given out.
-
-        Raises:
-            DataError: the state there is not known.
-        """
+        """State at a position, by default after the last global batch; DataError where it is not known."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go where `state_dict` was taken; the next `batches` starts there.
-
-        Raises:
-            DataError: the state is of other data.
-        """
+        """Go where `state_dict` was taken, where the next `batches` starts; DataError for a state of other data."""
         ...
 
 

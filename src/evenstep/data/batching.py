@@ -16,7 +16,7 @@ from evenstep.errors import ArgumentError, DataError
 Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int]
 Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 
-_FIRST_LOOK = 64
+_FIRST_LOOK = 64  # lengths: looking at all that are left would take time that grows with their square
 
 
 def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
@@ -33,22 +33,14 @@ def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
 
 
 def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized) -> NDArray[np.bool_]:
-    """Mask of the samples that fit the budget alone.
-
-    Args:
-        lengths: `[samples]`, in tokens.
-    """
+    """Mask of the samples that fit the budget alone."""
     fits = lengths <= max_tokens
     num_over = int(np.count_nonzero(~fits))
-    if num_over and oversized == "error":
+    if num_over == len(lengths) or (num_over and oversized == "error"):
         first = int(np.argmin(fits))
         raise DataError(
             f"{num_over} of {len(lengths)} samples are longer than the {max_tokens} tokens of a batch, the first is "
             f'{first} of {int(lengths[first])}; raise the budget, or leave them out with `oversized="skip"`.'
-        )
-    if num_over == len(lengths):
-        raise DataError(
-            f"all {len(lengths)} samples are longer than the {max_tokens} tokens of a batch; raise the budget."
         )
     return fits
 
@@ -73,16 +65,11 @@ def cut_by_tokens(
     *,
     max_tokens: int,
     max_samples: int | None = None,
-    multiple: int = 1,
 ) -> list[int]:
     """Cut greedily, in order, into batches of longest × count ≤ `max_tokens`.
 
-    A batch takes samples while it fits. Then a count of `multiple` or more is rounded down to a multiple of it.
-
     >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
     [0, 2, 4, 6]
-    >>> cut_by_tokens([1] * 11, max_tokens=7, multiple=4)
-    [0, 4, 8, 11]
     """
     values = np.asarray(lengths, dtype=np.int64)
     num_samples = len(values)
@@ -95,7 +82,7 @@ def cut_by_tokens(
         if count == 0:
             raise ArgumentError(f"the sample at place {start} has more than the {max_tokens} tokens of a batch.")
         expected = 2 * count  # the next batch is about as large
-        start += count - count % multiple if count >= multiple else count
+        start += count
         edges.append(start)
     return edges
 
@@ -121,9 +108,6 @@ def pack(
 
     First-fit decreasing (D. S. Johnson, "Near-optimal bin packing algorithms", 1973). Equally long samples stay in
     their order.
-
-    Args:
-        lengths: `[samples]`, in tokens; each fits alone.
 
     >>> pack([2, 3, 1], max_tokens=4)
     [[1, 2], [0]]
@@ -153,11 +137,6 @@ def _fitting(values: NDArray[np.int64], max_tokens: int, look: int) -> int:
 
 def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, window: int) -> NDArray[np.int64]:
     """Sort each stretch of `window` samples by length, so that a batch's samples are about equally long.
-
-    Args:
-        samples: `[n]`, in shuffled order.
-        lengths: `[n]`, of the samples, in tokens.
-        window: samples per stretch; more pads less, but mixes the order less.
 
     >>> group_by_length(np.array([5, 6, 7, 8]), np.array([9, 4, 7, 1]), window=2).tolist()
     [6, 5, 8, 7]

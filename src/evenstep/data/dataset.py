@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from evenstep.data.batch import JSON
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError
 
 
 class MapDataset(Protocol):
@@ -35,9 +35,10 @@ def count_samples(dataset: object) -> int:
             f"feed a stream with `StreamData`.",
             field="dataset",
         )
-    if not len(cast(MapDataset, dataset)):
+    num_samples = len(cast(MapDataset, dataset))
+    if not num_samples:
         raise ArgumentError(f"`dataset` must hold at least one sample, but this {name} is empty.", field="dataset")
-    return len(cast(MapDataset, dataset))
+    return num_samples
 
 
 def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
@@ -104,14 +105,7 @@ def fingerprint_of(dataset: object) -> JSON:
     if callable(fingerprint):
         fingerprint = fingerprint()
     if fingerprint is not None:
-        try:
-            return json.loads(json.dumps(fingerprint))
-        except TypeError as error:
-            raise DataError(
-                f"`fingerprint` of {type(dataset).__name__} must be text or other JSON, but is {fingerprint!r}; give a "
-                f"hash of its files, for example.",
-                field="fingerprint",
-            ) from error
+        return json.loads(json.dumps(fingerprint))
     if isinstance(dataset, Subset):
         subset = cast("Subset[object]", dataset)
         chosen = np.asarray(subset.indices, dtype=np.int64)

@@ -20,17 +20,9 @@ _AS_TORCH = ("torch", "torchdata")  # whose loaders give a dataset's batches as 
 
 
 def data_of(given: object, argument: str) -> Data:
-    """The data that `given` stands for.
+    """`Data`, or a `DataLoader` over a dataset with a length as `MapData`; `argument` is for errors.
 
-    Args:
-        given: `Data`, or a `DataLoader` over a dataset with a length.
-        argument: that it was given for, for messages.
-
-    Raises:
-        ArgumentError: something else, or a loader that does what evenstep would not; it says what to write.
-
-    >>> loader = DataLoader([1.0, 2.0, 3.0], batch_size=2)
-    >>> data_of(loader, "data").num_batches(0, seed=1)
+    >>> data_of(DataLoader([1.0, 2.0, 3.0], batch_size=2), "data").num_batches(0, seed=1)
     2
     """
     if isinstance(given, Data):

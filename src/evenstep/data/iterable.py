@@ -3,9 +3,8 @@
 A stream is read one item ahead, because only that tells whether an epoch has ended. It resumes by its own state.
 """
 
-import pickle
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, Self, cast, final, runtime_checkable
@@ -18,7 +17,7 @@ from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, 
 from evenstep.data.batching import cut_by_count, cut_evenly
 from evenstep.data.dataset import EpochSetters, epoch_setters, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
-from evenstep.data.seeding import global_states, seed_generators, undisturbed
+from evenstep.data.seeding import seed_generators, undisturbed
 from evenstep.data.split import num_arrived, samples_in
 from evenstep.data.tree import can_pin, pin
 from evenstep.errors import ArgumentError, DataError, clause
@@ -27,8 +26,6 @@ from evenstep.keys import key, mix
 _END = object()
 _BY_SHAPE = samples_in
 _STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}
-_UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
-_WATCHED = 4  # first items; a stream that draws nothing for them is not seeded any more
 
 
 @runtime_checkable
@@ -61,10 +58,6 @@ class _Share:
         """Equal for shares that read the same items."""
         return self.read.seed, self.stream, self.first, self.num_items
 
-    def numbers(self, num_read: int) -> range:
-        """Numbers of this rank's micro-batches among those read."""
-        return self.read.share(num_read) if self.shared else range(num_read)
-
     def begin(self, epoch: int, *, gives: bool, over: bool) -> bool:
         """Agree on whether `epoch` exists, from whether this rank's stream gives items or can't be iterated again."""
         giving, ended, ranks = self._sum(gives, over, 1)
@@ -74,8 +67,7 @@ class _Share:
             raise self._differ(f"in epoch {epoch} those of {int(giving)} ranks give something")
         if not giving:
             raise DataError(
-                f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only "
-                f"once: give an object whose `__iter__` starts again."
+                f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only once."
             )
         return True
 
@@ -85,18 +77,14 @@ class _Share:
         if not self.shared:
             return int(samples), having_more > 0
         if squares * ranks != samples**2 or having_more not in (0, ranks):
-            found = f"a global batch has {num_samples} samples here and {samples / ranks:g} on average, and"
-            raise self._differ(f"{found} {int(having_more)} have more in this epoch")
+            raise self._differ(f"a global batch has {num_samples} samples here and {samples / ranks:g} on average")
         return num_samples, more
 
     def reads_the_same(self, items: object) -> bool:
         """Compare the first items of ranks that should read different streams."""
         if self.shared:
             return False
-        try:
-            mine = float(crc32(pickle.dumps(items)) % 2**20)  # the square of which is exact
-        except Exception:  # noqa: BLE001 - items that can't be pickled can't be compared
-            mine = float("nan")
+        mine = crc32(repr(items).encode()) % 2**20  # the square of which is exact
         sums, squares, ranks = self._sum(mine, mine**2, 1)
         return ranks > 1 and squares * ranks == sums**2
 
@@ -105,7 +93,7 @@ class _Share:
         return own if self.read.total is None or self.read.ranks == 1 else self.read.total(own)
 
     def _differ(self, found: str) -> DataError:
-        must = "read the same stream, whatever their rank" if self.shared else "read streams that begin anew alike"
+        must = "read the same stream" if self.shared else "read streams that begin anew alike"
         return DataError(f"all {self.read.ranks} ranks must {must}, but {found}; give each rank such a stream.")
 
 
@@ -124,15 +112,13 @@ class _Cursor:
         self.items: list[Any] | None = None  # taken, but not given yet as a global batch
         self.state: dict[str, Any] | None = None  # of the stream, after the items taken last
         self.in_epoch = False  # the ranks have agreed on the epoch of the position
-        self.exhausted = False  # the epoch goes on for other ranks only
+        self.waiting = False  # the epoch goes on for other ranks only
         self._stream: Any = stream
         self._setters = setters
         self._iterator: Any = None
         self._epoch = 0
         self._epoch_key = 0
         self._number = 0  # of the item ahead, in its epoch
-        self._draws: bool | None = None  # None while it is not known
-        self._watched = 0
 
     def begin(self, epoch: int, *, state: dict[str, Any] | None = None, number: int = 0) -> bool:
         """Begin an epoch, or go to a state in it, and look at item `number`; False for a used up generator."""
@@ -149,17 +135,18 @@ class _Cursor:
     def begin_epoch(self) -> bool:
         """Begin the epoch of the position; returns as `begin`."""
         epoch = self.position.epoch
+        self.waiting = False
         if self.ahead is not _END:  # a loaded state was at the beginning of this epoch
             self.begin(epoch, state=self.state)
-        can_iterate = self.ahead is not _END or self.begin(epoch)
-        self.exhausted = self.ahead is _END
-        return can_iterate
+        return self.ahead is not _END or self.begin(epoch)
 
     def take(self) -> list[Any]:
-        """The items of the next global batch; fewer at the end of the epoch."""
+        """The items of the next global batch; fewer at the end of the epoch, none where only other ranks have more."""
+        if self.waiting:
+            return []
         items = [self.ahead]
         self.ahead = None
-        with nullcontext() if self._draws is False else undisturbed():
+        with undisturbed():
             if not self._setters.are_at(self._epoch):
                 self.set_epoch(self._epoch)
             while len(items) < self.share.num_items and self.ahead is not _END:
@@ -180,15 +167,8 @@ class _Cursor:
 
     def _next(self) -> object:
         self._number += 1
-        if self._draws is False:
-            return next(self._iterator, _END)
         seed_generators(mix(self._epoch_key ^ self._number))
-        before = None if self._draws else global_states()
-        item = next(self._iterator, _END)
-        if before is not None:
-            self._watched += 1
-            self._draws = True if global_states() != before else None if self._watched < _WATCHED else False
-        return item
+        return next(self._iterator, _END)
 
 
 class _Piece(NamedTuple):
@@ -200,17 +180,15 @@ class _Piece(NamedTuple):
 class StreamData(Data):
     """Global batches of an iterable.
 
-    Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. If the
-    stream has `set_epoch(epoch)`, that is called before each epoch. Random numbers that the stream draws from the
-    global generators of torch, numpy and Python are keyed by (seed, epoch, item, rank).
+    Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. Random
+    numbers from the global generators of torch, numpy and Python are keyed by (seed, epoch, item, rank). If the stream
+    has `set_epoch(epoch)`, that is called before each epoch.
 
-    With `state_dict` and `load_state_dict` a run resumes exactly, without reading the stream from its beginning. With
-    a stream without them a resume begins its epoch again; torchdata's `StatefulDataLoader` resumes exactly.
+    With `state_dict` and `load_state_dict`, as torchdata's `StatefulDataLoader` has them, a run resumes exactly. With a
+    stream without them a resume begins its epoch again.
 
-    Each rank reads its own stream. An epoch ends for all ranks when the longest stream has ended; until then the others
-    take part without samples. Such a run resumes on the same number of ranks only, unless the stream has an attribute
-    `global_state = True`: its state then counts the items of all ranks. With `shared` all ranks read the same stream
-    and each collates its part of the micro-batches; the run resumes on any number of ranks.
+    Each rank reads its own stream; an epoch ends when the longest stream has ended. Such a run resumes on the same
+    number of ranks only, unless the stream has `global_state = True`: its state then counts the items of all ranks.
 
     Args:
         stream: gives samples; or, if `batched`, ready-made batches, each of them a micro-batch.
@@ -220,14 +198,13 @@ class StreamData(Data):
         batched: whether the stream gives ready-made batches.
         num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
         samples_in: number of samples of a ready-made batch; by default dim 0 of its tensors.
-        shared: whether all ranks read the same stream, instead of each its own.
+        shared: whether all ranks read the same stream, and each uses its part of every batch.
         limit_batches: number of global batches after which the data end, to try things out; None for no limit.
 
     Raises:
         ArgumentError: `stream` can't be iterated, or a size is no whole number above 0.
 
-    >>> data = StreamData(range(10), global_batch_size=4)
-    >>> batches = data.batches(ReadOptions(seed=1))
+    >>> batches = StreamData(range(10), global_batch_size=4).batches(ReadOptions(seed=1))
     >>> [next(batches).num_samples for _ in range(4)]
     [4, 4, 2, 4]
     """
@@ -264,9 +241,8 @@ class StreamData(Data):
         # before and after the last global batch, which may not be committed; the newest last
         self._states: dict[Position, dict[str, Any]] = {}
         self._beginning: dict[str, Any] = {}  # state before the stream was read
-        self._notices: list[str] = []
+        self._notice = ""
         self._compared = False  # the first items of the ranks
-        self._has_waited = False  # for longer streams
 
     @property
     def state(self) -> Self:
@@ -290,15 +266,15 @@ class StreamData(Data):
 
     def fingerprint(self) -> dict[str, JSON]:
         """The sizes, and the stream's own `fingerprint`."""
-        fingerprint: dict[str, JSON] = {
+        return {
             "kind": "stream",
             "global_batch_size": self._global_batch_size,
             "batched": self._batched,
             "num_microbatches": self._num_microbatches,
+            "shared": self._shared,
             "stream": fingerprint_of(self._stream),
             "cut": {"micro_batch_size": self._micro_batch_size},
         }
-        return {**fingerprint, "shared": True} if self._shared else fingerprint
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
         """State of the stream at the position before or after the last global batch; empty at the first.
@@ -325,13 +301,12 @@ class StreamData(Data):
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
         """Give the global batches from `read.start` on: where the stream is or was, or the begin of an epoch."""
         share = _Share(self._edges(read.ranks), read, shared=self._shared)
-        uneven = self._has_global_state and share.num_microbatches is not None and share.num_microbatches % read.ranks
+        uneven = self._has_global_state and (share.num_microbatches or 0) % read.ranks
         if not share.num_items or uneven:
             raise ArgumentError(
-                f"each of the {read.ranks} ranks reads its own stream and needs micro-batches of each global batch, of "
-                f"one with `global_state` as many as the others, but there are {share.num_microbatches}. Make more of "
-                f"them: a larger global batch, a smaller `micro_batch_size`, a larger `num_microbatches`; or pass "
-                f"`shared=True` if all ranks read the same stream.",
+                f"each of the {read.ranks} ranks must have micro-batches of each global batch, with `global_state` as "
+                f"many as the others, but there are {share.num_microbatches}; make more of them, or pass `shared=True` "
+                f"if all ranks read the same stream.",
                 field="micro_batch_size",
             )
         cursor = self._cursor
@@ -370,9 +345,9 @@ class StreamData(Data):
                 f"position, or start at an epoch's beginning."
             )
         elif start.batch:
-            self._notices.append(
+            self._notice = (
                 f"the stream can't go to batch {start.batch} of epoch {start.epoch} and begins that epoch again, as it "
-                f"has no `state_dict`; torchdata's StatefulDataLoader goes on exactly"
+                f"has no `state_dict`; torchdata's StatefulDataLoader goes on exactly."
             )
         return cursor
 
@@ -391,39 +366,35 @@ class StreamData(Data):
         with self._reading(position):
             number = position.batch * cursor.share.num_items
             cursor.begin(state["stream_epoch"], state=state["stream"], number=number)
-        if not position.batch:
-            return
-        if cursor.ahead is _END and not (state["waiting"] or self._has_global_state):
+        cursor.in_epoch = position.batch > 0
+        cursor.waiting = state["waiting"] or (cursor.ahead is _END and self._has_global_state)
+        if cursor.in_epoch and cursor.ahead is _END and not cursor.waiting:
             raise DataError(
                 f"the stream gives nothing after batch {position.batch} of epoch {position.epoch}, but gave more "
                 f"before the checkpoint; give the same stream, and check its `load_state_dict`."
             )
-        cursor.in_epoch = True
-        cursor.exhausted = state["waiting"] or cursor.ahead is _END
 
     def _generate(self, cursor: _Cursor, *, pins: bool) -> Iterator[GlobalBatch]:
         while cursor.in_epoch or self._begin_epoch(cursor):
             position, share = cursor.position, cursor.share
             if cursor.items is None:
                 with self._reading(position):
-                    cursor.items = [] if cursor.exhausted else cursor.take()
+                    cursor.items = cursor.take()
             pieces = self._pieces(cursor.items, share.read.ranks)
-            numbers = share.numbers(len(pieces))
-            microbatches = [self._microbatch(pieces[one], share.first + one, position) for one in numbers]
+            mine = share.read.share(len(pieces)) if share.shared else range(len(pieces))
+            microbatches = [self._microbatch(pieces[one], share.first + one, position) for one in mine]
             for microbatch in microbatches if pins else ():
                 microbatch.data = pin(microbatch.data)
             is_last = position.batch + 1 == self.limit_batches
-            more = not cursor.exhausted and cursor.ahead is not _END and not is_last
+            more = not cursor.waiting and cursor.ahead is not _END and not is_last
             num_samples, cursor.in_epoch = share.total(sum(piece.num_samples for piece in pieces), more=more)
-            faults = self._faults(share, cursor.items, ended=cursor.in_epoch and not more)
-            cursor.exhausted = not more
+            faults = self._faults(share, cursor.items)
             cursor.items = None
+            cursor.waiting = not more
             cursor.position = position.after(ends_epoch=not cursor.in_epoch)
             if self._stateful is not None:
-                self._states = {
-                    position: self._states.get(position, {}),
-                    cursor.position: self._state_of(cursor, position),
-                }
+                before = self._states.get(position, {})
+                self._states = {position: before, cursor.position: self._state_of(cursor, position)}
             yield GlobalBatch(
                 position=position,
                 following=cursor.position,
@@ -438,25 +409,21 @@ class StreamData(Data):
                 return
 
     def _state_of(self, cursor: _Cursor, last: Position) -> dict[str, Any]:
-        return {
-            "epoch": cursor.position.epoch,
-            "batch": cursor.position.batch,
-            "stream_epoch": last.epoch,
-            "stream": cursor.state,
-            "waiting": cursor.in_epoch and cursor.exhausted,
-        }
+        epoch, batch = cursor.position
+        waiting = cursor.in_epoch and cursor.waiting
+        return {"epoch": epoch, "batch": batch, "stream_epoch": last.epoch, "stream": cursor.state, "waiting": waiting}
 
     def _begin_epoch(self, cursor: _Cursor) -> bool:
         with self._reading(cursor.position):
             can_iterate = cursor.begin_epoch()
-        epoch = cursor.position.epoch
-        cursor.in_epoch = cursor.share.begin(epoch, gives=not cursor.exhausted, over=not can_iterate)
+        cursor.waiting = cursor.ahead is _END
+        cursor.in_epoch = cursor.share.begin(cursor.position.epoch, gives=not cursor.waiting, over=not can_iterate)
         return cursor.in_epoch
 
     def _pieces(self, items: list[Any], ranks: int) -> list[_Piece]:
         if self._batched:
             return [_Piece(item, self._samples_in(item)) for item in items]
-        edges = self._cut(len(items), ranks if self._shared else 1)
+        edges = self._cut(len(items), ranks if self._shared else 1) if items else []
         return [_Piece(items[begin:end], end - begin) for begin, end in pairwise(edges)]
 
     def _microbatch(self, piece: _Piece, index: int, position: Position) -> Microbatch:
@@ -480,22 +447,16 @@ class StreamData(Data):
     def _parts(self, pieces: Sequence[_Piece]) -> tuple[Part, ...]:
         return ()
 
-    def _faults(self, share: _Share, items: list[object], *, ended: bool) -> tuple[DataFault, ...]:
-        notices = self._notices
-        self._notices = []
+    def _faults(self, share: _Share, items: list[object]) -> tuple[DataFault, ...]:
+        notices = [self._notice]
+        self._notice = ""
         if not self._compared and share.reads_the_same(items):
             notices.append(
                 "all ranks have read the same first items from their streams, so every sample would count once for "
-                "each rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)"
+                "each rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)."
             )
         self._compared = True
-        if ended and not self._has_waited:
-            self._has_waited = True
-            notices.append(
-                f"the stream of rank {share.stream} ended before those of other ranks: until they end, it takes part "
-                f"without samples"
-            )
-        return tuple(DataFault(message=f"{message}.") for message in notices)
+        return tuple(DataFault(message=message) for message in notices if message)
 
     @contextmanager
     def _reading(self, position: Position) -> Generator[None]:
@@ -513,15 +474,11 @@ class StreamData(Data):
 class UpdateData(StreamData):
     """The updates of an iterable: a tuple of batches, or one batch; see `batches_in`.
 
-    On several ranks all iterate over the same updates, and each runs its share of an update's batches.
+    All ranks iterate over the same updates, and each runs its share of an update's batches.
 
     Args:
-        stream: gives one update after the other; iterating it again is the next epoch. To resume exactly it needs
-            `state_dict` and `load_state_dict`.
+        stream: gives one update after the other; iterating it again is the next epoch.
         samples_in: number of samples of a batch; by default dim 0 of its tensors.
-
-    Raises:
-        ArgumentError: it cannot be iterated.
 
     >>> data = UpdateData([((["a"], "class"), (["b", "c"], "box"))], samples_in=len)
     >>> batch = next(data.batches(ReadOptions(seed=1)))
@@ -546,13 +503,12 @@ class UpdateData(StreamData):
 
 
 def _check_stream(stream: object, *, gives_batches: bool) -> None:
-    name = type(stream).__name__
-    if isinstance(stream, str | bytes | Mapping) or not hasattr(stream, "__iter__"):
-        raise ArgumentError(f"`stream` must give samples when it is iterated, but is a {name}.", field="stream")
-    if not gives_batches and isinstance(stream, DataLoader) and (cast(Any, stream).batch_size or 0) > 1:
+    is_iterable = hasattr(stream, "__iter__") and not isinstance(stream, str | bytes | Mapping)
+    size = cast(Any, stream).batch_size or 0 if isinstance(stream, DataLoader) else 0
+    if not is_iterable or (size > 1 and not gives_batches):
         raise ArgumentError(
-            f"`stream` must give samples, but this {name} gives batches of {cast(Any, stream).batch_size}; pass "
-            f"`batched=True`, or give its dataset to `MapData`.",
+            f"`stream` must give samples when it is iterated, but is a {type(stream).__name__}; for the batches of a "
+            f"loader pass `batched=True`, or give its dataset to `MapData`.",
             field="stream",
         )
 

@@ -1,7 +1,6 @@
 """Reads and collates micro-batches, in this process or ahead of time in worker processes, with the same result.
 
-The workers are one torch `DataLoader` over an endless sequence of requests, so prefetching crosses ends of epochs. A
-failure in user code is returned as a value. A sample that fails may be read again or left out.
+The workers are one torch `DataLoader` over an endless sequence of requests, so prefetching crosses ends of epochs.
 """
 
 import signal
@@ -10,7 +9,6 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY
-from errno import EMFILE
 from itertools import islice
 from multiprocessing.util import Finalize
 from pickle import PicklingError
@@ -24,6 +22,7 @@ from torch.utils.data import (
     default_collate,  # pyright: ignore[reportUnknownVariableType] - torch leaves the type of its list open
 )
 
+from evenstep.arguments import first_of
 from evenstep.data.batch import DataFault
 from evenstep.data.dataset import EpochSetters, MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.seeding import seed_generators, undisturbed
@@ -61,15 +60,14 @@ class Reading:
     skip_failing: bool = False
     """Leave out a sample that still fails, as an incident, with its weight; if it fails in `collate` or `__getitems__`,
     with all of its micro-batch. Else it is an error."""
-    seed_samples: bool = True
-    """Seed the random generators for each sample; False for datasets that draw no random numbers."""
 
 
 class Request(NamedTuple):
-    """One micro-batch to read: its place, its samples (perhaps none), and the epoch's key for randomness.
+    """One micro-batch to read.
 
     Args:
-        modulo: the dataset's size, where samples are numbers of draws; 0 where they are indices of the dataset.
+        samples: indices of the dataset, or numbers of draws; perhaps none.
+        modulo: the dataset's size, where samples are numbers of draws; else 0.
     """
 
     epoch: int
@@ -81,7 +79,6 @@ class Request(NamedTuple):
 
     @property
     def indices(self) -> list[int]:
-        """The samples' indices in the dataset."""
         return [sample % self.modulo for sample in self.samples] if self.modulo else self.samples
 
     def __str__(self) -> str:
@@ -89,7 +86,7 @@ class Request(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error of user code: a sentence that says what to do, the traceback, and the sample or the work it came in."""
+    """An error of user code: a sentence, the traceback, and the sample or the work that it came in."""
 
     message: str
     details: str
@@ -110,7 +107,7 @@ class Reply(NamedTuple):
     faults: tuple[DataFault, ...] = ()
 
     def pin_memory(self) -> "Reply":
-        """Called by torch's pinning thread."""
+        # called by torch's pinning thread
         return self._replace(data=pin(self.data))
 
 
@@ -127,7 +124,7 @@ class Fetcher(Dataset[Reply]):
         self._many: Any = getattr(dataset, "__getitems__", None) if fetches_many(dataset) else None
         self._may_drop = collate is not DEFAULT_COLLATE and not packed  # rows of packed samples are no samples
         self.seeded: Literal["sample", "microbatch", "never"] = "sample"
-        if not reading.seed_samples or (draws_nothing(dataset) and collate is DEFAULT_COLLATE):
+        if draws_nothing(dataset) and collate is DEFAULT_COLLATE:
             self.seeded = "never"
         elif draws_nothing(dataset) or self._many is not None:
             self.seeded = "microbatch"
@@ -161,7 +158,7 @@ class Fetcher(Dataset[Reply]):
             if not self._setters.are_at(request.epoch):
                 seed = mix(key(request.epoch_key, "set_epoch"))
                 self._setters(request.epoch, None if self.seeded == "never" else lambda: seed_generators(seed))
-            doing = "samples"
+            doing = "__getitems__"
             if self._rows is not None:
                 return Reply(self._rows(indices), None, len(indices))
             if self.seeded == "microbatch":
@@ -182,21 +179,15 @@ class Fetcher(Dataset[Reply]):
 
     def _failure(self, request: Request, doing: int | str, error: Exception) -> Failure:
         indices = request.indices
-        some = ", ".join(map(str, indices[:8])) + (", …" if len(indices) > 8 else "")
-        what, advice = {
-            "set_epoch": (f"set_epoch({request.epoch}) of the dataset", "correct it"),
-            "samples": (f"reading the samples {some} of the dataset at once", "correct its `__getitems__`"),
-            "collate": (
-                f"collating the samples {some}",
-                "make them alike, or pass a `collate` function that batches them",
-            ),
-        }.get(
-            str(doing), (f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it")
-        )
-        if doing != "set_epoch" and max(indices) >= len(self._dataset):
+        what, advice = f"`{doing}` of the samples {first_of(indices)}", "correct it"
+        if isinstance(doing, int):
+            what, advice = f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it"
+        elif doing == "collate":
+            advice = "make the samples alike, or pass a `collate` function that batches them"
+        if max(indices) >= len(self._dataset):
             advice = (
-                f"the dataset has {len(self._dataset)} samples now, but had more when its length was asked for: keep "
-                f"its length, and draw an epoch's samples by `MapData(sampling=…)` or give them as a stream"
+                f"the dataset has {len(self._dataset)} samples now, but must keep its length: draw an epoch's samples "
+                f"by `MapData(sampling=…)`"
             )
         details = "".join(traceback.format_exception(error)).rstrip()
         return Failure(f"{what} raised {clause(error)} ({request}); {advice}.", details, doing)
@@ -221,7 +212,6 @@ class InlineLoader:
         self._requests = requests
 
     def take(self, count: int) -> list[Reply]:
-        """Replies to the next `count` requests."""
         with nullcontext() if self._fetcher.seeded == "never" else undisturbed():
             replies = [self._fetcher[request] for request in islice(self._requests, count)]
         return [reply.pin_memory() for reply in replies] if self._pins else replies
@@ -251,6 +241,7 @@ class WorkerLoader:
     def __init__(self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pins: bool) -> None:
         self.pins = pins
         self.is_lost = False
+        self.in_use = False
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._requests = _Requests()
@@ -312,12 +303,10 @@ class WorkerLoader:
 
     def _loss(self, error: Exception) -> DataError:
         self.is_lost = True
-        what = f"the {self._num_workers} data workers failed: {clause(str(error) or type(error).__name__)}"
-        if isinstance(error, OSError) and error.errno == EMFILE:
-            return DataError(f"{what}. Raise the limit, `ulimit -n 65536`, or use fewer workers.", field="num_workers")
         return DataError(
-            f"{what}. `num_workers=0` shows why. A killed worker may have run out of memory: use fewer workers. Under "
-            f"`spawn` a script needs `if __name__ == '__main__':`. A wait may take {self._timeout_s:g} s.",
+            f"the {self._num_workers} data workers failed: {clause(str(error) or type(error).__name__)}. "
+            f"`num_workers=0` shows why; a killed worker may have run out of memory, under `spawn` a script needs `if "
+            f"__name__ == '__main__':`, and a wait may take {self._timeout_s:g} s.",
             field="num_workers",
         )
 

@@ -36,36 +36,26 @@ class MapData(Data):
 
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
     augmentation does not depend on workers, ranks or the cut. A dataset with `__getitems__` is read, and seeded, a
-    micro-batch at a time; randomness in `collate` depends on the cut. Seeding costs about 10 µs a sample and 0.1 ms a
-    global batch; nothing is seeded for lists and `TensorDataset` with the default collate function.
+    micro-batch at a time; randomness in `collate` depends on the cut.
 
     Args:
-        dataset: has `len(dataset)`, the same in all epochs, and `dataset[i]`. If it has `set_epoch(epoch)`, that is
-            called whenever the epoch changes, in the process that reads samples. Its `fingerprint` (str, or a method
-            that returns one), if it has one, is checked on resume.
+        dataset: has `len(dataset)`, the same in all epochs, and `dataset[i]`. Its `set_epoch(epoch)` is called whenever
+            the epoch changes; its `fingerprint` (str, or a method that returns one) is checked on resume.
         global_batch_size: samples of one update, over all ranks; or pairs (n, samples): that many from update n on.
             Give this or `global_batch_tokens`.
-        global_batch_tokens: the token budget of one update, longest sample × count; or pairs (n, tokens), with n the
-            number of an epoch.
+        global_batch_tokens: token budget of one update, longest sample × count; or pairs (n, tokens) by epoch.
         micro_batch_size: most samples of a micro-batch.
-        micro_batch_tokens: token budget of a micro-batch, longest sample × count. Without a size or a budget of
-            micro-batches each global batch is divided evenly among the ranks.
+        micro_batch_tokens: token budget of a micro-batch. Without size or budget a global batch is divided evenly among
+            the ranks.
         lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
-        batch_size_multiple: batches cut by tokens are rounded down to a multiple of this size, if they are not smaller.
-        packed: True if `collate` packs samples into rows: the tokens of a batch are the sum over its samples. An epoch
-            is then cut by tokens in its order, and a global batch into micro-batches by first-fit decreasing.
-        oversized: whether a sample longer than a budget is an "error", or is left out and counted: "skip".
-        length_window: number of shuffled samples that are sorted by length together before global batches are cut by
-            tokens (default 8192).
+        packed: True if `collate` packs samples into rows: the tokens of a batch are the sum over its samples.
+        oversized: "error" for a sample longer than a budget, or "skip", which leaves it out and counts it.
         shuffle: whether epochs are shuffled.
-        curriculum_epochs: how many of the first epochs are not shuffled although `shuffle` is True.
-        sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement, in proportion
-            to them, each with augmentation of its own. Or a `WeightedRandomSampler` of torch, for its number of draws,
-            also without replacement.
-        batch_size_unit: whether the n of pairs are the numbers of updates or of epochs, from 1. Updates are counted as
-            global batches of these data, including those that a run has skipped.
+        sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement. Or a
+            `WeightedRandomSampler` of torch, for its number of draws, also without replacement.
+        batch_size_unit: unit of the n of pairs, from 1: "updates" (global batches of these data) or "epochs".
         collate: makes a batch from a list of samples.
-        num_workers: processes that read samples ahead; 0 reads in this process, when a batch is needed.
+        num_workers: processes that read samples ahead; 0 reads in this process.
         reading: how far ahead they read, and what to do about samples that fail.
         num_epochs: number of epochs after which `batches` ends; None for never.
         limit_batches: most global batches of an epoch, to try things out; None for no limit.
@@ -88,12 +78,9 @@ class MapData(Data):
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
-        batch_size_multiple: int = 1,
         packed: bool = False,
         oversized: Oversized = "error",
-        length_window: int | None = None,
         shuffle: bool = True,
-        curriculum_epochs: int = 0,
         sampling: Weights = None,
         batch_size_unit: Unit = "updates",
         collate: Collate = DEFAULT_COLLATE,
@@ -109,12 +96,9 @@ class MapData(Data):
             micro_batch_size=micro_batch_size,
             micro_batch_tokens=micro_batch_tokens,
             lengths=lengths,
-            batch_size_multiple=batch_size_multiple,
             packed=packed,
             oversized=oversized,
-            length_window=length_window,
             shuffle=shuffle,
-            curriculum_epochs=curriculum_epochs,
             sampling=sampling,
             batch_size_unit=batch_size_unit,
         )
@@ -126,8 +110,7 @@ class MapData(Data):
         self._num_epochs = num_epochs
         self._fingerprint: dict[str, JSON] | None = None
         self._epoch = lru_cache(_EPOCHS_KEPT)(self._sampling.epoch)
-        self._idle: WorkerLoader | None = None  # its processes serve the next reader
-        self._used: set[WorkerLoader] = set()
+        self._loaders: list[WorkerLoader] = []  # whose processes serve the next reader
 
     @property
     def num_samples(self) -> int:
@@ -171,11 +154,8 @@ class MapData(Data):
 
     def close(self) -> None:
         """End the worker processes; `batches` starts new ones."""
-        loaders = [*self._used] if self._idle is None else [*self._used, self._idle]
-        self._idle = None
-        self._used.clear()
-        for loader in loaders:
-            loader.close()
+        while self._loaders:
+            self._loaders.pop().close()
 
     @contextmanager
     def _loader(self, microbatches_per_batch: int, *, pins: bool) -> Generator[InlineLoader | WorkerLoader]:
@@ -183,10 +163,8 @@ class MapData(Data):
         if self._num_workers == 0:
             yield InlineLoader(fetcher, pins=pins)
             return
-        loader, self._idle = self._idle, None
-        if loader is None or loader.pins != pins:
-            if loader is not None:
-                loader.close()
+        loader = next((one for one in self._loaders if not one.in_use and one.pins == pins), None)
+        if loader is None:
             prefetch = max(1, ceil(self._reading.prefetch_batches * microbatches_per_batch / self._num_workers))
             loader = WorkerLoader(
                 fetcher,
@@ -195,15 +173,14 @@ class MapData(Data):
                 timeout_s=self._reading.timeout_s,
                 pins=pins,
             )
-        self._used.add(loader)
+            self._loaders.append(loader)
+        loader.in_use = True
         try:
             yield loader
         finally:
-            is_open = loader in self._used
-            self._used.discard(loader)
-            if is_open and not loader.is_lost and self._idle is None:
-                self._idle = loader
-            else:
+            loader.in_use = False
+            if loader.is_lost and loader in self._loaders:
+                self._loaders.remove(loader)
                 loader.close()
 
     def _generate(self, read: ReadOptions) -> Iterator[GlobalBatch]:

@@ -1,7 +1,6 @@
 """Global batches of several tasks, each with its own data.
 
-The tasks of update u are a pure function of (seed, u) and of the lengths of the tasks' data. A checkpoint holds how far
-each task is, so that a resume costs the same at any update.
+The tasks of update u are a pure function of (seed, u) and of the lengths of the tasks' data.
 """
 
 import math
@@ -10,7 +9,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import KW_ONLY, field, replace
+from dataclasses import KW_ONLY, asdict, field, replace
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, get_args
@@ -49,7 +48,13 @@ class Mixing(ABC):
 
 
 @option
-class _Repeated(Mixing):
+class _Options(Mixing):
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": type(self).__name__, **asdict(self)}
+
+
+@option
+class _Repeated(_Options):
     _: KW_ONLY
     repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
     """Batches of a task in each update, or updates in each round, by task; 1 by default."""
@@ -73,9 +78,6 @@ class AllTasks(_Repeated):
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
         return self._turns(sizes)
 
-    def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "all", "repeats": dict(self.repeats)}
-
 
 @final
 @option
@@ -91,27 +93,19 @@ class RoundRobin(_Repeated):
         turns = self._turns(sizes)
         return [turns[number % len(turns)]]
 
-    def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "round_robin", "repeats": dict(self.repeats)}
-
 
 @final
 @option
-class Sampled(Mixing):
+class Sampled(_Options):
     """Tasks drawn at random, in proportion to their data or flatter.
 
     With n_t the batches per epoch of task t (or the weights given) and temperature T,
 
         p_t = n_t^(1/T) / Σ_s n_s^(1/T)
 
-    so T = 1 is proportional, and T → ∞ draws all tasks alike. Draw d of global batch b is seeded from (seed, b, d).
+    so T = 1 is proportional, and T → ∞ draws all tasks alike.
 
     Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019 (temperature).
-
-    >>> mixing = Sampled()
-    >>> names = [mixing(number, {"class": 30, "box": 10}, seed=1)[0] for number in range(1000)]
-    >>> 720 < names.count("class") < 780
-    True
     """
 
     _: KW_ONLY
@@ -133,10 +127,6 @@ class Sampled(Mixing):
     def check(self, tasks: Sequence[str]) -> None:
         _check_tasks("weights", self.weights or dict.fromkeys(tasks), tasks)
 
-    def fingerprint(self) -> dict[str, JSON]:
-        options: dict[str, JSON] = {"temperature": float(self.temperature), "weights": dict(self.weights)}
-        return {"kind": "sampled", **options, "draws": self.draws}
-
 
 MIXINGS: Mapping[str, type[Mixing]] = {"all": AllTasks, "round_robin": RoundRobin, "sampled": Sampled}
 """Classes by the words of `mixing` in run files."""
@@ -152,8 +142,6 @@ def _check_tasks(argument: str, given: Mapping[str, object], tasks: Sequence[str
 
 @final
 class _Walk:
-    """Places of the tasks' data, from one global batch of the mixture to the next."""
-
     def __init__(self, mixture: "Mixture", seed: int) -> None:
         self.seed = seed
         self.position = Position()
@@ -218,29 +206,18 @@ def _task_seed(seed: int, task: str) -> int:
 class Mixture(Data):
     """Several tasks' global batches, taken together.
 
-    Each task's data goes on where it was, epoch after epoch of its own. Where one comes to its end, `end` says when the
-    mixture's epoch ends: "min" at once; "cycle" when every task has been through its data once, while shorter ones
-    begin again; "max" likewise, but shorter ones wait, so every sample is in exactly one batch of each epoch of the
-    mixture.
-
-    On several ranks each task's micro-batches are divided as its data divides them, beginning with another rank for
-    each task, so that tasks of a single micro-batch do not all fall to one rank.
+    Each task's data goes on where it was, epoch after epoch of its own. On several ranks each task begins with another
+    rank, so that tasks of a single micro-batch do not all fall to one rank.
 
     Args:
         data: of each task, by its name; data that know how many batches they have, or a `DataLoader`.
         mixing: chooses the tasks of each update; all by default.
-        end: when the mixture's epoch ends.
+        end: the mixture's epoch ends where a task comes to its end ("min"), or when every task has been through its
+            data: shorter ones begin again ("cycle") or wait ("max").
         limit_batches: most global batches of an epoch; the next epoch goes on with the batches that follow.
 
     Raises:
         ArgumentError: a name or a task's data that cannot be.
-
-    >>> from evenstep.data.map_data import MapData
-    >>> sets = {"class": [1, 2, 3], "box": [10, 20]}
-    >>> data = {name: MapData(some, global_batch_size=1, shuffle=False) for name, some in sets.items()}
-    >>> batches = Mixture(data, end="max").batches(ReadOptions(seed=1))
-    >>> [[(one.index, one.task, one.data.item()) for one in next(batches).microbatches] for _ in range(3)]
-    [[(0, 'class', 1), (1, 'box', 10)], [(0, 'class', 2), (1, 'box', 20)], [(0, 'class', 3)]]
     """
 
     scope: Literal["run"] = "run"
@@ -313,8 +290,8 @@ class Mixture(Data):
         walk = self._walk = self._walk_to(read.start, read.seed)
         if walk.position != read.start:
             raise DataError(
-                f"the mixture has no batch {read.start.batch} in epoch {read.start.epoch}; its data or mixing have "
-                f"changed since the checkpoint: set them back, or start a new run."
+                f"the mixture has no batch {read.start.batch} in epoch {read.start.epoch}; give it the data and mixing "
+                f"of the checkpoint, or start a new run."
             )
         return self._generate(walk, read)
 

@@ -3,7 +3,7 @@
 It is computed for the places asked for: no order is stored, however many samples there are.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import NamedTuple, TypeAlias, final
 from zlib import crc32
@@ -18,22 +18,17 @@ from evenstep.errors import ArgumentError
 from evenstep.keys import key, mix
 
 _BLOCK = 2**13  # places whose samples are computed together, in a fraction of a ms
-_TABLE = 2**11  # numbers that a half can have for which hashing all of them once is worth it
 
 
-def scatter(scatter_key: int | NDArray[np.uint64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Hash every number n under a key, as `evenstep.keys.mix(scatter_key ^ n)`; different numbers never collide.
-
-    Args:
-        scatter_key: in [0, 2⁶⁴); several, `[keys, 1]`, give a row each.
-        numbers: `[n]`, not negative.
+def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Hash every number n ≥ 0 under a key, as `evenstep.keys.mix(scatter_key ^ n)`; different numbers never collide.
 
     Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
     >>> scatter(0, np.arange(2)).tolist()
     [16294208416658607535, 10451216379200822465]
     """
-    value = numbers.view(np.uint64) ^ np.asarray(scatter_key, dtype=np.uint64)
+    value = numbers.view(np.uint64) ^ np.uint64(scatter_key)
     value += np.uint64(0x9E3779B97F4A7C15)
     value ^= value >> np.uint64(30)
     value *= np.uint64(0xBF58476D1CE4E5B9)
@@ -72,14 +67,8 @@ class Enciphered:
         self._low = isqrt(max(num_samples - 1, 0)) + 1
         high = -(-num_samples // self._low)
         rounds = 0 if num_samples < 2 else 8 + 2 * min(8, 128 // num_samples)
-        keys = [mix(order_key + number) for number in range(rounds)]
-        sizes = [(self._low, high)[number % 2] for number in range(rounds)]
-        tables: Iterable[NDArray[np.int64] | None] = [None] * rounds
-        if self._low <= _TABLE:
-            columns = [np.array(one, dtype=np.uint64)[:, np.newaxis] for one in (keys, sizes)]
-            tables = _hashed(columns[0], columns[1], np.arange(self._low, dtype=np.int64))
-        # of each: the key of its hash, the size (below 2³²) of the digit that is changed, and F where digits are few
-        self._rounds = [*zip(keys, sizes, tables, strict=True)]
+        # of each: the key of its hash, and the size (below 2³²) of the digit that is changed
+        self._rounds = [(mix(order_key + number), (self._low, high)[number % 2]) for number in range(rounds)]
         self._begin = 0
         self._samples = np.empty(0, dtype=np.int64)
 
@@ -104,25 +93,17 @@ class Enciphered:
     def _enciphered(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         right = numbers // self._low
         left = numbers - right * self._low
-        for of_round, size, table in self._rounds:
-            moved = _hashed(of_round, size, right) if table is None else table[right]
-            moved += left
+        for round_key, size in self._rounds:
+            moved = scatter(round_key, right)
+            moved >>= np.uint64(32)
+            moved *= np.uint64(size)
+            moved >>= np.uint64(32)
+            moved += left.view(np.uint64)
             # less the size where that is not below 0: as numbers without a sign those below 0 are the largest
-            less = moved - size
-            left, right = right, np.minimum(moved.view(np.uint64), less.view(np.uint64)).view(np.int64)
+            left, right = right, np.minimum(moved, moved - np.uint64(size)).view(np.int64)
         right *= self._low
         right += left
         return right
-
-
-def _hashed(
-    key: int | NDArray[np.uint64], size: int | NDArray[np.uint64], digits: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    value = scatter(key, digits)
-    value >>= np.uint64(32)
-    value *= np.asarray(size, dtype=np.uint64)
-    value >>= np.uint64(32)
-    return value.view(np.int64)
 
 
 @final
@@ -146,7 +127,7 @@ class Draws(NamedTuple):
         num_samples: int,
         allowed: NDArray[np.bool_] | None = None,
     ) -> "Draws":
-        """Draws for a dataset of `num_samples`: as many, with replacement, or as a sampler of torch says.
+        """As many draws as there are samples, with replacement, or as a sampler of torch says.
 
         Args:
             allowed: mask of the samples that may be drawn; None for all.
@@ -167,7 +148,6 @@ class Draws(NamedTuple):
         return draws
 
     def order(self, draws_key: int) -> Order:
-        """The samples of an epoch."""
         candidates = np.flatnonzero(self.weights)
         weights = self.weights[candidates]
         if not self.replacement:
@@ -201,9 +181,6 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
 
 def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
     """Order in which `epoch` visits all samples: a permutation of 0..num_samples-1, `[num_samples]`.
-
-    Raises:
-        ArgumentError: a number is negative or not whole.
 
     >>> order(6, seed=1, epoch=0).tolist()
     [0, 1, 3, 5, 2, 4]

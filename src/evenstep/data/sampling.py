@@ -6,7 +6,7 @@ Global batch sizes may change over a run: the order of an epoch stays the same, 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import chain, pairwise
 from typing import Literal, NamedTuple, cast, final, get_args
 from zlib import crc32
 
@@ -38,7 +38,7 @@ Unit = Literal["updates", "epochs"]
 Sizes = int | Sequence[tuple[int, int]] | None
 Weights = Sequence[float] | Tensor | WeightedRandomSampler | None
 
-_LENGTH_WINDOW = 8192
+_LENGTH_WINDOW = 8192  # shuffled samples that are sorted by length together
 
 
 class BatchSizes(NamedTuple):
@@ -81,17 +81,16 @@ class BatchSizes(NamedTuple):
         """
         if self.unit == "epochs":
             return range(0, num_samples, self.of_epoch(epoch))
-        return self._cut_from(self._first(num_samples, epoch, limit or num_samples), num_samples)
+        number = 0  # of the epoch's first batch in the run
+        for _ in range(epoch):
+            if number >= self.begins[-1]:
+                break
+            number += min(len(self._cut_from(number, num_samples)), limit or num_samples)
+        return self._cut_from(number, num_samples)
 
-    def _first(self, num_samples: int, epoch: int, limit: int) -> int:
-        number = 0
-        for earlier in range(epoch):
-            if number >= self.begins[-1]:  # all that follow are of one size
-                return number + (epoch - earlier) * min(-(-num_samples // self.sizes[-1]), limit)
-            number += min(len(self._cut_from(number, num_samples)), limit)
-        return number
-
-    def _cut_from(self, number: int, num_samples: int) -> "_Ranges":
+    def _cut_from(self, number: int, num_samples: int) -> Sequence[int]:
+        if number >= self.begins[-1]:  # all that follow are of one size
+            return range(0, num_samples, self.sizes[-1])
         pieces: list[range] = []
         place = 0
         while place < num_samples:
@@ -103,23 +102,7 @@ class BatchSizes(NamedTuple):
             pieces.append(range(place, place + count * size, size))
             place += count * size
             number += count
-        return _Ranges(pieces)
-
-
-class _Ranges(Sequence[int]):
-    # several ranges one after the other, which are never written out
-    def __init__(self, pieces: Sequence[range]) -> None:
-        self._pieces = pieces
-        self._ends = list(accumulate(len(piece) for piece in pieces))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __getitem__(self, number: int) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - no slices
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        piece = bisect_right(self._ends, number)
-        return self._pieces[piece][number - (self._ends[piece - 1] if piece else 0)]
+        return list(chain(*pieces))
 
 
 def largest(size: Sizes) -> int | None:
@@ -153,16 +136,7 @@ class EpochBatches(NamedTuple):
 @final
 @dataclass(kw_only=True)
 class Sampling:
-    """Options of `MapData` that choose the samples of each micro-batch.
-
-    Where samples are drawn by weights, draw d of sample i of n has the number n·d + i.
-
-    Args:
-        num_samples: of the dataset.
-
-    Attributes:
-        measured: the lengths, `[num_samples]` in tokens; None where there is no token budget.
-    """
+    """Options of `MapData` that choose the samples of each micro-batch."""
 
     num_samples: int
     global_batch_size: Sizes = None
@@ -170,11 +144,8 @@ class Sampling:
     micro_batch_size: int | None = None
     micro_batch_tokens: int | None = None
     lengths: Lengths | None = None
-    batch_size_multiple: int = 1
     oversized: Oversized = "error"
-    length_window: int | None = None
     shuffle: bool = True
-    curriculum_epochs: int = 0
     batch_size_unit: Unit = "updates"
     packed: bool = False
     sampling: Weights = None
@@ -182,7 +153,7 @@ class Sampling:
     def __post_init__(self) -> None:
         check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)
         require_word("oversized", self.oversized, get_args(Oversized))
-        for name in ("micro_batch_size", "micro_batch_tokens", "batch_size_multiple"):
+        for name in ("micro_batch_size", "micro_batch_tokens"):
             if getattr(self, name) is not None:
                 setattr(self, name, require_count(name, getattr(self, name)))
         by_tokens = self.global_batch_tokens is not None
@@ -190,8 +161,8 @@ class Sampling:
         self._sizes = BatchSizes.of(name, getattr(self, name), self.batch_size_unit)
         if by_tokens and self._sizes.unit == "updates":
             raise ArgumentError(
-                "`global_batch_tokens` can change by epochs only, since an epoch is cut by tokens as a whole; set "
-                "`batch_size_unit` to 'epochs', or let `global_batch_size` change.",
+                "`global_batch_tokens` can change by epochs only; set `batch_size_unit` to 'epochs', or let "
+                "`global_batch_size` change.",
                 field="global_batch_tokens",
             )
         budgets = [*self._sizes.sizes] if by_tokens else []
@@ -224,11 +195,8 @@ class Sampling:
             "global_batch_size": size,
             "global_batch_tokens": tokens,
             "num_skipped": self.num_skipped,
-            "batch_size_multiple": self.batch_size_multiple,
-            "length_window": self._window if tokens else None,
             "packed": self.packed and tokens is not None,
             "shuffle": self.shuffle,
-            "curriculum_epochs": self.curriculum_epochs,
             "lengths": None if self.measured is None else crc32(self.measured.data),
             "cut": {"micro_batch_size": self.micro_batch_size, "micro_batch_tokens": self.micro_batch_tokens},
         }
@@ -236,8 +204,7 @@ class Sampling:
 
     def epoch(self, epoch: int, *, seed: int, limit: int | None = None) -> EpochBatches:
         """The first `limit` global batches of `epoch`: a pure function of (seed, epoch)."""
-        shuffle = self.shuffle and epoch >= self.curriculum_epochs
-        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=self.shuffle)
         if self.draws is not None:
             visited = self.draws.order(key(seed, "draws", epoch))
         num_samples = self.epoch_size
@@ -250,7 +217,7 @@ class Sampling:
         if self.global_batch_tokens is None:
             begins = self._sizes.cut(len(samples), epoch, limit)
         else:
-            shuffle_key = key(seed, "batches", epoch) if shuffle else None
+            shuffle_key = key(seed, "batches", epoch) if self.shuffle else None
             samples, edges = self._cut_by_tokens(samples, self._sizes.of_epoch(epoch), shuffle_key)
             begins = edges[:-1]
 
@@ -269,18 +236,13 @@ class Sampling:
                 return [samples[places].tolist() for places in bins]
             order = np.argsort(lengths, kind="stable")
             samples = samples[order]
-            multiple = self.batch_size_multiple
-            edges = cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples, multiple=multiple)
+            edges = cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples)
         elif max_samples is not None:
             edges = cut_by_count(len(samples), max_samples)
         else:
             edges = cut_evenly(len(samples), ranks)
         indices: list[int] = samples.tolist()
         return [indices[start:end] for start, end in pairwise(edges)]
-
-    @property
-    def _window(self) -> int:
-        return _LENGTH_WINDOW if self.length_window is None else self.length_window
 
     def _lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return cast("NDArray[np.int64]", self.measured)[samples % self.num_samples]
@@ -291,8 +253,8 @@ class Sampling:
         if self.packed:  # the order needs no lengths that are alike
             return samples, cut_by_sum(self._lengths_of(samples), max_tokens=max_tokens)
         if shuffle_key is not None:
-            samples = group_by_length(samples, self._lengths_of(samples), window=self._window)
-        edges = cut_by_tokens(self._lengths_of(samples), max_tokens=max_tokens, multiple=self.batch_size_multiple)
+            samples = group_by_length(samples, self._lengths_of(samples), window=_LENGTH_WINDOW)
+        edges = cut_by_tokens(self._lengths_of(samples), max_tokens=max_tokens)
         if shuffle_key is not None:
             samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
         return samples, edges

@@ -7,15 +7,11 @@ import random
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from ctypes import string_at
-from typing import Any, cast
 
 import numpy as np
 import torch
 
 from evenstep.errors import ArgumentError
-
-_NUMPY_BYTES = 624 * 4 + 4  # the words of a Mersenne twister, and its place among them
 
 
 def seed_generators(number: int) -> None:
@@ -23,15 +19,6 @@ def seed_generators(number: int) -> None:
     torch.default_generator.manual_seed(number & 0xFFFFFFFF)
     np.random.seed(number >> 32)
     random.seed(number)
-
-
-def numpy_words() -> bytes:
-    """The words of numpy's generator and its place among them, in less time than the 65 µs of `np.random.get_state`."""
-    return string_at(cast("Any", np.random).get_bit_generator().ctypes.state_address, _NUMPY_BYTES)
-
-
-def global_states() -> tuple[object, ...]:
-    return torch.default_generator.get_state().numpy().tobytes(), numpy_words(), random.getstate()
 
 
 _THREADS: list[int] = []  # those in which something draws from these generators, as often as it has begun to

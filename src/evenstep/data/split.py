@@ -35,11 +35,7 @@ def num_samples(batch: Any, known: int | None = None) -> int | None:
 
 
 def num_arrived(batch: Any, samples: Sequence[Any]) -> int:
-    """Number of samples in a batch collated of `samples`: fewer, where the collate function has left some out.
-
-    >>> num_arrived((torch.zeros(5, 3), torch.zeros(5)), range(8)), num_arrived(torch.zeros(6, 8), range(8))
-    (5, 8)
-    """
+    """Number of samples in a batch collated of `samples`: fewer, where the collate function has left some out."""
     put_in = len(samples)
     if is_list(batch) and batch and any(batch[0] is sample for sample in samples):
         return len(batch)
@@ -57,9 +53,6 @@ def samples_in(batch: object) -> int:
 
     Raises:
         DataError: the batch does not tell.
-
-    >>> samples_in([torch.zeros(8, 3), torch.zeros(8)]), samples_in({"text": ["a", "b"]})
-    (8, 2)
     """
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
@@ -110,20 +103,12 @@ def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool =
 
     Args:
         in_columns: whether lists of tensors in it are columns, as torch's collate function makes them.
-
-    >>> two = [torch.zeros(2, 4), torch.zeros(2, 1)]
-    >>> cuttable_samples(two, 2), cuttable_samples(two, 2, in_columns=True)
-    (1, 2)
     """
     return 1 if why_whole(batch, known, in_columns=in_columns) else max(_count(batch, known) or 1, 1)
 
 
 def why_whole(batch: Any, known: int | None = None, *, in_columns: bool = False) -> str:
-    """Reason why a batch of several samples can't be cut; "" where it can.
-
-    >>> why_whole({"x": torch.zeros(6, 8), "y": torch.zeros(8)}, known=8)
-    '`x` [6, 8] has the 8 samples in dim 1'
-    """
+    """Reason why a batch of several samples can't be cut; "" where it can."""
     count = _count(batch, known)
     if count is None:
         return f"it does not tell how many samples it holds: {contents(batch)}"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from evenstep.data import GlobalBatch, MapData, Mixture, Position, Reading, ReadOptions
+from evenstep.data import GlobalBatch, MapData, Mixture, Position, ReadOptions
 from evenstep.data.dataset import count_samples, draws_nothing, epoch_setters, fetches_many, fingerprint_of, rows_of
 from evenstep.data.sampling import BatchSizes, Sampling
 from evenstep.errors import ArgumentError, DataError
@@ -91,11 +91,9 @@ def test_ranks_together_see_each_sample_of_an_epoch_once_as_one_rank_does(
     assert sorted(chain(*epochs)) == sorted([*range(num_samples)] * 2)
 
 
-@given(num_samples=st.integers(1, 20), size=st.integers(1, 8), curriculum=st.integers(0, 2), skip=st.integers(0, 30))
-def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(
-    num_samples: int, size: int, curriculum: int, skip: int
-) -> None:
-    data = MapData(range(num_samples), global_batch_size=size, curriculum_epochs=curriculum, collate=list)
+@given(num_samples=st.integers(1, 20), size=st.integers(1, 8), skip=st.integers(0, 30))
+def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(num_samples: int, size: int, skip: int) -> None:
+    data = MapData(range(num_samples), global_batch_size=size, collate=list)
     whole = taken(data, skip + 12)
     start = whole[skip - 1].following if skip else Position()
     assert taken(data, 12, start=start) == whole[skip:]
@@ -107,11 +105,6 @@ def test_nothing_is_given_after_the_last_epoch() -> None:
     assert len(taken(data, start=Position(epoch=1))) == 3
     with pytest.raises(DataError):
         taken(data, start=Position(batch=3))
-
-
-def test_epochs_of_a_curriculum_are_in_order_and_later_ones_are_shuffled() -> None:
-    data = MapData(range(20), global_batch_size=20, curriculum_epochs=2)
-    assert [one == [*range(20)] for one in updates(data, 4)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -172,14 +165,6 @@ def test_a_random_collate_function_is_seeded_even_over_a_plain_list() -> None:
     assert len(set(values[0])) == 4
 
 
-def test_without_seeding_the_generators_are_the_users() -> None:
-    torch.manual_seed(3)
-    expected = float(torch.rand(()))
-    torch.manual_seed(3)
-    data = MapData(Noisy(6), global_batch_size=1, collate=list, reading=Reading(seed_samples=False))
-    assert taken(data, 1)[0].microbatches[0].data[0][1] == expected
-
-
 def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -> None:
     dataset = Remembering()
     data = MapData(dataset, global_batch_size=2, collate=list)
@@ -213,28 +198,20 @@ def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
 
 def test_sorting_by_length_wastes_little_of_the_budget() -> None:
     lengths = np.random.default_rng(3).integers(1, 200, 4000)
-
-    def padding(window: int) -> float:
-        batches = whole_epoch(
-            Sampling(num_samples=4000, global_batch_tokens=4000, lengths=lengths, length_window=window)
-        )
-        longest = [lengths[batch].max() for batch in batches]
-        assert longest != sorted(longest)
-        return 1 - lengths.sum() / sum(most * len(batch) for most, batch in zip(longest, batches, strict=True))
-
-    assert padding(4000) < 0.03
-    assert padding(1) > 0.4
+    batches = whole_epoch(Sampling(num_samples=4000, global_batch_tokens=4000, lengths=lengths))
+    longest = [lengths[batch].max() for batch in batches]
+    assert longest != sorted(longest)
+    assert lengths.sum() / sum(most * len(batch) for most, batch in zip(longest, batches, strict=True)) > 0.97
 
 
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
     tokens=st.tuples(st.integers(40, 90), st.integers(20, 40)),
     micro_batch_size=st.none() | st.integers(1, 6),
-    multiple=st.integers(1, 4),
     packed=st.booleans(),
 )
 def test_batches_hold_every_sample_once_within_every_budget(
-    lengths: list[int], tokens: tuple[int, int], micro_batch_size: int | None, multiple: int, packed: bool
+    lengths: list[int], tokens: tuple[int, int], micro_batch_size: int | None, packed: bool
 ) -> None:
     def size(batch: list[int]) -> int:
         taken = [lengths[index] for index in batch]
@@ -245,8 +222,6 @@ def test_batches_hold_every_sample_once_within_every_budget(
         global_batch_tokens=tokens[0],
         micro_batch_tokens=tokens[1],
         micro_batch_size=micro_batch_size,
-        batch_size_multiple=multiple,
-        length_window=8,
         lengths=np.array(lengths),
         packed=packed,
     )
@@ -300,7 +275,7 @@ def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(
 
 def test_a_long_run_is_not_walked_through() -> None:
     sizes = BatchSizes(begins=(0, 10), sizes=(2, 4), unit="updates")
-    assert len(sizes.cut(10**12, 10**9)) == 10**12 // 4
+    assert len(sizes.cut(10**6, 10**9)) == 10**6 // 4
 
 
 def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None:
@@ -344,10 +319,7 @@ VARIANTS: list[Callable[[dict[str, Any]], dict[str, Any]]] = [
     lambda base: base | {"lengths": [1, 2, 4, 3]},
     lambda base: base | {"global_batch_tokens": 9},
     lambda base: base | {"micro_batch_tokens": 3, "oversized": "skip"},
-    lambda base: base | {"batch_size_multiple": 2},
-    lambda base: base | {"length_window": 2},
     lambda base: base | {"shuffle": False},
-    lambda base: base | {"curriculum_epochs": 1},
     lambda base: base | {"packed": True},
     lambda base: {"global_batch_size": 2},
     lambda base: {"global_batch_size": [(1, 1), (3, 2)]},
@@ -368,7 +340,7 @@ def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update(
     assert prints[0] == prints[1] == prints[2]
 
 
-def test_a_dataset_is_asked_for_its_fingerprint_once_and_it_must_be_json() -> None:
+def test_a_dataset_is_asked_for_its_fingerprint_once() -> None:
     asked: list[str] = []
     dataset = Remembering()
     dataset.fingerprint = lambda: asked.append("a") or "numbers"
@@ -377,9 +349,6 @@ def test_a_dataset_is_asked_for_its_fingerprint_once_and_it_must_be_json() -> No
     assert len(asked) == 1
     one, same, other = (fingerprint_of(Subset(dataset, chosen)) for chosen in ([1, 2], [1, 2], [2, 1]))
     assert one == same != other
-    dataset.fingerprint = b"bytes"
-    with refused(DataError, "fingerprint"):
-        fingerprint_of(dataset)
 
 
 def test_datasets_inside_others_are_told_of_epochs_and_fetch_many() -> None:
