@@ -13,8 +13,8 @@ from evenstep.config.run import RunConfig
 from evenstep.errors import ConfigError, clause
 from evenstep.parallel import Group, Mesh, Processes, Strategy, device_of_rank, rank_info_of, strategy_named
 from evenstep.parallel.mesh import check_pipelines
-from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
+from evenstep.parallel.strategies import check_single
 from evenstep.pipeline import SCHEDULES, Layout
 from evenstep.pipeline.split import stages_per_rank_for
 
@@ -112,5 +112,4 @@ def build_strategy(config: RunConfig, group: Group) -> Strategy:
         shard_ranks=parallel.shard_ranks,
         gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
         offload=parallel.offload,
-        wire_dtype=torch.bfloat16 if parallel.compression == "bf16" else None,
     )

@@ -294,8 +294,6 @@ class ParallelTable:
     blocks: Count = BLOCKS
     """Blocks of micro-batches, B, in which ordered gradients are added. The bits depend on it. R ranks hold at most
     log₂(B/R) further sets of gradients, none where B ≤ R; an even number of blocks for each rank is best."""
-    compression: Literal["none", "bf16"] = "none"
-    """Strategy ddp: send gradients as bfloat16, half the bytes. It rounds by up to 0.4 %."""
     timeout_s: Positive = 60.0
     """How long to wait for another rank, in seconds, before it counts as lost."""
     pipeline: Count = 1
@@ -312,8 +310,6 @@ class ParallelTable:
         if self.strategy != "fsdp" and (self.shard_ranks is not None or self.offload):
             field = "offload" if self.shard_ranks is None else "shard_ranks"
             raise ArgumentError(f'needs `parallel.strategy` fsdp, but that is "{self.strategy}".', field=field)
-        if self.reduction == "ordered" and self.compression != "none":
-            raise ArgumentError('needs `parallel.reduction` "fast", as it rounds.', field="compression")
         if self.pipeline == 1 and (self.stages_per_rank is not None or self.split_at):
             field = "split_at" if self.stages_per_rank is None else "stages_per_rank"
             raise ArgumentError("needs `parallel.pipeline` 2 or more, but that is 1.", field=field)

@@ -1,17 +1,18 @@
 """Parts of a tensor that each rank holds, for norms, products, checkpoints and emergency saves.
 
-Every rank holds a tensor whole, a shard of each parameter (`Shards`), or whole tensors of its own (`OwnStates`).
+Every rank holds a tensor whole, a shard of each parameter (`Shards`), or the state of its own parameters (`Owners`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
+from evenstep.tensors import parameters_in
 
 States = Mapping[str, Mapping[str, Any]]
 Norms = Callable[[list[Tensor]], Tensor]  # the norm of each of some tensors, as one tensor
@@ -209,8 +210,15 @@ class Shards(ParameterLayout):
         return cut_like(live, full)
 
 
-class OwnStates(ParameterLayout):
-    """Every rank holds other whole tensors, as the owners of ZeRO-1 do."""
+@final
+class Owners(ParameterLayout):
+    """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
+
+    divides = "parameters"
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
 
     @property
     def shard_index(self) -> int:
@@ -229,16 +237,53 @@ class OwnStates(ParameterLayout):
         self.group.broadcast([carried], tensor.owner)
         return carried.to(own.device)
 
-    def of_all(self, own: Mapping[str, Any]) -> States:
-        """The trees of all ranks by number, from this rank's; each tensor of them is a `ShardedTensorRef`."""
-        mine, rank = dict(own), self.group.rank
+    def optimizer_state(self, states: States) -> States:
+        mine, rank = dict(states), self.group.rank
 
         def ref(tensor: Tensor, local: Tensor) -> ShardedTensorRef:
             return ShardedTensorRef(local=local, shape=tuple(tensor.shape), owner=rank)
 
         everybody = self.group.gather(mapped(mine, lambda one: ref(one, torch.empty(0, dtype=one.dtype))))
         everybody[rank] = mapped(mine, lambda one: ref(one, one))
-        return {str(owner): tree for owner, tree in enumerate(everybody)}
+        return {name: one for theirs in everybody for name, one in theirs.items()}
+
+    def deal(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` hold the parameters that this rank steps, and no others."""
+        parameters = parameters_in(optimizer)
+        self._owned = dealt(parameters, self.group.ranks)
+        own = {id(parameter) for parameter in self._owned[self.group.rank]}
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
+        for parameter in parameters:  # some optimizers make their state when they are built
+            if id(parameter) not in own and parameter in optimizer.state:
+                del optimizer.state[parameter]
+
+    def fetch_parameters(self) -> None:
+        """Get the parameters that other ranks have stepped; all ranks call it together."""
+        with torch.no_grad():
+            for owner, parameters in enumerate(self._owned):
+                for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+                    alike = [parameter for parameter in parameters if parameter.dtype == dtype]
+                    flat = torch.cat([parameter.detach().reshape(-1) for parameter in alike])
+                    self.group.broadcast([flat], owner)
+                    pieces = flat.split([parameter.numel() for parameter in alike])
+                    for parameter, values in zip(alike, pieces, strict=True) if owner != self.group.rank else ():
+                        parameter.copy_(values.view_as(parameter))
+
+
+def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
+    """Each rank's parameters: the largest first, always to the rank that has least.
+
+    >>> [[p.numel() for p in own] for own in dealt([nn.Parameter(torch.zeros(n)) for n in (4, 1, 2, 5)], 2)]
+    [[5, 1], [4, 2]]
+    """
+    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+        owner = load.index(min(load))
+        owned[owner].append(parameter)
+        load[owner] += parameter.numel()
+    return owned
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ _KEPT = 64  # collectives that are remembered
 
 _MESSAGES = ("send", "receive")  # between two ranks
 _SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
+_JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
 _BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # integer formats of equal size
 
 
@@ -440,3 +441,31 @@ def _as_sent(tensor: Tensor) -> Tensor:
     if tensor.dtype in _SENT:
         return tensor
     return tensor.detach().view(_BITS[tensor.itemsize])
+
+
+def launched_group(device: torch.device) -> Group:
+    """The ranks that a launcher has started, for as long as this process lives; a group of one where none has.
+
+    Raises:
+        EvenstepError: the others did not come in time.
+    """
+    info = rank_info_of(os.environ)
+    if info is None or info.ranks == 1:
+        return Group()
+    if device not in _JOINED:
+        _JOINED[device] = Processes(device)
+    return _JOINED[device]
+
+
+def device_of_rank(name: str) -> torch.device:
+    """The device by this name; "auto" and "cuda" are one accelerator for each rank, where a machine has several.
+
+    >>> device_of_rank("cpu")
+    device(type='cpu')
+    """
+    info = rank_info_of(os.environ)
+    if name in ("auto", "cuda") and info is not None and torch.cuda.is_available():
+        return torch.device("cuda", info.local_rank % torch.cuda.device_count())
+    if name != "auto":
+        return torch.device(name)
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -13,9 +13,9 @@ from torch import nn
 from evenstep.parallel.blocks import Dealing
 from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.fsdp import PassReducer, PlanReducer
-from evenstep.parallel.layout import mapped
-from evenstep.parallel.reducer import ChoosesTrained, Reducer
-from evenstep.parallel.strategies import Owners, Strategy
+from evenstep.parallel.layout import Owners, mapped
+from evenstep.parallel.reducer import Reducer
+from evenstep.parallel.strategies import Strategy
 from evenstep.tensors import parameters_in
 
 
@@ -27,13 +27,10 @@ class Reducers:
         per_plan: whether parameters are whole while a plan of stages runs; see `Strategy.reducer`.
 
     Attributes:
-        group: the data-parallel ranks.
-        data_group: the ranks that the data are dealt to.
-        layout: who holds what of a tensor.
+        group, data_group, layout, blocks, gather_dtype: see `Strategy`.
         per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
             the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
-        gather_dtype, blocks: see `Strategy`.
     """
 
     def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
@@ -41,9 +38,7 @@ class Reducers:
         self._per_plan = per_plan
         self.group, self.layout = strategy.group, strategy.layout
         self.data_group = strategy.data_group
-        self._owners = self.layout if isinstance(self.layout, Owners) else None
-        self.gather_dtype = strategy.gather_dtype
-        self.blocks = strategy.blocks
+        self.blocks, self.gather_dtype = strategy.blocks, strategy.gather_dtype
         self.per_pass: list[PassReducer] = []
         self.gather_per_plan = False
         self._all: list[Reducer] = []
@@ -67,7 +62,6 @@ class Reducers:
         return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.rank)
 
     def begin(self, dealing: Dealing | None) -> None:
-        """Start the accumulation of an update; see `Reducer.begin`."""
         self._dealing = dealing or self._dealing
         for own in self._all:
             own.begin(dealing)
@@ -84,7 +78,7 @@ class Reducers:
             self._buffers.append(SharedBuffers(module, self.group))
         if isinstance(own, PassReducer):
             self.per_pass.append(own)
-        self.gather_per_plan = self.gather_per_plan or isinstance(own, PlanReducer)
+        self.gather_per_plan |= isinstance(own, PlanReducer)
         return wrapped, own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -102,15 +96,14 @@ class Reducers:
             if cut is not parameter and parameter in optimizer.state:
                 state: dict[str, Any] = optimizer.state.pop(parameter)
                 optimizer.state[cut] = mapped(state, partial(self.layout.scatter_like, cut))
-        if self._owners is not None:
-            self._owners.deal(optimizer)
+        if isinstance(self.layout, Owners):
+            self.layout.deal(optimizer)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         """From now on these parameters' gradients are summed, and no others'; called between updates."""
         trained = {id(parameter) for parameter in parameters}
         for own in self._all:
-            if isinstance(own, ChoosesTrained):
-                own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
+            own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
 
     def share_buffers(self, before: Before) -> None:
         """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
@@ -123,8 +116,8 @@ class Reducers:
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: get the parameters that others stepped."""
-        if self._owners is not None:
-            self._owners.fetch_parameters()
+        if isinstance(self.layout, Owners):
+            self.layout.fetch_parameters()
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""

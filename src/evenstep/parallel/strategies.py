@@ -4,22 +4,23 @@ A strategy is a description, from which a `Reducer` per stage and a `ParameterLa
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal, Self, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evenstep.arguments import choose, require_whole
+from evenstep.arguments import choose, format_name, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.parallel.blocks import BLOCKS
+from evenstep.parallel.fsdp import PassReducer, PlanReducer
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import OwnStates, ParameterLayout, States
+from evenstep.parallel.layout import Owners, ParameterLayout, Shards
 from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer, Reducer
-from evenstep.tensors import parameters_in
 
 Reduction = Literal["ordered", "fast"]
 REDUCTIONS = {name: name for name in ("ordered", "fast")}
+STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
 
 
 class Strategy(ABC):
@@ -31,7 +32,7 @@ class Strategy(ABC):
         reduction: "ordered" adds gradients in numbered blocks and a fixed tree: the same bits on any number of ranks.
             "fast" adds them as they come, and ranks as the backend does.
         blocks: in which micro-batches are added, B; R ranks hold at most log₂(B/R) further sets of gradients, none
-            where B ≤ R. Bits depend on it, so it is the same in all runs that are to be equal.
+            where B ≤ R. Bits depend on it.
 
     Attributes:
         data_group: the ranks that the data are dealt to and that save together; those of `group`, but for `Single`.
@@ -72,11 +73,7 @@ class Strategy(ABC):
         return {"parallel.reduction": "ordered" if self.is_ordered else "fast", **blocks}
 
     def gathering(self, dtype: torch.dtype) -> Self:
-        """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does.
-
-        Raises:
-            ArgumentError: it was told to gather them in another format.
-        """
+        """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does."""
         return self
 
     @abstractmethod
@@ -113,51 +110,16 @@ class Single(Strategy):
         return BucketReducer(module, self.group, ordered=True) if self.is_ordered else Reducer(module, self.group)
 
 
-@final
-class Owners(OwnStates):
-    """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
-
-    divides = "parameters"
-
-    def __init__(self, group: Group) -> None:
-        super().__init__(group)
-        self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
-
-    def optimizer_state(self, states: States) -> States:
-        return {name: one for theirs in self.of_all(states).values() for name, one in theirs.items()}
-
-    def deal(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer` hold the parameters that this rank steps, and no others."""
-        parameters = parameters_in(optimizer)
-        self._owned = dealt(parameters, self.group.ranks)
-        own = {id(parameter) for parameter in self._owned[self.group.rank]}
-        for group in optimizer.param_groups:
-            group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
-        for parameter in parameters:  # some optimizers make their state when they are built
-            if id(parameter) not in own and parameter in optimizer.state:
-                del optimizer.state[parameter]
-
-    def fetch_parameters(self) -> None:
-        """Get the parameters that other ranks have stepped; all ranks call it together."""
-        with torch.no_grad():
-            for owner, parameters in enumerate(self._owned):
-                for alike in _by_dtype(parameters):
-                    flat = torch.cat([parameter.detach().reshape(-1) for parameter in alike])
-                    self.group.broadcast([flat], owner)
-                    if owner != self.group.rank:
-                        _spread(flat, alike)
-
-
-class Replicated(Strategy):
+class Ddp(Strategy):
     """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
 
     Args:
         group: the ranks, such as `Processes(device)`.
         reduction, blocks: see `Strategy`.
         bucket_bytes: bytes of gradients that are sent in one message.
-        wire_dtype: "fast" only: the number format in which gradients are sent and summed; by default their own. With
-            bfloat16 each component of the sum of R ranks is off by at most ((1 + 2⁻⁸)ᴿ - 1)·Σᵣ|gᵣ|; all ranks use the
-            same sum.
+
+    >>> Ddp(Group()).ranks
+    1
     """
 
     _layout_class: type[ParameterLayout] = ParameterLayout
@@ -169,36 +131,21 @@ class Replicated(Strategy):
         reduction: Reduction = "ordered",
         blocks: int = BLOCKS,
         bucket_bytes: int = BUCKET_BYTES,
-        wire_dtype: torch.dtype | None = None,
     ) -> None:
         group = group or Group()
         super().__init__(group, self._layout_class(group), reduction=reduction, blocks=blocks)
-        if self.is_ordered and wire_dtype is not None:
-            raise ArgumentError('`wire_dtype` needs `reduction="fast"`, as it rounds.', field="wire_dtype")
         self._bucket_bytes = bucket_bytes
-        self.wire_dtype = wire_dtype
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return BucketReducer(
-            module, self.group, ordered=self.is_ordered, bucket_bytes=self._bucket_bytes, wire_dtype=self.wire_dtype
-        )
+        return BucketReducer(module, self.group, ordered=self.is_ordered, bucket_bytes=self._bucket_bytes)
 
 
 @final
-class Ddp(Replicated):
-    """Every rank holds the whole model and optimizer state; see `Replicated`.
-
-    >>> Ddp(Group()).ranks
-    1
-    """
-
-
-@final
-class Zero1(Replicated):
+class Zero1(Ddp):
     """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
 
     Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
-    The arguments are those of `Replicated`.
+    The arguments are those of `Ddp`.
 
     >>> Zero1(Group()).ranks
     1
@@ -207,27 +154,117 @@ class Zero1(Replicated):
     _layout_class = Owners
 
 
-def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
-    """Each rank's parameters: the largest first, always to the rank that has least.
+@final
+class Fsdp(Strategy):
+    """Shards of a module that FSDP2 gathers where they are used; reductions are sums.
 
-    >>> [[p.numel() for p in own] for own in dealt([nn.Parameter(torch.zeros(n)) for n in (4, 1, 2, 5)], 2)]
-    [[5, 1], [4, 2]]
+    With ordered sums gradients are whole on each rank until they are summed.
+
+    Args:
+        group: the ranks, of a `Processes`.
+        shard_ranks: how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default.
+        gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
+            are always reduced in float32 at least.
+        offload: whether shards wait in the CPU's memory; needs an accelerator.
+        reduction, blocks: see `Strategy`.
     """
-    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
-        owner = load.index(min(load))
-        owned[owner].append(parameter)
-        load[owner] += parameter.numel()
-    return owned
+
+    layout: Shards
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        shard_ranks: int | None = None,
+        gather_dtype: torch.dtype | None = None,
+        offload: bool = False,
+        reduction: Reduction = "ordered",
+        blocks: int = BLOCKS,
+    ) -> None:
+        if torch.__version__ < "2.13":  # as versions, not as text
+            raise ArgumentError(
+                f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed, but this is torch "
+                f"{torch.__version__}; install a newer one, or take `zero1` or `ddp`.",
+                field="fsdp",
+            )
+        if shard_ranks is not None:
+            require_whole("shard_ranks", shard_ranks, at_least=1, advice="all ranks share by default")
+            if group.ranks % shard_ranks:
+                raise ArgumentError(
+                    f"`shard_ranks` must divide the {group.ranks} data-parallel ranks, but is {shard_ranks}; set a "
+                    f"divisor, or leave it out to shard over all.",
+                    field="shard_ranks",
+                )
+        layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=reduction == "ordered")
+        super().__init__(group, layout, reduction=reduction, blocks=blocks)
+        self.gather_dtype = gather_dtype
+        self.offload = offload
+
+    def gathering(self, dtype: torch.dtype) -> Self:
+        if self.gather_dtype not in (None, dtype):
+            raise ArgumentError(
+                f"`gather_dtype` must be the format that the model computes in, {format_name(dtype)}, or left out, but "
+                f"is {format_name(self.gather_dtype)}; leave it out.",
+                field="gather_dtype",
+            )
+        other = copy(self)
+        other.gather_dtype = dtype
+        return other
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        kind = PlanReducer if per_plan else PassReducer
+        return kind(module, self.layout, ordered=self.is_ordered, gather_dtype=self.gather_dtype, offload=self.offload)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        on_cpu = self.is_ordered and self.group.device.type == "cpu"
+        if on_cpu and any(options.get("fused") for options in optimizer.param_groups):
+            raise ArgumentError(
+                "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
+                "step of shards does not have the bits of a step of the whole; build the optimizer with "
+                '`foreach=True` instead of `fused=True`, or reduce as "fast".',
+                field="fused",
+            )
 
 
-def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
-    return [[parameter for parameter in parameters if parameter.dtype == dtype] for dtype in dtypes]
+def strategy_named(
+    name: str,
+    group: Group,
+    *,
+    reduction: Reduction = "ordered",
+    blocks: int = BLOCKS,
+    shard_ranks: int | None = None,
+    gather_dtype: torch.dtype | None = None,
+    offload: bool = False,
+) -> Strategy:
+    """Strategy by name. One rank shares nothing, whatever the strategy.
+
+    Args:
+        name: one of `STRATEGIES`; "auto" is ddp.
+        reduction, blocks: of `Strategy`.
+        shard_ranks, gather_dtype, offload: of `Fsdp`.
+
+    >>> type(strategy_named("ddp", Group())).__name__
+    'Single'
+    """
+    name = choose("strategy", name, STRATEGIES)
+    if group.ranks == 1 or name == "single":
+        return Single(group, reduction=reduction, blocks=blocks)
+    if name == "fsdp":
+        return Fsdp(
+            group,
+            shard_ranks=shard_ranks,
+            gather_dtype=gather_dtype,
+            offload=offload,
+            reduction=reduction,
+            blocks=blocks,
+        )
+    return (Zero1 if name == "zero1" else Ddp)(group, reduction=reduction, blocks=blocks)
 
 
-def _spread(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    sizes = [parameter.numel() for parameter in parameters]
-    for parameter, values in zip(parameters, flat.split(sizes), strict=True):
-        parameter.copy_(values.view_as(parameter))
+def check_single(strategy: str, ranks: int, *, has_hooks: bool) -> None:
+    """Raise ArgumentError for several ranks with the strategy for one, where no hook can average their models."""
+    if strategy == "single" and ranks > 1 and not has_hooks:
+        raise ArgumentError(
+            f'`strategy` is "single", but there are {ranks} ranks; set it to another, or start one process.',
+            field="strategy",
+        )

@@ -12,8 +12,8 @@ from torch import nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import children_of
 from evenstep.internals.compiler import compile_each_shape
-from evenstep.parallel import Strategy
-from evenstep.parallel.fsdp import Fsdp, units
+from evenstep.parallel import Fsdp, Strategy
+from evenstep.parallel.fsdp import units
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import compile_in_place
 from evenstep.train.blocks import is_block, repeated_blocks

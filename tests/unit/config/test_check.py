@@ -12,7 +12,6 @@ BROKEN = [
     (["--data.micro_batch_size", "auto", "--data.micro_batch_tokens", "8"], "data.micro_batch_size"),
     (["--task", "none"], "task"),
     (["--parallel.shard_ranks", "2"], "parallel.shard_ranks"),
-    (["--parallel.compression", "bf16", "--parallel.reduction", "ordered"], "parallel.compression"),
     (["--train.precision", '{kind = "bf16-mixed", initial = 8}'], "train.precision.initial"),
     (["--evaluation.every_updates", "8"], "evaluation"),
     (["--checkpoint.config.a", "1"], "checkpoint.config"),

@@ -16,9 +16,7 @@ from evenstep.parallel import (
     Strategy,
     Zero1,
 )
-from evenstep.parallel.fsdp import PassReducer, PlanReducer
 from evenstep.parallel.layout import Shards, each_norm, squared_norm
-from evenstep.parallel.reducer import BucketReducer, ChoosesTrained
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 MADE: list[Callable[[Group], Strategy]] = [
@@ -29,23 +27,6 @@ MADE: list[Callable[[Group], Strategy]] = [
     Fsdp,
     lambda group: Zero1(group, reduction="fast"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("make", "per_plan", "powers"),
-    [
-        (partial(Single, reduction="fast"), False, set[type]()),
-        (Single, False, {ChoosesTrained, BucketReducer}),
-        (Ddp, True, {ChoosesTrained, BucketReducer}),
-        (Ddp, False, {ChoosesTrained, BucketReducer}),
-        (Fsdp, False, {ChoosesTrained, PassReducer}),
-        (Fsdp, True, {ChoosesTrained, PlanReducer}),
-    ],
-)
-def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:
-    reducer = make(Group()).reducer(nn.Linear(1, 1), per_plan=per_plan)
-    known = {ChoosesTrained, BucketReducer, PassReducer, PlanReducer}
-    assert {one for one in known if isinstance(reducer, one)} == powers
 
 
 @pytest.mark.parametrize("make", MADE)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.checkpoint import CheckpointReader, read_checkpoint
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
-from evenstep.parallel.strategies import dealt
+from evenstep.parallel.layout import dealt
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 

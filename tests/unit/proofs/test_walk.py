@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 from fake_group import CollectiveRecord, Fake
 
 from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
-from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer
+from evenstep.parallel.reducer import BucketReducer
 from rows import walk
 from rows.walk import FLAT, MESH
 
@@ -49,11 +49,11 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     assert sum(counts.values()) - gradients == 8 * (2 * 91 + 2 + 4 + 2)
 
 
-class ForgetfulReducer(BucketReducer):  # which is final, but a mistake must be made somewhere
+class ForgetfulReducer(BucketReducer):
     """Ranks without work do not take part: the mistake that a walk is there to find."""
 
     def reduce(self) -> None:
-        if any(parameter.grad is not None for parameter in self.module.parameters()):
+        if any(bucket.sum for bucket in self._buckets):
             super().reduce()
 
 
@@ -74,7 +74,7 @@ class Mistaken(Strategy):
         self._kind = kind
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return self._kind(module, self.group, ordered=False, bucket_bytes=BUCKET_BYTES)
+        return self._kind(module, self.group, ordered=False)
 
 
 @pytest.mark.parametrize(

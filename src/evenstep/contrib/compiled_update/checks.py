@@ -26,12 +26,10 @@ _INSIDE = tuple(
 def check(setup: Setup) -> None:
     """Raise ArgumentError for a run whose updates can't be graphs."""
     strategy, optimizer, tasks = setup.strategy, setup.optimizer, setup.tasks
-    plain = type(strategy) is Single or (
-        type(strategy) is Ddp and not strategy.is_ordered and strategy.wire_dtype is None
-    )
+    plain = type(strategy) is Single or (type(strategy) is Ddp and not strategy.is_ordered)
     refused = {
         "the model is in stages": isinstance(setup.model, PipelineModel),
-        "the strategy is not 'single', or 'ddp' with `reduction` 'fast' and no `wire_dtype`": not plain,
+        "the strategy is not 'single', or 'ddp' with `reduction` 'fast'": not plain,
         "ranks may come and go (`lost_rank`)": strategy.group.can_change,
         f"`precision` is '{setup.precision.name}', and not one of {', '.join(PRECISIONS)}": setup.precision.name
         not in PRECISIONS,
