@@ -128,7 +128,7 @@ def of_checkpoints() -> tuple[float, float]:
         trainer_of(network(), Square(), run, checkpoint=checkpoint).train()
         of = sorted((run / "checkpoints").glob("step-*"))
         made = average_checkpoints(of, run / "averages")
-        export_weights(made.path, run / "out" / "model.safetensors", max_file_bytes=100)
+        export_weights(made, run / "out" / "model.safetensors")
         model = network(2)
         evenstep.load_weights(model, run / "out")
         states = [read_checkpoint(path).state["model"] for path in of]

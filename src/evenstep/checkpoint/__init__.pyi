@@ -1,9 +1,6 @@
 # ruff: noqa: I001 - it would write a statement per name
 
-from evenstep.checkpoint.averaging import (
-    AveragedCheckpoint as AveragedCheckpoint,
-    average_checkpoints as average_checkpoints,
-)
+from evenstep.checkpoint.averaging import average_checkpoints as average_checkpoints
 from evenstep.checkpoint.background import (
     AsyncWriter as AsyncWriter,
     SaveResult as SaveResult,
@@ -29,7 +26,6 @@ from evenstep.checkpoint.ranks import (
     RankGroup as RankGroup,
     ended_on_all as ended_on_all,
     on_all_ranks as on_all_ranks,
-    patiently as patiently,
 )
 from evenstep.checkpoint.read import (
     CheckpointReader as CheckpointReader,

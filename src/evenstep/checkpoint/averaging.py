@@ -1,17 +1,11 @@
 """The mean of the weights of several checkpoints, as a checkpoint of weights.
 
-    θ̄ = (1/n) · Σ_i θ_i        in float64 (complex128), rounded once to the saved format
-
-Tensors that are equal in all checkpoints are kept. Integers and flags have no mean: where they differ, the newest
-checkpoint's are taken, and reported. The average of the parameters is averaged as well, if all checkpoints have one.
-Optimizer, counters and data are left out: a run can begin with the result, not go on from it. Reference: Izmailov et
-al. 2018, Averaging Weights Leads to Wider Optima and Better Generalization, arXiv:1803.05407.
+θ̄ = (1/n) · Σ_i θ_i        in float64 (complex128), rounded once to the saved format
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,51 +20,22 @@ AVERAGES = "averages"
 WEIGHTS = ("model", "ema")  # the parts that are averaged
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragedCheckpoint:
-    """Result of `average_checkpoints`.
-
-    Args:
-        path: the checkpoint of the mean.
-        of: the averaged checkpoints, the oldest first.
-        averaged: number of tensors that are means.
-        same: number of tensors that are equal in all.
-        newest: names of integers and flags that differ, which are those of the newest.
-        not_finite: names of equal tensors with inf, such as a mask. NaN, or inf in some only, is refused.
-    """
-
-    path: Path
-    of: tuple[Path, ...]
-    averaged: int
-    same: int
-    newest: tuple[str, ...]
-    not_finite: tuple[str, ...]
-
-
-def average_checkpoints(
-    paths: Sequence[Path | str], folder: Path | str, *, name: str = "average"
-) -> AveragedCheckpoint:
+def average_checkpoints(paths: Sequence[Path | str], folder: Path | str, *, name: str = "average") -> Path:
     """Write the mean of the weights of several checkpoints of one model as the checkpoint `folder / name`.
 
-    `load_weights`, `export_weights` and `init_from` take it as any checkpoint. An older average of that name is
-    replaced.
+    `load_weights`, `export_weights` and `init_from` take it as any checkpoint. Integers and flags are those of the
+    newest checkpoint. The average of the parameters is averaged as well, if all checkpoints have one.
 
     Args:
         paths: two or more checkpoints, of any ranks and stages.
-        folder: made if need be.
-        name: of the new checkpoint's folder.
-
-    Raises:
-        ArgumentError: fewer than two checkpoints, or `folder / name` exists and is no average.
-        CheckpointError: a checkpoint that can't be read, or of another model than the newest; nothing is written then.
+        folder: made if need be; an older average of that name is replaced.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import read_checkpoint, write_checkpoint
     >>> with tempfile.TemporaryDirectory() as run:
     ...     saved = Path(run) / "checkpoints"
     ...     of = [write_checkpoint(saved, n, {"model": {"bias": torch.full((2,), float(n))}}) for n in (1, 4)]
-    ...     read_checkpoint(average_checkpoints(of, run).path).state["model"]
+    ...     read_checkpoint(average_checkpoints(of, run)).state["model"]
     {'bias': tensor([2.5000, 2.5000])}
     """
     folder = Path(folder).expanduser()
@@ -84,26 +49,19 @@ def average_checkpoints(
     readers = sorted((CheckpointReader(path) for path in paths), key=lambda reader: reader.update)
     for reader in readers:
         reader.load(lambda _: True)
-        if not reader.state.get("model"):
-            raise CheckpointError(f"`{reader.path}` has no weights of a model to average; give checkpoints of a run.")
-    means = _Means(readers)
-    parts = [part for part in WEIGHTS if all(reader.state.get(part) for reader in readers)]
-    for part in parts:
-        means.check_alike(part)
-    state: dict[str, Any] = {part: means.of_part(part) for part in parts}
+    newest = readers[-1]
+    state: dict[str, Any] = {}
+    for part in WEIGHTS:
+        if all(reader.state.get(part) for reader in readers):
+            _check_alike(readers, part)
+            state[part] = _means(readers, part)
+    if "model" not in state:
+        raise CheckpointError("a checkpoint has no weights of a model to average; give checkpoints of a run.")
     for reader in readers:
         reader.verify()
-    newest = readers[-1]
-    state["averaged"] = {"of": [str(reader.path) for reader in readers], "newest": sorted(means.newest)}
+    state["averaged"] = {"of": [str(reader.path) for reader in readers]}
     state["run"] = newest.state.get("run", {})
-    return AveragedCheckpoint(
-        path=CheckpointWrite(folder, newest.update, state, name=name).run(),
-        of=tuple(reader.path for reader in readers),
-        averaged=means.averaged,
-        same=means.same,
-        newest=tuple(sorted(means.newest)),
-        not_finite=tuple(sorted(means.not_finite)),
-    )
+    return CheckpointWrite(folder, newest.update, state, name=name).run()
 
 
 def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list[Path]:
@@ -112,8 +70,6 @@ def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list
     Args:
         until: the last update that counts; None for the newest there is.
     """
-    if not run.is_dir():
-        raise ArgumentError(f"there is no run `{run}`; give the folder of a run.", field="run")
     known = complete_checkpoints(checkpoints_folder(run))
     found = [path for path in known if until is None or (step_update(path.name) or 0) <= until]
     if len(found) < count:
@@ -131,64 +87,21 @@ def averages_of(run: Path) -> Path:
     return (run.parent if run.name == CHECKPOINTS else run) / AVERAGES
 
 
-class _Means:
-    def __init__(self, readers: Sequence[CheckpointReader]) -> None:
-        self._readers = readers  # the newest is the last
-        self._made: dict[int, Tensor] = {}
-        self.averaged = 0
-        self.same = 0
-        self.newest: set[str] = set()
-        self.not_finite: set[str] = set()
-
-    def check_alike(self, part: str) -> None:
-        newest = self._readers[-1]
-        other = _described(newest.state[part])
-        for reader in self._readers:
-            one = _described(reader.state[part])
-            faults = [
-                f"`{name}` is {one.get(name, 'missing')} instead of {other.get(name, 'missing')}"
-                for name in {**other, **one}
-                if one.get(name) != other.get(name)
-            ]
-            if faults:
-                raise CheckpointError(
-                    f"the weights of `{reader.path}` are of another model than those of `{newest.path}`, so they have "
-                    f"no mean: {first_of(faults, 5, '; ')}. Give checkpoints of one model."
-                )
-
-    def of_part(self, part: str) -> dict[str, Any]:
-        held: dict[str, Any] = dict(self._readers[-1].state[part])
-        for name, outline in held.items():
-            if isinstance(outline, Tensor):
-                if id(outline) not in self._made:  # tied tensors are one
-                    self._made[id(outline)] = self._mean(part, name)
-                held[name] = self._made[id(outline)]
-        return held
-
-    def _mean(self, part: str, name: str) -> Tensor:
-        newest = _value(self._readers[-1], part, name)
-        has_mean = newest.is_floating_point() or newest.is_complex()
-        total = newest.to(torch.complex128 if newest.is_complex() else torch.float64, copy=True) if has_mean else newest
-        is_same = True
-        for reader in self._readers[:-1]:
-            value = _value(reader, part, name)
-            is_same = is_same and torch.equal(value, newest)
-            if has_mean:
-                total += value.to(total.dtype)
-        is_finite = not has_mean or bool(total.isfinite().all())
-        if is_same:
-            self.same += 1
-            self.not_finite |= set() if is_finite else {name}
-            return newest
-        if not has_mean:
-            self.newest.add(name)
-            return newest
-        if not is_finite:
+def _check_alike(readers: Sequence[CheckpointReader], part: str) -> None:
+    newest = readers[-1]
+    wanted = _described(newest.state[part])
+    for reader in readers:
+        found = _described(reader.state[part])
+        faults = [
+            f"`{name}` is {found.get(name, 'missing')} instead of {wanted.get(name, 'missing')}"
+            for name in {**wanted, **found}
+            if found.get(name) != wanted.get(name)
+        ]
+        if faults:
             raise CheckpointError(
-                f"the mean of `{name}` is not finite; leave out checkpoints in which it is not.", field=name
+                f"`{reader.path}` is of another model than `{newest.path}`: {first_of(faults, 5, '; ')}. Give "
+                f"checkpoints of one model."
             )
-        self.averaged += 1
-        return (total / len(self._readers)).to(newest.dtype)
 
 
 def _described(tensors: dict[str, Any]) -> dict[str, str]:
@@ -198,6 +111,24 @@ def _described(tensors: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _value(reader: CheckpointReader, part: str, name: str) -> Tensor:
-    held = reader.state[part][name]
-    return reader.read(held) if held.is_meta else held
+def _means(readers: Sequence[CheckpointReader], part: str) -> dict[str, Any]:
+    means: dict[str, Any] = dict(readers[-1].state[part])
+    made: dict[int, Tensor] = {}
+    for name, outline in means.items():
+        if isinstance(outline, Tensor):
+            if id(outline) not in made:  # tied tensors are one
+                made[id(outline)] = _mean([reader.read(reader.state[part][name]) for reader in readers])
+            means[name] = made[id(outline)]
+    return means
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    newest = values[-1]
+    has_mean = newest.is_floating_point() or newest.is_complex()
+    if not has_mean or all(torch.equal(value, newest) for value in values):
+        return newest
+    wide = torch.complex128 if newest.is_complex() else torch.float64
+    total = torch.zeros_like(newest, dtype=wide)
+    for value in values:
+        total += value.to(wide)
+    return (total / len(values)).to(newest.dtype)

@@ -1,20 +1,14 @@
 """Saves checkpoints one after the other while training goes on.
 
-    begin     copies the state; training waits for that, and for an earlier save in flight
-    poll      after updates, on all ranks together: continues the save in flight
-    wait      until no save is in flight
-
-Each rank writes in its own thread. When all have written and their replicas are equal, the first rank publishes. With a
-mirror, each rank then copies its files there, and the first publishes the copy. Threads do not talk to other ranks;
-`poll` and `wait` do.
+Each rank writes in a thread of its own; `poll` and `wait`, which all ranks call, exchange the results.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, TypeVar, final
 
 import torch
@@ -47,13 +41,14 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._preparing: Future[None] | None = None
 
-    def prepare(self, tensors: Sequence[Tensor]) -> None:
-        """Take memory for copies of such tensors in the background; if there is none, `copy` tries again."""
-        size = _size(tensors)
-        device = _device(tensors)
-        self._preparing = in_background(lambda: self._reserve(size, device))
+    def prepare(self, tensors: Iterable[Tensor]) -> None:
+        """Take memory for copies of such tensors; if there is none, `copy` tries again."""
+        try:
+            self._reserve([*tensors])
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
 
     def copy(self, tensors: Mapping[T, Tensor]) -> tuple[dict[T, Tensor], Callable[[], None]]:
         """Contiguous copies, valid until the next call, and a function that waits for them.
@@ -61,11 +56,7 @@ class Staging:
         Args:
             tensors: on the CPU and at most one accelerator.
         """
-        if self._preparing is not None:
-            wait([self._preparing])
-            self._preparing = None
-        device = _device(tensors.values())
-        self._reserve(_size(tensors.values()), device)
+        device = self._reserve([*tensors.values()])
         copies: dict[T, Tensor] = {}
         begin = 0
         with torch.no_grad():
@@ -79,23 +70,18 @@ class Staging:
         event.record(torch.accelerator.current_stream(device))  # the tensors' device need not be the current one
         return copies, event.synchronize
 
-    def _reserve(self, num_bytes: int, device: torch.device | None) -> None:
+    def _reserve(self, tensors: list[Tensor]) -> torch.device | None:
+        num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors)
+        device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
         if num_bytes > self._buffer.numel():
             self._buffer = torch.empty(0, dtype=torch.uint8)
             buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device is not None)
             self._buffer = buffer.zero_()  # touches every page now
-
-
-def _size(tensors: Iterable[Tensor]) -> int:
-    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+        return device
 
 
 def _aligned(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _ALIGNMENT_BYTES
-
-
-def _device(tensors: Iterable[Tensor]) -> torch.device | None:
-    return next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
 
 
 @final
@@ -107,13 +93,11 @@ class SaveResult:
         update: number of committed updates in the state.
         path: the checkpoint, or None.
         error: why there is no checkpoint, or why old ones could not be deleted, or why there is no copy in the mirror.
-        seconds: duration of the save.
     """
 
     update: int
     path: Path | None
     error: Exception | None
-    seconds: float
 
 
 @final
@@ -127,7 +111,6 @@ class _PendingSave:
     """
 
     write: CheckpointWrite
-    began: float
     steps: "Generator[Callable[[], Any], list[Any]]" = field(init=False)
     job: "Future[Any]" = field(init=False)
     is_written: bool = False
@@ -146,8 +129,7 @@ class _PendingSave:
     def result(self, error: Exception | None = None) -> SaveResult:
         if error is not None and self.path is None:
             self.write.abandon(error)
-        seconds = perf_counter() - self.began
-        return SaveResult(update=self.write.update, path=self.path, error=error or self.error, seconds=seconds)
+        return SaveResult(update=self.write.update, path=self.path, error=error or self.error)
 
 
 @final
@@ -158,7 +140,7 @@ class AsyncWriter:
         group: the ranks; all call every method alike.
         keep_last, keep_every_updates: as for `retain`.
         asynchronous: whether the state is copied first, so that it may change while it is written.
-        mirror: address of copies.
+        mirror: copies of the checkpoints.
         timeout_s: longest duration of a save.
     """
 
@@ -182,7 +164,7 @@ class AsyncWriter:
         self._pending: _PendingSave | None = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Take memory for copies in the background; raises CheckpointError for a state that cannot be saved."""
+        """Take memory for copies; raises CheckpointError for a state that cannot be saved."""
         flat = flat_state(state, alone=self._group.ranks == 1)
         if self._staging is not None and (self._group.rank == 0 or flat.sharded):
             whole = [tensor for each in flat.whole.values() for tensor in each.values()]
@@ -208,19 +190,14 @@ class AsyncWriter:
 
         Returns:
             Why a rank has no memory for a copy of the state, so that all must `wait`; else "".
-
-        Raises:
-            CheckpointError: a state that cannot be saved.
         """
         assert self._pending is None, "wait for the save before"
-        began = perf_counter()
         save = CheckpointWrite(self._folder, update, state, group=self._group, resumed_from=resumed_from)
         compared = replica if self._group.ranks > 1 else None
-        summing = compared.begin_sums() if compared is not None else None  # while the copy is made
+        sums = None if compared is None else compared.sums()
         ready, no_memory = self._copy_state(save)
-        sums = None if summing is None else summing.result()
 
-        pending = _PendingSave(save, began)
+        pending = _PendingSave(save)
         pending.steps = self._steps(pending, ready, protect, compared, sums)
         first = next(pending.steps)
         alone = self._group.ranks == 1

@@ -1,14 +1,4 @@
-"""Names of checkpoints, the search for them, and their removal. A killed process leaves nothing but these:
-
-checkpoints/step-00001000/             a checkpoint, complete if it has a manifest:
-    manifest.json, state.json, tensors.json, PART.safetensors
-checkpoints/.saving-step-00001000/     being written
-checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
-checkpoints/.removing-step-00001000/   being deleted, its manifest first
-checkpoints/left-1-step-00001000/      complete, of a run that was resumed from an earlier state
-checkpoints/.emergency-step-00001000/  claim of the rank of a failing run that saves this update
-latest                                 the name of the newest, for people
-"""
+"""Names of checkpoints, and the search for them. `step-00001000` with a manifest is a complete checkpoint."""
 
 import errno
 import re
@@ -16,13 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import CheckpointError
 from evenstep.files import REPLACED
 
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 MANIFEST, STATE, TABLE = "manifest.json", "state.json", "tensors.json"
-REMOVING, CLAIM = ".removing-", ".emergency-"
+REMOVING = ".removing-"  # being deleted
+CLAIM = ".emergency-"  # claim of the rank of a failing run that saves this update
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 _STEP = re.compile(r"step-(\d{8,18})")
@@ -36,8 +27,6 @@ def step_name(update: int) -> str:
     >>> step_name(1000)
     'step-00001000'
     """
-    if update < 0:
-        raise ArgumentError(f"`update` must be at least 0, but is {update}.", field="update")
     return f"step-{update:08d}"
 
 
@@ -73,14 +62,8 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return [found[update] for update in sorted(found)]
 
 
-def without_manifest(folder: Path) -> list[Path]:
-    """Folders with the name of a checkpoint that have lost their manifest; no process leaves one so."""
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in found if _STEP.fullmatch(path.name) and path.is_dir() and not is_complete(path)]
-
-
 def named_by(path: Path) -> Path:
-    """The step folder that a file such as `best` or `latest` of a run folder names; any other `path` as it is."""
+    """The step folder that a file such as `best` of a run folder names; any other `path` as it is."""
     if not path.is_file() or path.stat().st_size > _LONGEST_NAME:
         return path
     name = path.read_text(errors="replace").strip()
@@ -104,20 +87,7 @@ def locate(path: Path) -> Path:
                 return found[-1]
         nearest = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
         names = ", ".join(sorted(entry.name for entry in nearest.iterdir())[-_MAX_NAMES:]) or "nothing"
-    raise CheckpointError(
-        unsaved_run(path)
-        or f"`{path}` is no complete checkpoint, and no run folder with one; `{nearest}` holds {names}."
-    )
-
-
-def unsaved_run(folder: Path) -> str:
-    """A sentence about the folder of a run without a complete checkpoint; "" for other folders."""
-    if not (folder / "status.json").is_file():
-        return ""
-    return (
-        f"`{folder}` is the folder of a run that has no complete checkpoint yet; wait for its first, or make the file "
-        f"`stop` in it, so that the run saves and ends."
-    )
+    raise CheckpointError(f"`{path}` is no complete checkpoint, and no run folder with one; `{nearest}` holds {names}.")
 
 
 @contextmanager

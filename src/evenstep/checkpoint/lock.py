@@ -26,12 +26,6 @@ def locked(folder: Path) -> Generator[str]:
 
     Raises:
         CheckpointError: another run holds it, or the folder cannot be written to.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as run:
-    ...     with locked(Path(run)):
-    ...         sorted(file.name for file in Path(run).iterdir())
-    ['.lock', '.lock.json']
     """
     lock = FileLock(folder / LOCK, thread_local=False)
     holder = folder / HOLDER

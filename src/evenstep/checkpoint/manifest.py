@@ -1,7 +1,6 @@
 """Manifest of a checkpoint: its files with sizes and checksums, and the software that wrote it.
 
-It is written last, so a folder with a manifest is a complete checkpoint. Checksums find damage, also of the manifest
-itself; they are no signature. `tensors.json` has the checksums of the values of tensors.
+It is written last, so a folder with a manifest is a complete checkpoint.
 """
 
 import json
@@ -66,9 +65,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
 
 
-def manifest_bytes(
-    update: int, files: Mapping[str, FileEntry], *, ranks: int = 1, resumed_from: str | None = None
-) -> bytes:
+def manifest_bytes(update: int, files: Mapping[str, FileEntry], *, ranks: int, resumed_from: str | None) -> bytes:
     """Content of `manifest.json` of a checkpoint that is written now."""
     manifest = Manifest(
         format=FORMAT,
@@ -91,8 +88,8 @@ def read_manifest(folder: Path) -> Manifest:
     fields = _json_object(_content(path), path)
     if fields.get("format") != FORMAT:
         raise UnreadableError(
-            f"`{path}` has format {fields.get('format')} of evenstep {fields.get('evenstep')}, but evenstep "
-            f"{__version__} reads format {FORMAT}; read it with the evenstep that wrote it."
+            f"`{path}` has format {fields.get('format')}, but evenstep {__version__} reads format {FORMAT}; read it "
+            f"with evenstep {fields.get('evenstep')}."
         )
     if fields.pop("crc32", None) != _checksum(fields):
         raise damaged(path)
@@ -101,11 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_structure(path: Path) -> Manifest:
-    """Compare names and sizes of the files in the step folder `path` with its manifest, and give that.
-
-    Raises:
-        UnreadableError: for the first file that is missing or of another size.
-    """
+    """Manifest of the step folder `path`, compared with the names and sizes of its files."""
     manifest = read_manifest(path)
     if step_update(path.name) not in (None, manifest.update):
         raise UnreadableError(f"`{path}` is the checkpoint of update {manifest.update}; give it back its name.")
@@ -114,9 +107,7 @@ def check_structure(path: Path) -> Manifest:
         with named_errors(file):
             size = file.stat().st_size
         if size != entry.bytes:
-            raise UnreadableError(
-                f"`{file}` has {size} bytes, but {entry.bytes} were written; take an older checkpoint."
-            )
+            raise UnreadableError(f"`{file}` has {size} bytes instead of {entry.bytes}; take an older checkpoint.")
     return manifest
 
 
@@ -130,7 +121,6 @@ def read_json(step: Path, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def damaged(path: Path) -> UnreadableError:
-    """Error for a file whose content does not have its checksum."""
     return UnreadableError(f"`{path}` is damaged: its checksum differs from the written one; take an older checkpoint.")
 
 

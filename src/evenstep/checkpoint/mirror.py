@@ -1,15 +1,12 @@
-"""Copies of a run's checkpoints in an object store, such as an S3 bucket, for when the run folder is lost.
+"""Copies of a run's checkpoints in an object store, as `MIRROR/RUN/step-…`, for when the run folder is lost.
 
-    MIRROR/NAME/step-00001000/    what the folder of the same name holds, in a run folder called NAME
-
-An object store cannot rename, but an object is complete or absent. So the manifest is written last and removed first:
-a copy without it is absent. A copy is verified when it is fetched, before its folder gets its name.
+An object store cannot rename, so the manifest is written last and removed first: a copy without it is absent.
 """
 
 from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from evenstep import files
 from evenstep.checkpoint.folders import MANIFEST, disk_errors, step_update
@@ -18,14 +15,7 @@ from evenstep.checkpoint.read import verify
 from evenstep.checkpoint.retention import superseded
 from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError, clause
 
-_PROBE = ".probe"
-_EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3")}
-_ADVICE = {
-    "NoCredentialsError": "give credentials as its library takes them, such as AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY in the environment of all ranks",
-    "FileNotFoundError": "make the bucket first, or correct its name",
-    "PermissionError": "give these credentials the right to list, read, write and delete there",
-}
+_LIBRARIES = {"s3": "s3fs", "s3a": "s3fs"}  # what the extra `s3` installs
 
 
 @final
@@ -34,7 +24,7 @@ class Mirror:
 
     Args:
         address: of the copies of all runs, as fsspec writes it: `s3://BUCKET/FOLDER`.
-        name: of the run folder.
+        run: the run folder, whose name the copies have.
 
     Raises:
         ArgumentError: no such address.
@@ -44,18 +34,18 @@ class Mirror:
     []
     """
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, run: Path | str) -> None:
         from fsspec.core import url_to_fs
 
-        self.address = f"{address.rstrip('/')}/{name}"
+        self.address = f"{address.rstrip('/')}/{Path(run).absolute().name}"
         protocol = address.partition("://")[0]
         # only disks have folders, which must be made and removed
         self._has_folders = protocol in ("file", "local")
         try:
             found: tuple[Any, str] = url_to_fs(self.address, **({"auto_mkdir": True} if self._has_folders else {}))
         except (ImportError, ValueError) as error:
-            if isinstance(error, ImportError) and protocol in _EXTRAS:
-                raise MissingExtraError(*_EXTRAS[protocol]) from error
+            if isinstance(error, ImportError) and protocol in _LIBRARIES:
+                raise MissingExtraError(_LIBRARIES[protocol], "s3") from error
             raise ArgumentError(
                 f"`mirror` must be an address that fsspec knows, such as 's3://BUCKET/FOLDER', but is {address!r}: "
                 f"{clause(error)}.",
@@ -63,30 +53,13 @@ class Mirror:
             ) from error
         self._store, self._root = found
 
-    @classmethod
-    def of_run(cls, address: str, folder: Path) -> Self:
-        """The copies of the checkpoints of the run in `folder`, under its name."""
-        return cls(address, folder.absolute().name)
-
-    def check(self) -> None:
-        """Raise CheckpointError unless copies can be listed, written, read and removed there."""
-        self.steps()
-        path, written = f"{self._root}/{_PROBE}", b"evenstep"
-        with self._named("written, read and removed"):
-            self._store.pipe_file(path, written)
-            read = self._store.cat_file(path)
-            self._store.rm_file(path)
-        if read != written:
-            raise CheckpointError(f"the mirror `{self.address}` gave back other bytes than were written; don't use it.")
-
     def check_unused(self) -> None:
         """Raise ArgumentError if there are copies of an earlier run."""
         steps = self.steps()
         if steps:
             raise ArgumentError(
-                f"`{self.address}` holds copies of checkpoints up to {steps[-1]} of another run. To go on with it: "
-                f"`--resume auto`, or `trainer.resume()` before `trainer.train()`; to train another: give another "
-                f"`folder` or `mirror`; to start over: delete the copies first.",
+                f"`{self.address}` holds copies of another run, up to {steps[-1]}. Go on with that run "
+                f"(`--resume auto`, `trainer.resume()`), or give another `folder` or `mirror`.",
                 field="mirror",
             )
 
@@ -119,12 +92,7 @@ class Mirror:
         self.publish(step)
 
     def fetch(self, name: str, folder: Path) -> Path:
-        """Download the copy `name` into the folder of checkpoints `folder`; gives the step folder.
-
-        Raises:
-            UnreadableError: the copy is damaged; `folder` then stays without it.
-            CheckpointError: it can't be read, or the disk does not take it.
-        """
+        """Download the copy `name` into the folder of checkpoints `folder`, and verify it; gives the step folder."""
         target = folder / name
         try:
             with disk_errors(f"`{self.address}/{name}` can't be fetched"):
@@ -187,7 +155,7 @@ class Mirror:
         except CheckpointError:
             raise
         except Exception as error:  # each library has errors of its own
-            advice = _ADVICE.get(type(error).__name__, "look at the address, the network and the store")
             raise CheckpointError(
-                f"copies of checkpoints can't be {what} at `{self.address}`: {clause(error)}; {advice}."
+                f"copies of checkpoints can't be {what} at `{self.address}`: {clause(error)}; look at the address, the "
+                f"credentials and the store."
             ) from error

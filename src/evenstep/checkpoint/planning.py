@@ -1,7 +1,6 @@
 """Distribution of sharded tensors over the ranks that write them, by the planner of `torch.distributed.checkpoint`.
 
-It knows DTensors and spreads replicated tensors over the ranks. Importing it takes a second, so this module is imported
-only where a state has shards.
+Importing that takes a second, so this module is imported only where a state has shards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,9 +40,6 @@ class SavePlanner(DefaultSavePlanner):
 
         Args:
             plans, files: local plans and names of files of all ranks, by rank.
-
-        Raises:
-            CheckpointError: pieces that do not make up their tensors.
         """
         try:
             everybody, metadata = self.create_global_plan(list(plans))

@@ -26,11 +26,7 @@ class RankGroup(Protocol):
 
 @final
 class SingleRank:
-    """A group of one process.
-
-    >>> SingleRank().gather("hello")
-    ['hello']
-    """
+    """A group of one process."""
 
     rank = 0
     ranks = 1
@@ -50,9 +46,7 @@ def together(group: RankGroup, act: Callable[[], T]) -> list[T]:
         act: work of this rank, which does not wait for others.
 
     Raises:
-        Exception: the error of `act`, on the ranks where it raised.
-        CheckpointError: on the other ranks, of the same class if it was a CheckpointError; it names the first rank
-            that raised.
+        CheckpointError: on other ranks than that of the error, which it names; of the same class if it is one.
     """
     result, raised = None, None
     try:
@@ -76,13 +70,8 @@ def on_all_ranks(group: RankGroup, act: Callable[[], T]) -> T:
     return own[0]
 
 
-def patiently(group: RankGroup, act: Callable[[], T]) -> list[T]:
-    """As `together`, for work that takes longer than ranks wait for each other."""
-    return together(group, ended_on_all(group, act).result)
-
-
 def ended_on_all(group: RankGroup, act: Callable[[], T]) -> "Future[T]":
-    """Call `act` in a thread, wait until it has ended on all ranks, and give its future here."""
+    """Call `act` in a thread, wait until it has ended on all ranks, however long it takes; gives its future here."""
     job = in_background(act)
     while not all(group.gather(not wait([job], TALK_EVERY_S).not_done)):
         pass

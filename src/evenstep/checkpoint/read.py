@@ -1,12 +1,10 @@
 """Reads a checkpoint, or the parts that a rank needs, and verifies every byte; nothing is executed.
 
-Each chunk of a tensor is compared with its checksum when a rank reads from it; `verify` compares the chunks that no
-rank has read. Only `newest_checkpoint` falls back to an older checkpoint.
+A chunk of a tensor is compared with its checksum when a rank reads from it; `verify` compares the other chunks.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -16,7 +14,7 @@ from torch import Tensor
 from evenstep.checkpoint.folders import STATE, TABLE, checkpoints_folder, complete_checkpoints, locate
 from evenstep.checkpoint.manifest import Manifest, UnreadableError, check_structure, damaged, read_json
 from evenstep.checkpoint.ranks import ALONE, RankGroup, together
-from evenstep.checkpoint.shard import TensorEntry, TensorPiece, is_inside, parse_table
+from evenstep.checkpoint.shard import TensorEntry, TensorPiece, parse_table
 from evenstep.checkpoint.state import JSON, unpack
 from evenstep.checkpoint.tensor_file import CHUNK_BYTES, SUFFIX, TensorFile
 from evenstep.errors import CheckpointError
@@ -35,9 +33,6 @@ class CheckpointReader:
         tensors: entry of each tensor by `PART/TENSOR`.
         values: content of `state.json`: by part, all values that are no tensors.
         state: after `load`, as it was given to `write_checkpoint`; use it only after `verify` has returned.
-
-    Raises:
-        CheckpointError: no checkpoint there; an UnreadableError if its files are not those of the manifest.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -49,9 +44,6 @@ class CheckpointReader:
         self._files: dict[str, TensorFile] = {}
         self._outlines: dict[int, tuple[str, Tensor]] = {}  # by `id`, which is unique as long as the outline is held
         self._compared: dict[tuple[str, str], set[int]] = {}  # numbers of chunks, by file and name
-        self._damaged: set[str] = set()
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="evenstep-checksum")  # while values are copied
-        self._comparing: list[Future[None]] = []
 
     @property
     def update(self) -> int:
@@ -67,24 +59,21 @@ class CheckpointReader:
             device: of the other tensors.
 
         Raises:
-            UnreadableError: a file that can't be read, or values and tensors that do not belong together.
+            UnreadableError: a damaged file.
         """
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.values}
-        for name, entry in self.tensors.items():
-            part, _, inner = name.partition("/")
-            if part not in tensors:
-                raise UnreadableError(f"`{self.path}` holds `{name}`, which `{STATE}` lacks; it is damaged.")
-            # uint8 may stand for a dtype that files do not name, which `state.json` tells
-            if is_outlined is not None and entry.dtype != torch.uint8 and is_outlined(name):
-                outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-                self._outlines[id(outline)] = name, outline
-                tensors[part][inner] = outline
-            else:
-                tensors[part][inner] = self.tensor(name).to(device)
         try:
-            self.state = {part: unpack(values, tensors[part], part) for part, values in self.values.items()}
+            for name, entry in self.tensors.items():
+                part, _, inner = name.partition("/")
+                if is_outlined is not None and is_outlined(name):
+                    outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+                    self._outlines[id(outline)] = name, outline
+                    tensors[part][inner] = outline
+                else:
+                    tensors[part][inner] = self.tensor(name).to(device)
+            self.state = {part: unpack(values, tensors[part]) for part, values in self.values.items()}
         except KeyError as error:
-            raise UnreadableError(f"`{self.path}` lacks the tensor {error.args[0]!r}; it is damaged.") from error
+            raise UnreadableError(f"`{self.path}` lacks {error.args[0]!r}; it is damaged.") from error
 
     def read(self, outline: Tensor, *, like: Tensor | None = None) -> Tensor:
         """Values of an outline, on the CPU: whole, or the block of a DTensor `like`."""
@@ -103,8 +92,8 @@ class CheckpointReader:
         """A block of the tensor `PART/TENSOR`, or the whole tensor, in new memory of the CPU.
 
         Raises:
-            CheckpointError: there is no such tensor, or no such block of it.
-            UnreadableError: a file that cannot be read.
+            CheckpointError: there is no such block.
+            UnreadableError: a damaged file.
         """
         entry = self.tensors.get(name)
         if entry is None:
@@ -112,7 +101,7 @@ class CheckpointReader:
         if sizes is None:
             offsets = (0,) * len(entry.shape)
             sizes = entry.shape
-        if not is_inside(offsets, sizes, entry.shape):
+        if any(at < 0 or at + size > whole for at, size, whole in zip(offsets, sizes, entry.shape, strict=True)):
             raise CheckpointError(
                 f"the block {list(sizes)} at {list(offsets)} must lie in the shape {list(entry.shape)} of `{name}`."
             )
@@ -151,13 +140,9 @@ class CheckpointReader:
         def compare() -> None:
             for name in names[group.rank :: group.ranks]:
                 if self._file(name).header_crc32() != self.manifest.files[name].crc32:
-                    self._damaged.add(name)
+                    raise damaged(self.path / name)
             for piece, numbers in left[group.rank :: group.ranks]:
                 self._compare(piece, numbers)
-            for job in self._comparing:
-                job.result()
-            for name in sorted(self._damaged):
-                raise damaged(self.path / name)
 
         together(group, compare)
 
@@ -165,15 +150,14 @@ class CheckpointReader:
         file = self._file(piece.file)
         row_bytes = math.prod(piece.sizes[1:]) * file.stored[piece.name].itemsize
         compared = self._compared.setdefault((piece.file, piece.name), set())
-        new = {*range(begin * row_bytes // CHUNK_BYTES, -(-end * row_bytes // CHUNK_BYTES))} - compared
-        if new:
-            compared |= new
-            self._comparing.append(self._hashing.submit(self._compare, piece, new))
+        numbers = {*range(begin * row_bytes // CHUNK_BYTES, -(-end * row_bytes // CHUNK_BYTES))}
+        self._compare(piece, numbers - compared)
+        compared |= numbers
         return file.rows(piece.name, begin, end)
 
-    def _compare(self, piece: TensorPiece, numbers: Collection[int]) -> None:
-        if not self._file(piece.file).is_sound(piece.name, sorted(numbers), piece.crc32):
-            self._damaged.add(piece.file)
+    def _compare(self, piece: TensorPiece, numbers: set[int]) -> None:
+        if not self._file(piece.file).is_sound(piece.name, numbers, piece.crc32):
+            raise damaged(self.path / piece.file)
 
     def _file(self, name: str) -> TensorFile:
         if name not in self._files:
@@ -195,11 +179,7 @@ class CheckpointReader:
 
 
 def verify(path: Path | str) -> Manifest:
-    """Read every byte of the checkpoint at `path` and compare it with its checksum; gives the manifest.
-
-    Raises:
-        CheckpointError: for the first fault, with the file's name.
-    """
+    """Read every byte of the checkpoint at `path` and compare it with its checksum; gives the manifest."""
     reader = CheckpointReader(path)
     reader.verify()
     return reader.manifest
@@ -211,9 +191,6 @@ def read_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Che
     Args:
         path: a step folder, a folder of checkpoints or a run folder.
         device: of the tensors.
-
-    Raises:
-        CheckpointError: no checkpoint there (the message lists what is), or one that is damaged or foreign.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import write_checkpoint
@@ -233,9 +210,6 @@ def newest_checkpoint(folder: Path | str) -> tuple[CheckpointReader | None, list
 
     Args:
         folder: a folder of checkpoints or a run folder; need not exist.
-
-    >>> newest_checkpoint("runs/none")
-    (None, [])
     """
     rejected: list[tuple[Path, str]] = []
     for path in reversed(complete_checkpoints(checkpoints_folder(Path(folder)))):

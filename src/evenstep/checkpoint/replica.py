@@ -1,11 +1,9 @@
 """Comparison of replicas before a checkpoint of them is published.
 
-Each rank sums the bytes of its tensors, and sends one checksum of all sums with the result of its write. Only if
-checksums differ, ranks exchange the sums and name the tensor.
+Each rank sums the bytes of its tensors, and sends a checksum of all sums with the result of its write.
 """
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import final
 from zlib import crc32
@@ -13,7 +11,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.ranks import RankGroup, in_background
+from evenstep.checkpoint.ranks import RankGroup
 from evenstep.errors import ReplicaError
 from evenstep.tensors import byte_sum
 
@@ -26,18 +24,8 @@ class Replica:
     place: tuple[int, ...]
     tensors: Mapping[str, Tensor]
 
-    def begin_sums(self) -> "Future[Tensor]":
-        """Begin to sum the bytes of each tensor; when the future has its result, the tensors may change.
-
-        On a CPU a thread computes the sums; on an accelerator they are only enqueued.
-        """
-        if all(one.device.type == "cpu" for one in self.tensors.values()):
-            return in_background(self._sums)
-        enqueued: Future[Tensor] = Future()
-        enqueued.set_result(self._sums())
-        return enqueued
-
-    def _sums(self) -> Tensor:
+    def sums(self) -> Tensor:
+        """Sum of the bytes of each tensor; on an accelerator it is only enqueued."""
         sums = [byte_sum(one) for one in self.tensors.values()]
         return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
 
@@ -57,11 +45,11 @@ class Replica:
         everybody = group.gather((self.place, dict(zip(self.tensors, sums, strict=True))))
         rank = different[0]
         place, theirs = everybody[rank]
-        first = next(number for number, (one, _) in enumerate(everybody) if one == place)
+        first = next(number for number, (other, _) in enumerate(everybody) if other == place)
         name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
         raise ReplicaError(
             f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no "
-            f"checkpoint of it was published: a hook or a task has changed it on one rank only, or memory is faulty. "
+            f"checkpoint was published: a hook or a task has changed it on one rank only, or memory is faulty. "
             f"Find the cause, and resume from the last checkpoint.",
             field=name,
         )

@@ -1,7 +1,6 @@
 """Deletes old checkpoints and leftovers of killed processes.
 
-A checkpoint is renamed, loses its manifest, then its data, so a half-deleted one is never taken for a checkpoint. The
-newest sound one always stays.
+A checkpoint is renamed, loses its manifest, then its data, so a half-deleted one is never taken for a checkpoint.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +8,6 @@ from itertools import count
 from pathlib import Path
 
 from evenstep import files
-from evenstep.arguments import require_whole
 from evenstep.checkpoint.folders import (
     CLAIM,
     LATEST,
@@ -45,18 +43,10 @@ def retain(
         protect: names of step folders to keep besides.
 
     Returns:
-        The deleted ones, the oldest first.
-
-    Raises:
-        ArgumentError: `keep_last` below 1.
-        CheckpointError: one that cannot be deleted.
-
-    >>> retain(Path("runs/none/checkpoints"), keep_last=3)
-    []
+        The deleted checkpoints, the oldest first.
     """
     if keep_last is None:
         return []
-    require_whole("keep_last", keep_last)
     sound = {path.name: path for path in complete_checkpoints(folder) if _is_sound(path)}
     old = [sound[name] for name in superseded(list(sound), keep_last, keep_every_updates, protect)]
     for path in old:

@@ -1,12 +1,9 @@
 """Blocks of tensors that are cut over ranks, and the table `tensors.json` of a checkpoint.
 
-PART.safetensors          the tensors of a part of the state, if none is cut over ranks
-rank-00000.safetensors    else: the blocks that this rank wrote, each under the name `PART/TENSOR@OFFSETS`
-tensors.json              dtype and shape of each `PART/TENSOR`, and its pieces: offsets, sizes, file, name in the
-                          file, checksum of each 128 KiB
+`tensors.json` has dtype and shape of each `PART/TENSOR`, and its pieces: offsets, sizes, file, name, checksums.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -14,7 +11,6 @@ import torch
 from torch import Tensor
 
 from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.errors import ArgumentError
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -23,7 +19,7 @@ class TensorPiece(NamedTuple):
     """A block of a tensor in a file.
 
     Args:
-        offsets, sizes: of the block in the tensor, one per dimension.
+        offsets, sizes: of the block in the tensor, by dimension.
         crc32: checksum of each chunk; none before it is written.
     """
 
@@ -73,13 +69,6 @@ def _parse_piece(content: Mapping[str, Any]) -> TensorPiece:
     return TensorPiece(file=content["file"], name=content["name"], **places)
 
 
-def is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
-    """True if a block lies inside a tensor of this shape."""
-    return len(offsets) == len(sizes) == len(shape) and all(
-        offset >= 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)
-    )
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shard:
@@ -88,27 +77,15 @@ class Shard:
     Args:
         local: the block; on a rank that holds nothing, any tensor of the same dtype without elements.
         shape: of the whole tensor.
-        offsets: first element of the block in it, one number per dimension.
+        offsets: first element of the block in it, by dimension.
 
-    Raises:
-        ArgumentError: a block that is not inside the tensor.
-
-    >>> Shard(local=torch.zeros(2, 3), shape=(4, 3), offsets=(2, 0)).local.shape
-    torch.Size([2, 3])
+    >>> Shard(local=torch.zeros(2, 3), shape=(4, 3), offsets=(2, 0)).size()
+    torch.Size([4, 3])
     """
 
     local: Tensor
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        sizes = tuple(self.local.shape)
-        if not self.is_empty and not is_inside(self.offsets, sizes, self.shape):
-            raise ArgumentError(
-                f"a block of shape {list(sizes)} at {list(self.offsets)} must lie inside its tensor of shape "
-                f"{list(self.shape)}; give `offsets` one number per dimension.",
-                field="offsets",
-            )
 
     @property
     def is_empty(self) -> bool:
@@ -136,6 +113,11 @@ class Shard:
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         return self.local
+
+
+def whole_shard(tensor: Tensor) -> Shard:
+    """The only block of a tensor that this rank alone holds."""
+    return Shard(local=tensor, shape=tuple(tensor.shape), offsets=(0,) * tensor.dim())
 
 
 def outline(tensor: Tensor | Shard) -> Shard:

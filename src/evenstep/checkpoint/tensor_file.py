@@ -1,13 +1,11 @@
 """Files of tensors in the safetensors format, with a checksum of each 128 KiB of a tensor.
 
-Checksums are kept beside the files, so a rank that reads a part of a tensor verifies the chunks of that part alone. A
-tensor that is read has memory of its own, aligned as a fresh one is, so that a resumed run computes the same bits.
-Reference: https://huggingface.co/docs/safetensors
+Checksums are kept beside the files, so a rank that reads a part of a tensor verifies the chunks of that part alone.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -38,9 +36,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
     summed = in_background(lambda: {name: checksums(value) for name, value in values.items()})
     save(path, values)
     files.sync_path(path)
-    size = path.stat().st_size
-    header_bytes = size - sum(value.nbytes for value in values.values())
-    return WrittenTensors(FileEntry(bytes=size, crc32=_header_crc32(path, header_bytes)), summed.result())
+    return WrittenTensors(FileEntry(bytes=path.stat().st_size, crc32=_header_crc32(path, values)), summed.result())
 
 
 def save(path: Path, values: Mapping[str, Tensor]) -> None:
@@ -67,11 +63,7 @@ def save(path: Path, values: Mapping[str, Tensor]) -> None:
 
 
 def checksums(value: Tensor) -> list[int]:
-    """CRC-32 of each `CHUNK_BYTES` of a contiguous CPU tensor.
-
-    >>> checksums(torch.zeros(2)), len(checksums(torch.zeros(1 << 15, 2)))
-    ([1696784233], 2)
-    """
+    """CRC-32 of each `CHUNK_BYTES` of a contiguous CPU tensor."""
     data = _bytes_of(value)
     return [crc32(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
 
@@ -83,7 +75,7 @@ class TensorFile:
         stored: its tensors by name, in memory that is the file's.
 
     Raises:
-        UnreadableError: no such file, or one that is damaged.
+        UnreadableError: no such file, or a damaged one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,15 +89,17 @@ class TensorFile:
     def header_crc32(self) -> str:
         """Checksum of the bytes before the values."""
         with named_errors(self.path):
-            size = self.path.stat().st_size
-            return _header_crc32(self.path, size - sum(value.nbytes for value in self.stored.values()))
+            return _header_crc32(self.path, self.stored)
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
-        """A copy of the rows `begin` to `end` of a tensor; the whole of one without dimensions."""
+        """A copy of the rows `begin` to `end` of a tensor; the whole of a tensor without dimensions.
+
+        The copy is aligned as a fresh tensor, so that a resumed run computes the same bits.
+        """
         stored = self.stored[name]
         return (stored[begin:end] if stored.ndim else stored).clone()
 
-    def is_sound(self, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
+    def is_sound(self, name: str, chunks: Iterable[int], checksums: Sequence[int]) -> bool:
         """True if the chunks with these numbers have their checksums."""
         data = _bytes_of(self.stored[name])
         return all(
@@ -118,6 +112,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def _header_crc32(path: Path, num_bytes: int) -> str:
+def _header_crc32(path: Path, values: Mapping[str, Tensor]) -> str:
+    header_bytes = path.stat().st_size - sum(value.nbytes for value in values.values())
     with path.open("rb") as file:
-        return digits(crc32(file.read(num_bytes)))
+        return digits(crc32(file.read(header_bytes)))

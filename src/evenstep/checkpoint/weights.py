@@ -1,13 +1,6 @@
-"""Weights by name out of files.
+"""Weights by name out of a run, a checkpoint, safetensors files as hubs have them, or a file of `torch.save`.
 
-    a run, a checkpoint, an average of checkpoints        its model, or the average that follows it
-    X.safetensors, a folder with one                      as the hub has models
-    X.safetensors.index.json, a folder with one           the same, cut into several files
-    any other file, a folder with pytorch_model.bin       `torch.load(weights_only=True)`: a dict of tensors, or a dict
-                                                          that holds one as `state_dict`, `model` or the like
-
-Nothing is executed, and values of the first three are read when they are needed. Names are without the prefixes of
-wrappers such as `_orig_mod.`, and without the counter of `torch.optim.swa_utils.AveragedModel`.
+Names are without the prefixes of wrappers such as `_orig_mod.`. Nothing is executed.
 """
 
 import json
@@ -19,14 +12,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.folders import (
-    CHECKPOINTS,
-    checkpoints_folder,
-    complete_checkpoints,
-    is_complete,
-    named_by,
-    unsaved_run,
-)
+from evenstep.checkpoint.folders import checkpoints_folder, complete_checkpoints, is_complete, named_by
 from evenstep.checkpoint.read import CheckpointReader
 from evenstep.checkpoint.tensor_file import SUFFIX, TensorFile
 from evenstep.errors import ArgumentError, CheckpointError, clause
@@ -34,7 +20,7 @@ from evenstep.tensors import LEARNED, TASK_PARAMETERS, by_plain_name
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
-_AVERAGED, _COUNTER = "module.", "n_averaged"  # names of `AveragedModel`
+_AVERAGED, _COUNTER = "module.", "n_averaged"  # names of `torch.optim.swa_utils.AveragedModel`
 
 
 def _nothing() -> None: ...
@@ -47,7 +33,7 @@ class StoredWeights:
 
     Args:
         source: their place, for people.
-        outlines: by name, tensors of the same shape and dtype, without values; tied ones are one object.
+        outlines: by name, tensors of the same shape and dtype, without values; tied tensors are one object.
         read: gives the values of a tensor, on the CPU.
         verify: raises an UnreadableError for damage, where files have checksums.
         trained_by: the optimizer, if it evaluates other parameters than these.
@@ -81,7 +67,8 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     """The weights at `path`.
 
     Args:
-        path: see the top of this module; weights that are open already are returned as they are.
+        path: a run, a checkpoint, a `.safetensors` file, an index of several, a folder with one of these, or a file of
+            `torch.save`; weights that are open already are returned as they are.
         average: whether to take a run's average instead of its model.
     """
     if isinstance(path, StoredWeights):
@@ -91,11 +78,11 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
     path = named_by(Path(path).expanduser())
     if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
         return _of_checkpoint(path, average=average)
-    if not path.exists():
-        raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
     if average:
         raise CheckpointError(f"`{path}` is no run and no checkpoint, so it has no average; leave `average` out.")
     file = _in_folder(path) if path.is_dir() else path
+    if not file.exists():
+        raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
     if file.name.endswith(INDEX_SUFFIX):
         tensors = _of_index(file)
     else:
@@ -117,53 +104,41 @@ def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     reader = CheckpointReader(path)
     reader.load(lambda _: True)
     held = own_weights(reader.state.get("model") or {})
-    if not held:
-        raise CheckpointError(f"`{reader.path}` has no weights of a model; give a checkpoint of a run.")
     trained_by = "" if average else str(reader.state.get("run", {}).get("trained_by", ""))
     if average:
         averages: dict[str, Tensor] = reader.state.get("ema") or {}
         if not averages:
             raise CheckpointError(
-                f"`{reader.path}` has no average of the parameters, as the run kept none (`[ema]`); leave `average` "
-                f"out.",
+                f"`{reader.path}` has no average, as the run kept none (`[train.ema]`); leave `average` out.",
                 field="average",
             )
         tied = {id(one): averages[name] for name, one in held.items() if name in averages}
         held = {name: averages.get(name, tied.get(id(one), one)) for name, one in held.items()}
 
     def read(name: str) -> Tensor:
-        return reader.read(held[name]) if held[name].is_meta else held[name]
+        return reader.read(held[name])
 
     return StoredWeights(source=str(reader.path), outlines=held, read=read, verify=reader.verify, trained_by=trained_by)
 
 
 def _in_folder(folder: Path) -> Path:
-    found: list[Path] = []
-    for pattern in (f"*{INDEX_SUFFIX}", f"*{SUFFIX}", "pytorch_model.bin"):
-        found = found or sorted(folder.glob(pattern))
+    found = sorted(folder.glob(f"*{INDEX_SUFFIX}")) or sorted(folder.glob(f"*{SUFFIX}"))
     if len(found) == 1:
         return found[0]
     there = ", ".join(f"`{path.name}`" for path in found) or "none"
     raise CheckpointError(
-        unsaved_run(folder)
-        or f"`{folder}` is no run, no `{CHECKPOINTS}` folder and no folder with one set of weights: it has {there}. "
-        f"Give the file itself, or the `{INDEX_SUFFIX}` that names several."
+        f"`{folder}` must be a run with a complete checkpoint, or a folder with one file of weights, but has {there}; "
+        f"give the file itself, or the `{INDEX_SUFFIX}` that names several."
     )
 
 
 def _of_index(path: Path) -> dict[str, Tensor]:
     try:
         places: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
+        files = {file: TensorFile(path.with_name(file)).stored for file in sorted({*places.values()})}
+        return {name: files[file][name] for name, file in places.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"`{path}` has no weight_map ({clause(error)}); give an index of several files."
-        ) from error
-    files = {file: TensorFile(path.with_name(file)).stored for file in sorted({*places.values()})}
-    for name, file in places.items():
-        if name not in files[file]:
-            raise CheckpointError(f"`{path}` names `{name}`, which is not in `{file}`; fetch both again.", field=name)
-    held = {name: one for stored in files.values() for name, one in stored.items()}
-    return held | {name: files[file][name] for name, file in places.items()}
+        raise CheckpointError(f"`{path}` does not fit its files ({clause(error)}); fetch them again.") from error
 
 
 def _of_torch(path: Path) -> dict[str, Tensor]:

@@ -1,13 +1,7 @@
 """Writes a checkpoint, which at every instant is complete or absent.
 
-    CheckpointWrite(…)   all ranks together: plan the pieces of each rank
-    write()              each rank, in any thread: write its file of tensors to `.saving-step-…`, and sync it
-    publish()            the first rank, after all have written: write `tensors.json`, `state.json`, and `manifest.json`
-                         last; sync the folder, rename it to `step-…`, sync its parent, name it in `latest`
-    abandon()            the first rank, if a step failed
-
-The first rank writes a state of whole tensors, one file per part; all ranks write a state with tensors cut over ranks,
-a file each. A checkpoint of the same update stays readable until the new one has its name.
+The first rank writes a state of whole tensors, a file for each part. Tensors that are cut over ranks are written by all
+ranks, a file each.
 """
 
 import json
@@ -37,6 +31,8 @@ Written: TypeAlias = Mapping[str, WrittenTensors]
 @final
 class CheckpointWrite:
     """A checkpoint that is being saved; made by all ranks of `group` at once.
+
+    `write` may run in any thread. `publish` follows when all ranks have written; `abandon` if a rank failed.
 
     Args:
         folder, update, state, group, resumed_from: as for `write_checkpoint`.
@@ -91,11 +87,7 @@ class CheckpointWrite:
             raise self._failed(error) from error
 
     def publish(self, results: Iterable[Written]) -> Path:
-        """Write the table and the manifest of all ranks' files, and rename the folder; does nothing on other ranks.
-
-        Raises:
-            CheckpointError: the disk does not take it; the checkpoint is then complete or absent.
-        """
+        """On the first rank, write the table, the values and last the manifest, and rename the folder."""
         if not self._is_first:
             return self.target
         try:
@@ -223,22 +215,16 @@ def write_checkpoint(
 ) -> Path:
     """Write `state` as the checkpoint of `update`, and return its folder when it would survive a loss of power.
 
-    If no tensor is cut over ranks, the first rank writes the tensors of each top-level key to `KEY.safetensors`, named
-    by their path below the key. Else each rank writes `rank-NNNNN.safetensors`, and whole tensors are spread over the
-    ranks. Other values go to `state.json`, places and checksums of tensors to `tensors.json`. Of tied tensors the first
-    name is stored, as `safetensors.torch.load_model` expects.
-
     Args:
         folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be. `RUN/latest` is set.
         update: number of committed updates in the state.
-        state: a nested tree of dict, list, tuple, set, Tensor, str, numbers and None; it must not change meanwhile.
-            All ranks give the same tree; values other than tensors are those of the first rank.
+        state: a nested tree of dict, list, tuple, set, Tensor, str, numbers and None, the same on all ranks. Values
+            other than tensors are those of the first rank.
         group: the ranks, all of which call this.
         resumed_from: the checkpoint that the run went on from, for people.
 
     Raises:
-        CheckpointError: a state that cannot be saved, or a disk that does not take it, on any rank; all ranks raise
-            then, nothing is left half written, and earlier checkpoints are untouched.
+        CheckpointError: on all ranks, if any can't save its part; earlier checkpoints are untouched.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as run:

@@ -147,9 +147,6 @@ def export(
         Literal["fp32", "bf16", "fp16"] | None,
         Option(metavar="FORMAT", help="Format of floating-point weights: fp32, bf16 or fp16; by default as saved."),
     ] = None,
-    max_file_gb: Annotated[
-        float | None, Option(min=1e-9, metavar="GB", help="Split into files of at most this many GB, with an index.")
-    ] = None,
     layout: Annotated[
         Literal["hf"] | None, Option(metavar="NAME", help="hf: write a folder for `from_pretrained` of transformers.")
     ] = None,
@@ -164,7 +161,6 @@ def export(
         to=to,
         average=average,
         dtype=dtype,
-        max_file_gb=max_file_gb,
         layout=layout,
         tokenizer=tokenizer,
     )

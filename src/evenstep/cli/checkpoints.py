@@ -131,13 +131,8 @@ def average(run: Path, *, last: int, until: int | None, to: Path | None) -> int:
     sources = last_checkpoints(run, last, until=until)
     target = averages_of(run) / f"last-{last}-{sources[-1].name}" if to is None else to
     made = average_checkpoints(sources, target.parent, name=target.name)
-    print(f"averaged    {', '.join(source.name for source in made.of)}")
-    print(f"weights     the mean of {made.averaged} tensors; {made.same} are the same in all")
-    if made.newest:
-        print(f"integers    of {made.of[-1].name}, the newest: {', '.join(made.newest)}")
-    if made.not_finite:
-        print(f"not finite  inf in all of them: {', '.join(made.not_finite)}")
-    print(f"checkpoint  {made.path}")
+    print(f"averaged    {', '.join(source.name for source in sources)}")
+    print(f"checkpoint  {made}")
     return EXIT_DONE
 
 
@@ -147,22 +142,17 @@ def export(
     to: Path,
     average: bool,
     dtype: Any,
-    max_file_gb: float | None,
     layout: str | None,
     tokenizer: Path | None,
 ) -> int:
     """Write the weights of a run as safetensors files, or as a folder in transformers' layout; gives the exit code."""
     if tokenizer is not None and layout is None:
         raise ConfigError("`--tokenizer` needs `--layout hf`; add it.")
-    options: dict[str, Any] = {
-        "average": average,
-        "dtype": dtype,
-        "max_file_bytes": None if max_file_gb is None else round(max_file_gb * 1e9),
-    }
+    options: dict[str, Any] = {"average": average, "dtype": dtype}
     with refused_at("evenstep export"):
         weights = path if average else _evaluated(path)
         if layout is None:
-            files = export_weights(weights, to, **options)
+            files = [export_weights(weights, to, **options)]
         else:
             files = _save_pretrained(path, weights, to, tokenizer=tokenizer, **options)
     for file in files:

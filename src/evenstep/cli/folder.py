@@ -25,7 +25,7 @@ from evenstep.errors import ArgumentError, ConfigError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.hooks.status import describe_environment
 from evenstep.files import replacing
-from evenstep.parallel.rank_info import is_launched, is_restarted
+from evenstep.parallel.rank_info import is_restarted
 
 CONFIG = "config.toml"
 RECIPE = "recipe"
@@ -53,7 +53,7 @@ def check_free(folder: Path) -> None:
 
 
 def has_saved(folder: Path, mirror: str | None) -> bool:
-    return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and Mirror.of_run(mirror, folder).steps())
+    return bool(complete_checkpoints(folder / "checkpoints")) or bool(mirror and Mirror(mirror, folder).steps())
 
 
 def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
@@ -67,18 +67,13 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
 
     Raises:
         ArgumentError: the folder, or the mirror, holds another run.
-        CheckpointError: the mirror can't be used.
     """
     if is_restarted():
         return "auto" if resume == "never" or has_saved(folder, mirror) else resume
     if resume != "auto":
         check_free(folder)
-    if mirror is not None:
-        copies = Mirror.of_run(mirror, folder)
-        if not is_launched():
-            copies.check()
-        if resume != "auto":
-            copies.check_unused()
+    if mirror is not None and resume != "auto":
+        Mirror(mirror, folder).check_unused()
     return resume
 
 

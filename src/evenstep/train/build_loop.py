@@ -87,7 +87,7 @@ def build_loop(
         reporter=reporter,
         config=config,
     )
-    mirror = None if folder is None or checkpoint.mirror is None else Mirror.of_run(checkpoint.mirror, folder)
+    mirror = None if folder is None or checkpoint.mirror is None else Mirror(checkpoint.mirror, folder)
     own = RunFolder(path=folder, group=engine.group, report=reporter.report, mirror=mirror)
     return Loop(
         engine=engine,

@@ -37,35 +37,34 @@ def saved(folder: Path, count: int = 3, **more: Any) -> list[Path]:
 def test_it_is_the_mean_in_float64_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
     of = saved(tmp_path, 5, dtype=dtype)
     made = average_checkpoints(of, tmp_path)
-    model = read_checkpoint(made.path).state["model"]
+    model = read_checkpoint(made).state["model"]
     each = np.stack([state(n, dtype)["model"]["weight"].double().numpy() for n in range(1, 6)])
     assert model["weight"].dtype == dtype
     wanted = torch.from_numpy(each.sum(axis=0) / 5)
     assert float((model["weight"].double() - wanted).abs().max()) <= torch.finfo(dtype).eps * 2
     if dtype == torch.float64:
         assert float((model["weight"] - wanted).abs().max()) < 1e-15
-    assert (made.path.name, made.of) == ("average", tuple(of))
+    assert made == tmp_path / "average"
 
 
 def test_what_no_mean_is_of_is_the_newests_and_said_and_what_is_the_same_stays(tmp_path: Path) -> None:
     made = average_checkpoints(saved(tmp_path), tmp_path)
-    model = read_checkpoint(made.path).state["model"]
+    model = read_checkpoint(made).state["model"]
     assert model["seen"].tolist() == [2, 2, 2]
     assert model["flags"].tolist() == [True, False]
-    assert made.newest == ("flags", "seen")
     assert model["mask"].tolist() == [0.0, -torch.inf]
-    assert (made.averaged, made.same) == (2, 1)  # tied tensors are one
+    assert model["tied"] is model["weight"]
     wanted = sum(state(n)["model"]["conversion.version"].double() for n in (1, 2, 3)) / 3
     assert torch.equal(model["conversion.version"], wanted.float())  # type: ignore[union-attr]
 
 
 def test_the_optimizer_is_no_part_of_it_and_the_average_is_where_all_have_one(tmp_path: Path) -> None:
     of = [write_checkpoint(tmp_path, n, {**state(n), "ema": {"weight": torch.full((2,), float(n))}}) for n in (1, 2)]
-    parts = read_checkpoint(average_checkpoints(of, tmp_path).path).state
+    parts = read_checkpoint(average_checkpoints(of, tmp_path)).state
     assert sorted(parts) == ["averaged", "ema", "model", "run"]
     assert parts["ema"]["weight"].tolist() == [1.5, 1.5]
     without = write_checkpoint(tmp_path, 3, state(3))
-    assert "ema" not in read_checkpoint(average_checkpoints([*of, without], tmp_path).path).state
+    assert "ema" not in read_checkpoint(average_checkpoints([*of, without], tmp_path)).state
 
 
 @pytest.mark.parametrize(
@@ -74,16 +73,12 @@ def test_the_optimizer_is_no_part_of_it_and_the_average_is_where_all_have_one(tm
         {"more": torch.zeros(1)},
         {"mask": torch.zeros(3)},
         {"mask": torch.zeros(2).double()},
-        {"weight": torch.full((5, 3), torch.nan), "tied": torch.zeros(5, 3)},
     ],
 )
 def test_weights_that_have_no_mean_are_refused(other: dict[str, Tensor], tmp_path: Path) -> None:
     odd = write_checkpoint(tmp_path / "odd", 1, state(1, **other))
-    of = [odd, *saved(tmp_path, 2)]
-    if "weight" in other:
-        of = [write_checkpoint(tmp_path / str(n), n, state(n, tied=torch.zeros(5, 3))) for n in (3, 4)] + [odd]
     with pytest.raises(CheckpointError):
-        average_checkpoints(of, tmp_path / "averages")
+        average_checkpoints([odd, *saved(tmp_path, 2)], tmp_path / "averages")
     assert not (tmp_path / "averages").exists()
 
 
@@ -116,7 +111,7 @@ def test_a_fault_at_any_operation_leaves_the_whole_or_nothing(tmp_path: Path, fa
 def test_an_average_is_made_again_but_takes_the_place_of_nothing_else(tmp_path: Path) -> None:
     of = saved(tmp_path)
     average_checkpoints(of[:2], tmp_path / "averages")
-    path = average_checkpoints(of, tmp_path / "averages").path
+    path = average_checkpoints(of, tmp_path / "averages")
     assert len(read_checkpoint(path).state["averaged"]["of"]) == 3
     for place in (tmp_path / "checkpoints", of[0]):
         with pytest.raises(ArgumentError):

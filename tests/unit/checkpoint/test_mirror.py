@@ -162,7 +162,6 @@ def test_of_a_copy_that_is_removed_from_a_disk_no_empty_folder_is_left(
     tmp_path: Path, folder: Path, state: State
 ) -> None:
     mirror = Mirror(f"file://{tmp_path}/copies", "run")
-    mirror.check()
     for update in (1, 2):
         mirror.copy(write_checkpoint(folder, update, state(update)))
     mirror.remove("step-00000001")
@@ -186,21 +185,6 @@ def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
     assert saved.error is None
     assert mirror.steps() == ["step-00000002"]
     assert CheckpointReader(folder).update == 2
-
-
-@pytest.mark.parametrize("name", ["pipe_file", "rm_file"])
-def test_a_mirror_that_may_not_be_used_is_refused_before_training(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    mirror.check()
-    assert [*MemoryFileSystem.store] == []
-
-    def refuse(*arguments: Any) -> None:
-        raise PermissionError("AccessDenied")
-
-    monkeypatch.setattr(MemoryFileSystem, name, refuse)
-    with pytest.raises(CheckpointError):
-        mirror.check()
 
 
 def test_addresses_that_cannot_be_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def test_a_state_of_all_kinds_comes_back(folder: Path):
             "n": torch.tensor(3),
         },
         "optimizer": {"state": {0: {"exp_avg": weight.double(), "betas": (0.9, 0.99)}}},
-        "hooks": [{"best": float("inf"), "seen": None, "z": torch.tensor(1 + 2j, dtype=torch.complex128)}],
+        "hooks": [{"best": float("inf"), "seen": None, "z": torch.tensor(1 + 2j)}],
         "config": {"name": "run", "steps": [1, 2]},
         "seed": 2**63,
         "scale": torch.tensor(65536.0),

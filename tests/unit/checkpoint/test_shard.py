@@ -114,7 +114,7 @@ def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path) ->
     def read(group: Threads) -> str:
         reader = CheckpointReader(three)
         if group.rank == 1:
-            reader.tensor("model/w")
+            reader.tensor("model/b")
         with pytest.raises(UnreadableError) as raised:
             reader.verify(group)
         return str(raised.value)

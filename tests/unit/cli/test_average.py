@@ -33,7 +33,7 @@ def test_the_last_checkpoints_of_a_run_are_averaged(evenstep: Run, recipe: Path)
     [
         ([], 2, "--last"),
         (["--last", "1"], 2, "--last"),
-        (["--last", "9"], 1, "there is no run `runs/tiny`; give the folder of a run"),
+        (["--last", "9"], 1, "has 0 checkpoints"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(

@@ -289,7 +289,7 @@ def test_torch_schedulers_and_containers_in_a_hook_are_saved_and_restored(traine
     for _ in range(3):
         hook.step()
     tensors, skeleton = pack(Bus([hook], trainer).state_dict(), "hooks")
-    state: Any = unpack(json.loads(json.dumps(skeleton)), tensors, "hooks")
+    state: Any = unpack(json.loads(json.dumps(skeleton)), tensors)
     assert Bus([again], trainer).load_state_dict(state) == []
     assert again.kept == hook.kept and again.kept["recent"].maxlen == 2
     for name in ("recent", "seen", "counts", "last"):

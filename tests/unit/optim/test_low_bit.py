@@ -51,7 +51,7 @@ def test_each_class_goes_through_a_checkpoint_with_the_same_bits_and_in_memory_o
     state = states()[number]
     tensors, skeleton = pack({"exp_avg": as_plain(state)}, "optimizer")
     assert all(type(one) is Tensor for one in tensors.values())
-    plain: Any = unpack(json.loads(json.dumps(skeleton)), tensors, "optimizer")
+    plain: Any = unpack(json.loads(json.dumps(skeleton)), tensors)
     again = from_plain(plain["exp_avg"], CPU)
     assert type(again) is type(state) and again.shape == state.shape and again.dtype == state.dtype
     assert is_low_bit(again) and again.block_size == state.block_size

@@ -95,12 +95,6 @@ def as_shards(model: nn.Module, folder: Path) -> Path:
     return folder / "hub"
 
 
-def as_older_hub(model: nn.Module, folder: Path) -> Path:
-    (folder / "hub").mkdir()
-    torch.save(model.state_dict(), folder / "hub" / "pytorch_model.bin")
-    return folder / "hub"
-
-
 def as_part(model: nn.Module, folder: Path) -> Path:
     """As a module that holds the model by a name, compiled, saves it."""
     held = {f"net._orig_mod.{name}": value for name, value in model.state_dict().items()}
@@ -119,7 +113,6 @@ PLACES = [
     as_safetensors,
     as_hub,
     as_shards,
-    as_older_hub,
     as_part,
     as_run,
 ]
@@ -148,11 +141,11 @@ def test_an_average_of_a_run_and_one_of_checkpoints_are_loaded_and_trained_on(tm
     steps = sorted((tmp_path / "run" / "checkpoints").iterdir())
     made = average_checkpoints(steps, tmp_path / "run" / "averages")
     third = Net(3)
-    load_weights(third, made.path)
+    load_weights(third, made)
     trainer = trainer_of(third, tmp_path / "tuned")
     assert trainer.train().update == 2
     with pytest.raises(CheckpointError):
-        trainer.resume(made.path)
+        trainer.resume(made)
 
 
 def test_a_part_is_loaded_by_pattern_and_the_rest_stays(tmp_path: Path) -> None:

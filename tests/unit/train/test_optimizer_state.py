@@ -44,7 +44,7 @@ def stepped(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, fi
 def saved(optimizer: torch.optim.Optimizer, built: list[Any]) -> Any:
     """As a checkpoint keeps it."""
     tensors, skeleton = pack(optimizer_state(optimizer, NAMES, built), "optimizer")
-    return unpack(skeleton, {name: tensor.clone() for name, tensor in tensors.items()}, "optimizer")
+    return unpack(skeleton, {name: tensor.clone() for name, tensor in tensors.items()})
 
 
 def assert_same_bits(left: Any, right: Any) -> None:

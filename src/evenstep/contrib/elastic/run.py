@@ -100,4 +100,4 @@ def shared(group: Group, tree: Any, source: int) -> Any:
         if flat.numel():
             group.broadcast([flat.view(torch.uint8)], source)
         tensors[name] = flat.view(shape)
-    return unpack(skeleton, tensors, "state")
+    return unpack(skeleton, tensors)

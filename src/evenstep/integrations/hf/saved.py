@@ -35,7 +35,6 @@ def save_pretrained(
     weights: Path | str | StoredWeights,
     average: bool = False,
     dtype: ExportFormat | None = None,
-    max_file_bytes: int | None = None,
     tokenizer: Path | str | None = None,
 ) -> list[Path]:
     """Write the weights of a run into the new folder `to`, as `from_pretrained` reads them; gives the files.
@@ -47,7 +46,6 @@ def save_pretrained(
         weights: a run (its newest checkpoint), a checkpoint, or an average of several; of any strategy.
         average: take the average that the run has kept of its parameters.
         dtype: format of floating-point tensors; None keeps that of the model.
-        max_file_bytes: the most bytes of tensors in a file; by default as transformers does.
         tokenizer: a folder of this machine whose tokenizer is to be in `to` as well.
 
     Raises:
@@ -66,10 +64,9 @@ def save_pretrained(
         for name, one in model.state_dict().items():
             converted(one, name, dtype)  # raises for values that the format can't hold
         model.to(FORMATS[dtype])
-    options = {} if max_file_bytes is None else {"max_shard_size": max_file_bytes}
     try:
         with replacing(to) as new:
-            cast("Any", model).save_pretrained(str(new), **options)
+            cast("Any", model).save_pretrained(str(new))
             if tokenizer is not None:
                 read = library("transformers").AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
                 read.save_pretrained(str(new))

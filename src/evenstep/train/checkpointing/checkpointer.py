@@ -85,7 +85,7 @@ class Checkpointer:
         except BaseException as error:
             tolerated = self.options.asynchronous and not must
             if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and tolerated:
-                self._ended(SaveResult(update=update, path=None, error=error, seconds=0.0))
+                self._ended(SaveResult(update=update, path=None, error=error))
                 return
             self._span.__exit__(type(error), error, error.__traceback__)
             raise
@@ -154,17 +154,12 @@ class Checkpointer:
                 "`resume` must be a path, since this trainer has no `folder` to look into.", field="resume"
             )
         paths = self.folder.newest_first()
-        lost = self.folder.lost()
         step = self._resume_first(paths, update=0, new_settings=new_settings)
-        if step is None and (paths or lost):
-            newest = max([*(path.name for path in paths), *lost])
+        if step is None and paths:
             raise CheckpointError(
-                f"none of {len(paths) + len(lost)} checkpoints in `{self.folder.checkpoints}` can be read; see "
-                f"`evenstep inspect {self.folder.checkpoints / newest} --verify`, or delete the folder to start over."
+                f"none of {len(paths)} checkpoints in `{self.folder.checkpoints}` can be read; see "
+                f"`evenstep inspect {paths[0]} --verify`, or delete the folder to start over."
             )
-        for name in lost:
-            if step is not None and name > step.name:
-                self._report_once(f"{name} was skipped: it has no `manifest.json`, so it is not complete.", 0)
         self.folder.is_claimed = True
         return step
 

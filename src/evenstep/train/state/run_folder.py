@@ -12,13 +12,14 @@ from evenstep.checkpoint import (
     Mirror,
     clean_leftovers,
     complete_checkpoints,
+    ended_on_all,
     locked,
-    patiently,
+    on_all_ranks,
     remove_checkpoint,
     step_name,
     step_update,
 )
-from evenstep.checkpoint.folders import CHECKPOINTS, LATEST, is_complete, without_manifest
+from evenstep.checkpoint.folders import CHECKPOINTS, LATEST, is_complete
 from evenstep.checkpoint.retention import set_aside
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Incident
@@ -85,12 +86,8 @@ class RunFolder:
         self._fetch(self.mirror, path, mine=self.group.rank in lacking[:1])
 
     def _fetch(self, mirror: Mirror, path: Path, *, mine: bool) -> None:
-        patiently(self.group, lambda: mirror.fetch(path.name, path.parent) if mine else None)
-
-    def lost(self) -> list[str]:
-        """Names of checkpoints without a manifest, the newest first."""
-        found = self.group.first_rank_does(lambda: without_manifest(self.checkpoints)) or ()
-        return [path.name for path in reversed(found)]
+        job = ended_on_all(self.group, lambda: mirror.fetch(path.name, path.parent) if mine else None)
+        on_all_ranks(self.group, job.result)
 
     def forget_after(self, update: int) -> None:
         """Delete the checkpoints of more than `update` updates."""
@@ -169,8 +166,6 @@ class RunFolder:
             self._depth -= 1
 
     def _take(self, folder: Path, held: ExitStack) -> None:
-        if self.mirror is not None:
-            self.mirror.check()
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
 
     def clean(self, update: int) -> None:
