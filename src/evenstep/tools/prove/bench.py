@@ -191,11 +191,7 @@ def _cut(config: RunConfig, cut: Cut, tokens: Mapping[str, int]) -> dict[str, ob
 
 
 def _ragged(whole: int, near: int) -> int:
-    """An odd number of samples that does not divide the whole, so that places of samples in a batch change as well.
-
-    >>> [_ragged(whole, -(-whole * 5 // 12)) for whole in (12, 10, 8, 6, 4, 2)]
-    [5, 3, 3, 5, 3, 1]
-    """
+    # odd numbers that do not divide the whole, so that places of samples in a batch change as well
     odd = [one for one in range(3, whole, 2) if whole % one]
     return min(odd, key=lambda one: abs(one - near), default=near)
 

@@ -25,8 +25,6 @@ from evenstep.tools.prove.rows import Prover, Verdict
 from evenstep.tools.prove.run import Variant
 from evenstep.version import __version__
 
-_RUNS = 20  # that the rows of one process make, about
-_START_S = 6.0  # of a process
 _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "dim")}
 
 
@@ -69,7 +67,6 @@ def _prover(path: Path, settings: list[str], updates: int, ranks: int) -> Prover
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
         precision=config.precision,
-        own_strategy=config.parallel.strategy,
         layered=bench.layered(),
         checks_loss=config.train.check_loss,
         uncut=uncut,
@@ -90,8 +87,6 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]
         verdict = row()
         seconds = time.perf_counter() - start
         _print_row(console, name.ljust(width), verdict, seconds)
-        if name == "loss" and len(rows) > 1 and verdict.holds is not None:
-            console.print(f"{'':<{width}}  all of it takes about {_spelled(_expected(rows, seconds))}", style="dim")
         found.append({"row": name, **asdict(verdict), "seconds": round(seconds, 2)})
     held = sum(row["holds"] is True for row in found)
     failed = [str(row["row"]) for row in found if row["holds"] is False]
@@ -109,11 +104,6 @@ def _print_row(console: Console, name: str, verdict: Verdict, seconds: float) ->
     for text, color in [(verdict.note, "dim"), *((cause, "red") for cause in verdict.causes)]:
         if text:
             console.print(Padding(Text(text, style=color), (0, 0, 0, len(name) + 2), expand=False))
-
-
-def _expected(rows: Mapping[str, object], seconds: float) -> float:
-    processes = sum(1 + (name == "kill") for name in rows if name.startswith(("ranks", "stages", "kill")))
-    return seconds * _RUNS + processes * (_START_S + 2 * seconds)
 
 
 def _spelled(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """The rows of the certificate: each makes the user's run another way and compares the results.
 
-Where bits are promised, two sha256 are compared; else a difference with a measured bound (see `compare`).
+Where bits are promised, two sha256 are compared; else a difference with a measured bound.
 """
 
 import math
@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any, final
 from warnings import catch_warnings, simplefilter
 
+import torch
+
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
-from evenstep.tools.prove.compare import TIMES, Measure, measure_of, moved
 from evenstep.tools.prove.plain import plain_loop, why_not_plain
 from evenstep.tools.prove.run import Cut, Ended, KilledError, Open, RefusedError, Runner, Variant, run_once
-from evenstep.tools.prove.state import Difference, difference
+from evenstep.tools.prove.state import Difference, difference, norm
 from evenstep.tools.prove.trace import UpdateTrace, find_difference
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 SHA = "sha256 of the state"
+_TIMES = 10.0  # of the measured effect of rounding
+_TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
+_CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.3}
 Causes = Callable[[], list[str]]
 
 
@@ -37,6 +41,44 @@ class Verdict:
     holds: bool | None = None
     note: str = ""
     causes: Sequence[str] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """Quantity by which runs are compared, and the largest difference that rounding makes, as a share of `scale`.
+
+    The bound is ten times the effect of summing gradients in another order and changing each by a rounding. Where steps
+    magnify rounding beyond the cap of the format, the first gradients are compared instead.
+    """
+
+    what: str
+    bound: float
+    scale: float
+    by_gradient: bool = False
+
+    def __call__(self, run: Ended, reference: Ended) -> Difference:
+        if self.by_gradient:
+            return difference(reference.gradient, run.gradient, self.scale)
+        return difference(reference.end, run.end, self.scale)
+
+    @classmethod
+    def of(cls, reference: Ended, reordered: Ended, *, updates: int) -> "Measure":
+        """Measure the bound, from a run whose gradients were summed in another order and rounded."""
+        formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
+        narrow = next(one for one in reversed(_CAP) if one in formats or one is torch.float64)
+        eps = torch.finfo(narrow).eps
+        scale = reference.moved
+        if 0 < scale < math.inf:
+            noise = difference(reference.end, reordered.end, scale).value
+            bound = _TIMES * (noise + eps * (norm(reference.end) / scale + _TERMS))
+            if bound <= _CAP[narrow]:
+                return cls(what=f"parameters, {updates} updates", bound=bound, scale=scale)
+        size = norm(reference.gradient)
+        if not 0 < size < math.inf:
+            raise EvenstepError("nothing can be compared: no parameter moves, and the gradient is 0 or not finite.")
+        bound = _TIMES * (difference(reference.gradient, reordered.gradient, size).value + eps * _TERMS)
+        return cls(what="gradient, update 1", bound=min(bound, _CAP[narrow]), scale=size, by_gradient=True)
 
 
 @final
@@ -57,14 +99,12 @@ class Prover:
     updates: int
     ranks: int = 2
     precision: str = "32-true"
-    own_strategy: str = "auto"
     layered: str = ""
     checks_loss: bool = True
     uncut: str = ""
     workers: int = 0
     seed: int = 42
     _inexact: str = field(default="", init=False)
-    _raised: dict[str, str] = field(default_factory=dict[str, str], init=False)
 
     def rows(self) -> dict[str, Callable[[], Verdict]]:
         """All rows by name, in their order: the quick ones first."""
@@ -83,15 +123,16 @@ class Prover:
         try:
             with redirect_stdout(StringIO()), catch_warnings():
                 simplefilter("ignore")
-                return row()
+                verdict = row()
+                if verdict.holds is False and name not in ("loss", "again") and not self._again.holds:
+                    return replace(verdict, causes=["the run differs each time it is made: see row `again`"])
+                return verdict
         except RefusedError as error:
             return Verdict(measure="refused by name", note=str(error))
         except MissingExtraError:
             raise  # no row is possible before it is installed
         except Exception as error:  # noqa: BLE001 - a row that raises has failed; the others still count
             text = str(error) if isinstance(error, EvenstepError) else clause(error)
-            first = self._raised.setdefault(text, name)
-            text = text if first == name else f"it raises the same as row `{first}`"
             return Verdict(measure="runs to its end", value="an error", bound="none", holds=False, causes=[text])
 
     # runs that several rows compare with
@@ -104,12 +145,9 @@ class Prover:
         return self._run(Variant())
 
     @cached_property
-    def is_wide(self) -> bool:
-        """True if the run can be computed in float64."""
+    def _is_wide(self) -> bool:
         try:
             self._run(Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
-        except MissingExtraError:
-            raise
         except Exception as error:  # noqa: BLE001 - the model may raise anything in float64
             self._inexact = f"not in float64, in which the model raises {clause(error)}"
             return False
@@ -117,7 +155,7 @@ class Prover:
 
     @property
     def _still(self) -> Variant:
-        return Variant(wide=self.is_wide, own_format=False, still=True)
+        return Variant(wide=self._is_wide, own_format=False, still=True)
 
     @cached_property
     def _whole(self) -> Ended:
@@ -130,27 +168,28 @@ class Prover:
     @cached_property
     def _measure(self) -> Measure:
         reordered = self._run(replace(self._still, fast=True, rounds=True))
-        return measure_of(self._four, reordered, updates=self.updates)
+        return Measure.of(self._four, reordered, updates=self.updates)
 
     # comparisons
 
-    def _same(self, run: Ended, reference: Ended, causes: Causes) -> Verdict:
+    def _same(self, run: Ended, causes: Causes) -> Verdict:
+        reference = self._as_it_is
         holds = run.sha256 == reference.sha256
         verdict = Verdict(measure=SHA, value=run.sha256, bound=reference.sha256, holds=holds)
         if holds:
             return verdict
-        apart = difference(reference.end, run.end, moved(reference) or 1.0)
+        apart = difference(reference.end, run.end, reference.moved or 1.0)
         note = f"{apart.value:.2g} of all movement apart{_largest(apart)}"
         return replace(verdict, note=note, causes=causes() or [_unexplained(apart)])
 
-    def _near(self, run: Ended, reference: Ended, causes: Causes, bound: float | None = None) -> Verdict:
+    def _near(self, run: Ended, reference: Ended, causes: Causes, bound: float = 0.0) -> Verdict:
         measure = self._measure
         apart = measure(run, reference)
         verdict = Verdict(
-            measure=measure.what + ("" if self.is_wide else ", float32"),
+            measure=measure.what + ("" if self._is_wide else ", float32"),
             value=apart.value if math.isfinite(apart.value) else "inf",
-            bound=measure.bound if bound is None else bound,
-            holds=apart.value <= (measure.bound if bound is None else bound),
+            bound=bound or measure.bound,
+            holds=apart.value <= (bound or measure.bound),
             note=self._inexact,
         )
         if verdict.holds:
@@ -171,39 +210,37 @@ class Prover:
 
     @cached_property
     def _again(self) -> Verdict:
-        return self._same(self._run(Variant()), self._as_it_is, lambda: self._between(Variant(), Variant()))
+        return self._same(self._run(Variant()), lambda: self._between(Variant(), Variant()))
 
     def _cut(self, cut: Cut) -> Verdict:
         if self.uncut:
             return Verdict(measure="parameters", note=self.uncut)
         run = self._four if cut == "4" else self._run(replace(self._still, cut=cut))
-        return self._near(run, self._whole, lambda: self._if_repeatable(lambda: self._between_cuts(cut)))
+        return self._near(run, self._whole, lambda: self._between_cuts(cut))
 
     def _optimizer(self) -> Verdict:
         measure = "plain PyTorch loop"
-        if not self.is_wide:
+        if not self._is_wide:
             return Verdict(measure=measure, note=self._inexact)
         with self.open(self._still) as subject:
             if why := why_not_plain(subject):
                 return Verdict(measure=measure, note=why)
             by_hand = plain_loop(subject, updates=self.updates, seed=self.seed)
-            has_hooks = bool(subject.hooks)  # which may change rates or gradients
-        run = self._run(replace(self._still, own_hooks=False)) if has_hooks else self._four
+        run = self._run(replace(self._still, own_hooks=False))  # hooks may change rates or gradients
         return replace(self._near(run, by_hand, lambda: self._between_cuts("4")), measure=measure)
 
     def _format(self) -> Verdict:
         still = replace(self._still, wide=False, own_format=True)
         one, four, other = map(self._run, (replace(still, cut="1"), still, replace(still, fast=True)))
-        exact, measure = self._four if self.is_wide else other, self._measure
+        exact, measure = self._four if self._is_wide else other, self._measure
         rounding = max(measure(four, exact).value, measure(other, exact).value)
-        bound = max(TIMES * rounding, measure.bound)
+        bound = max(_TIMES * rounding, measure.bound)
         found = self._near(one, exact, lambda: self._between_cuts("4"), bound)
-        return replace(found, measure="distance to float64") if self.is_wide else found
+        return replace(found, measure="distance to float64") if self._is_wide else found
 
     def _workers(self) -> Verdict:
         reading = Variant(workers=self.workers)
-        causes = partial(self._between, Variant(), reading)
-        return self._same(self._run(reading), self._as_it_is, lambda: self._if_repeatable(causes))
+        return self._same(self._run(reading), lambda: self._between(Variant(), reading))
 
     @property
     def _stops(self) -> list[int]:
@@ -217,7 +254,7 @@ class Prover:
             for stop in self._stops:
                 self._run(Variant(), updates=stop, folder=Path(name))
             run = self._run(Variant(), folder=Path(name))
-        return self._same(run, self._as_it_is, lambda: self._if_repeatable(self._after_resume))
+        return self._same(run, self._after_resume)
 
     def _kill(self) -> Verdict:
         if self.updates < 2:
@@ -230,24 +267,15 @@ class Prover:
                 run = self.elsewhere(Variant(), updates=self.updates, folder=folder)
             else:
                 raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
-        causes: Causes = lambda: self._after_resume() or self._beside(Variant(), Variant(), exact=True)  # noqa: E731
-        return self._same(run, self._as_it_is, lambda: self._if_repeatable(causes))
-
-    def _elsewhere(self, variant: Variant) -> Ended:
-        try:
-            return self.elsewhere(variant, updates=self.updates)
-        except RefusedError as error:
-            if variant.strategy == self.own_strategy:
-                raise EvenstepError(str(error)) from error
-            raise
+        return self._same(run, lambda: self._after_resume() or self._beside(Variant(), Variant(), exact=True))
 
     def _replicated(self, strategy: str) -> Verdict:
         variant = Variant(strategy=strategy, ranks=self.ranks)
-        return self._same(self._elsewhere(variant), self._as_it_is, lambda: self._of_ranks(variant))
+        return self._same(self.elsewhere(variant, updates=self.updates), lambda: self._of_ranks(variant))
 
     def _sharded(self) -> Verdict:  # up to rounding: on the CPU shards can't be stepped by fused optimizers
         variant = replace(self._still, strategy="fsdp", ranks=self.ranks)
-        run = self._elsewhere(variant)
+        run = self.elsewhere(variant, updates=self.updates)
         if self._measure.by_gradient and not run.gradient:
             return Verdict(measure=self._measure.what, note="shards of gradients can't be compared")
         return self._near(run, self._four, lambda: self._of_ranks(variant))
@@ -262,15 +290,12 @@ class Prover:
             return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
         variant = self._still if is_tied else Variant()
         variant = replace(variant, strategy="ddp", ranks=self.ranks, pipeline=self.ranks)
-        run = self._elsewhere(variant)
+        run = self.elsewhere(variant, updates=self.updates)
         if is_tied:  # gradients are summed in another order where two stages hold a copy
             return self._near(run, self._four, lambda: self._of_ranks(variant))
-        return self._same(run, self._as_it_is, lambda: self._of_ranks(variant))
+        return self._same(run, lambda: self._of_ranks(variant))
 
     # causes of failures: the first part of an update that differs
-
-    def _if_repeatable(self, causes: Causes) -> list[str]:
-        return causes() if self._again.holds else ["the run differs each time it is made: see row `again`"]
 
     def _trace(self, run: Runner, variant: Variant, update: int, **more: Any) -> UpdateTrace:
         trace = run(variant, updates=update, traces=True, **more).trace

@@ -19,7 +19,7 @@ from evenstep.errors import EvenstepError
 from evenstep.events import Hook, MicrobatchEvent, SaveEvent, StepEvent, UpdateEvent
 from evenstep.optim.schedules import LrSchedule
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
-from evenstep.tools.prove.state import sha256_of
+from evenstep.tools.prove.state import distance, sha256_of
 from evenstep.tools.prove.trace import Tracer, UpdateTrace, gradients_of
 from evenstep.train import Task, Trainer
 
@@ -116,6 +116,13 @@ class Ended:
     gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     trace: UpdateTrace | None = None
 
+    @property
+    def moved(self) -> float:
+        """Distance from the begin of the run to its end."""
+        return math.hypot(
+            *(distance(self.begin[name], one) for name, one in self.end.items() if one.is_floating_point())
+        )
+
 
 Runner = Callable[..., Ended]
 """Makes a run, in this process (`run_once`) or in others: `runner(variant, updates=4)`."""
@@ -123,7 +130,7 @@ Runner = Callable[..., Ended]
 
 @final
 class Observer(Hook):
-    """Computes updates as the variant says, keeps the gradient of the first one, and stops after some.
+    """Computes updates as the variant says, keeps the gradient of the first one, and stops after `updates`.
 
     The run keeps its whole length, which its LR schedule counts with.
 
@@ -205,8 +212,8 @@ def run_once(
             source = wide_data(source)
         observer = Observer(variant, updates, kill_at)
         hooks = [*(subject.hooks if variant.own_hooks else ()), observer, *more]
-        tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates) if traces else None
-        if tracer is not None:
+        tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates)
+        if traces:
             hooks.append(tracer)
         trainer = subject.trainer(source, hooks, folder)
         with closing(source), wide_defaults(wide=variant.wide):
@@ -223,7 +230,7 @@ def run_once(
         begin=begin,
         end=_tensors(state["model"]),
         gradient=observer.gradient,
-        trace=None if tracer is None else tracer.made,
+        trace=tracer.made if traces else None,
     )
 
 
@@ -248,23 +255,18 @@ def wide_data(data: Data) -> Data:
         with closing(cast("Any", read(options))) as given:
             for batch in given:
                 for one in batch.microbatches:
-                    one.data = widened(one.data)
+                    one.data = _widened(one.data)
                 yield batch
 
     vars(data)["batches"] = batches
     return data
 
 
-def widened(value: Any) -> Any:
-    """A batch with its floating-point tensors in float64.
-
-    >>> widened([torch.zeros(1), {"a": 1}])
-    [tensor([0.], dtype=torch.float64), {'a': 1}]
-    """
+def _widened(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if is_container(value):
-        return rebuilt(value, widened)
+        return rebuilt(value, _widened)
     for name, inner in list(vars(value).items()) if hasattr(value, "__dict__") else []:
-        setattr(value, name, widened(inner))
+        setattr(value, name, _widened(inner))
     return value
