@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Save": {"every_updates": 1, "every_epochs": 1},
     "Statistics": {"every_updates": 1, "update_ratio": True, "gradient_norms": True},
     "StopBelowLr": {"lr": 1e-9},
-    "TimeBudget": {"max_minutes": 60.0, "max_total_minutes": 60.0},
+    "TimeBudget": {"max_minutes": 60.0},
     "MemoryUse": {"every_updates": 1},
     "Timer": {"every_updates": 1},
     "Watchdog": {"timeout_s": 600.0},

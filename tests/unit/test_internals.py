@@ -46,8 +46,6 @@ OF_TORCH = {
     "_Orthogonal",
     "_non_persistent_buffers_set",
     "_buffers",
-    "_dump_snapshot",
-    "_record_memory_history",
     "_backward_pre_hooks",
     "_compiled_call_impl",
     "_engine_run_backward",

@@ -10,7 +10,6 @@ from functools import lru_cache
 from importlib import import_module
 from inspect import unwrap
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -294,19 +293,7 @@ def say_stepped(optimizer: Optimizer) -> None:
     vars(optimizer)["_opt_called"] = True
 
 
-# --- Memory history of CUDA, workers of loaders.
-
-
-def record_memory_history() -> None:
-    cast("Any", torch.cuda.memory)._record_memory_history(max_entries=1_000_000)
-
-
-def save_memory_history(path: Path) -> None:
-    cast("Any", torch.cuda.memory)._dump_snapshot(str(path))
-
-
-def end_memory_history() -> None:
-    cast("Any", torch.cuda.memory)._record_memory_history(enabled=None)
+# --- Workers of loaders.
 
 
 def workers_of(loader: object) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any, cast, final
 from evenstep.data import GlobalBatch
 from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
-from evenstep.events.hooks.measures import only_extremes
+from evenstep.events.hooks.measures import only_largest_peaks
 from evenstep.parallel import Group
 from evenstep.train.timing import Stragglers
 
@@ -93,7 +93,7 @@ class Reporter:
                     self.bus.tell(incident)
         for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
             self.report(incident)
-        return only_extremes([theirs for theirs, _, _, _ in everybody])
+        return only_largest_peaks([theirs for theirs, _, _, _ in everybody])
 
 
 def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]:

@@ -169,32 +169,6 @@ lr = 0.01
 """
 
 
-@pytest.mark.parametrize(
-    ("given", "reason", "less"),
-    [
-        (("--hooks.stop_below_lr.lr", "10"), "the learning rate has fallen to", "--hooks.stop_below_lr.lr"),
-        (
-            ("--hooks.time_budget.max_total_minutes", "1e-9"),
-            "for all starts of the run is used up",
-            "--hooks.time_budget.max_total_minutes",
-        ),
-    ],
-)
-def test_a_run_that_has_come_to_its_end_stops_again_at_once_until_the_number_is_another(
-    given: tuple[str, str], reason: str, less: str, evenstep: Run, recipe: Path
-) -> None:
-    done = evenstep("train", "run.toml", *given)
-    assert done.code == 0, done.err
-    assert reason in done.out + done.err
-    update = read_checkpoint(recipe / "runs" / "tiny").update
-    again = evenstep("resume", "runs/tiny")
-    assert again.code == 0, again.err
-    assert reason in again.out + again.err
-    assert read_checkpoint(recipe / "runs" / "tiny").update == update
-    assert evenstep("resume", "runs/tiny", less.rpartition(".")[0], "none").code == 0
-    assert read_checkpoint(recipe / "runs" / "tiny").update > update
-
-
 def test_the_commands_that_errors_advise_can_be_pasted_where_folders_have_spaces(evenstep: Run, recipe: Path) -> None:
     evenstep("train", "run.toml", "--runs", "my runs")
     for refused in (["train", "run.toml", "--runs", "my runs"], ["check", "my runs/tiny"]):

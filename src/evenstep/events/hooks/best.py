@@ -14,11 +14,10 @@ from evenstep.schema import Count
 class Best(Hook):
     """Keeps the checkpoints with the best values of `metric` from being deleted.
 
-    For a metric of an evaluation, each value among the best requests a checkpoint. For a metric of training, the value
-    at the update of a checkpoint that is saved anyway counts. Values that are not finite never count.
+    Each value among the best requests a checkpoint; values that are not finite never count.
 
     Args:
-        metric: an evaluation and its metric, or `train/` and a metric of training.
+        metric: an evaluation and its metric.
         mode: "min" if lower is better, "max" if higher is better.
         min_delta: least improvement on the best value so far; it must be larger.
         keep: number of checkpoints to keep.
@@ -60,27 +59,18 @@ class Best(Hook):
         return self._best[0][1] if self._best else None
 
     def before_train(self, event: TrainEvent) -> None:
-        if not self._target.is_of_training(self):
-            self._target.check(self)
+        self._target.check(self)
         self._correct_link()
 
     def before_epoch(self, event: EpochEvent) -> None:
         self._correct_link()
 
     def after_evaluate(self, event: EvaluateEvent) -> None:
-        if self._target.is_of_training(self):
-            return
         value = self._target.value(self, event)
         if value is not None and self._take(value, event.update):
             self.trainer.request_save()
 
     def before_save(self, event: SaveEvent) -> None:
-        if self._target.is_of_training(self):
-            if event.update:
-                self._target.check_training(self)
-            latest = self.trainer.storage.latest(self._target.metric)
-            if latest is not None and latest.update == event.update:
-                self._take(latest.value, event.update)
         self._saving = self._best.copy()
 
     def after_save(self, event: SaveEvent) -> None:

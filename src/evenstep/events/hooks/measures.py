@@ -1,28 +1,9 @@
-"""Hooks that log speed, memory, and norms of parameters and gradients.
+"""Hooks that log speed, memory, and norms of parameters and gradients."""
 
-Timer, over windows of updates, without the time of evaluations and checkpoints:
-
-    perf/update_s, perf/samples_per_s    seconds per committed update, samples per second
-    perf/data_s, perf/forward_s, …       seconds of each phase per update; they add up to the whole
-    perf/time, progress/samples          end of the window in seconds since 1970, samples of all updates so far
-    perf/<task>/samples_per_s, …/data_s  the same by task, if there are several
-
-MemoryUse, in bytes; on several ranks that of the rank with the most, or with the least free memory:
-
-    perf/memory_peak_bytes      CUDA: most that tensors held in the window; else most that the process ever held
-    perf/memory_reserved_bytes  CUDA: held by torch's allocator, in use or kept for later
-    perf/memory_free_bytes      CUDA: held by nobody
-    perf/memory_resident_bytes  else: held by the process now (where there is a /proc)
-"""
-
-import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter, time
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -32,23 +13,18 @@ from evenstep.events.hook import Hook
 from evenstep.schema import Count
 from evenstep.tensors import named_parameters
 
-_OF_RANKS: Final[Mapping[str, Callable[..., Any]]] = {
-    "perf/memory_peak_bytes": max,
-    "perf/memory_reserved_bytes": max,
-    "perf/memory_resident_bytes": max,
-    "perf/memory_free_bytes": min,
-}
-_STATM = Path("/proc/self/statm")
+_PEAK = "perf/memory_peak_bytes"
 
 
 @final
 class Timer(Hook):
-    """Logs seconds per committed update and per phase, and samples per second.
+    """Logs times and rates of windows of `every_updates` updates, without evaluations and checkpoints.
+
+        perf/update_s, perf/samples_per_s    seconds per committed update, samples per second
+        perf/data_s, perf/forward_s, …       seconds of each phase per update; they add up to the whole
+        perf/time, progress/samples          end of the window in seconds since 1970, samples of all updates so far
 
     It never waits for a device, so a window should be longer than a few updates.
-
-    Args:
-        every_updates: updates in a window; the end of the run ends the last one.
 
     >>> hook = Timer(every_updates=50)
     """
@@ -69,8 +45,6 @@ class Timer(Hook):
         self._samples = 0
         self._fetches = 0
         self._data_s = 0.0
-        self._task_data_s = Counter[str]()
-        self._task_samples = Counter[str]()
 
     def before_train(self, event: TrainEvent) -> None:
         self.trainer.phases.take()
@@ -83,13 +57,11 @@ class Timer(Hook):
         if event.data_s is not None:
             self._data_s += event.data_s
             self._fetches += 1
-            self._task_data_s.update(event.task_data_s)  # pyright: ignore[reportArgumentType]
 
     def after_update(self, event: UpdateEvent) -> None:
         if event.committed:
             self._updates += 1
             self._samples += event.num_samples
-            self._task_samples.update(event.task_samples)
             if event.update % self._every == 0:
                 self._put(event.update)
 
@@ -123,8 +95,6 @@ class Timer(Hook):
             "perf/update_s": (seconds, self._updates),
             "perf/samples_per_s": (self._samples, seconds),
             "perf/data_s": (self._data_s, self._fetches),
-            **{f"perf/{task}/samples_per_s": (count, seconds) for task, count in self._task_samples.items()},
-            **{f"perf/{task}/data_s": (waited, self._fetches) for task, waited in self._task_data_s.items()},
             **{f"perf/{name}_s": (spent, self._updates) for name, spent in phases if spent and name != "data"},
         }
         for name, (total, weight) in values.items():
@@ -134,10 +104,10 @@ class Timer(Hook):
 
 @final
 class MemoryUse(Hook):
-    """Logs used and free memory. It resets torch's peak, as `reset_peak_memory_stats` does.
+    """Logs perf/memory_peak_bytes every `every_updates` updates, of the rank that needed most.
 
-    Args:
-        every_updates: updates in a window; the end of the run ends the last one.
+    On CUDA it is the most that tensors held since the last value, so torch's peak is reset; else the most that the
+    process ever held.
 
     >>> hook = MemoryUse(every_updates=50)
     """
@@ -146,53 +116,32 @@ class MemoryUse(Hook):
 
     def __init__(self, *, every_updates: Count = 10) -> None:
         self._every = every_updates
-        self._device = torch.device("cpu")
-        self._put_at = 0
-
-    def before_train(self, event: TrainEvent) -> None:
-        self._device = next((one.device for one in self.trainer.model.parameters()), self._device)
-        self._put_at = event.update
 
     def after_update(self, event: UpdateEvent) -> None:
         if event.committed and event.update % self._every == 0:
-            self._put(event.update)
-
-    def after_train(self, event: TrainEvent) -> None:
-        if event.outcome != "failed" and event.update > self._put_at:
-            self._put(event.update)
-
-    def _put(self, update: int) -> None:
-        self._put_at = update
-        sizes = _of_device(self._device) if self._device.type == "cuda" else _of_process()
-        for name, size in sizes.items():
-            self.trainer.storage.put(f"perf/memory_{name}_bytes", size, update=update)
+            self.trainer.storage.put(_PEAK, _peak_bytes(self.trainer.model), update=event.update)
 
 
-def _of_device(device: torch.device) -> dict[str, int]:
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    return {"peak": peak, "reserved": torch.cuda.memory_reserved(device), "free": free}
-
-
-def _of_process() -> dict[str, int]:
+def _peak_bytes(model: torch.nn.Module) -> int:
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
     import resource  # not on every system
 
-    unit = 1 if sys.platform == "darwin" else 1024
-    sizes = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    with suppress(FileNotFoundError), _STATM.open("rb", buffering=0) as file:
-        sizes["resident"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return sizes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def only_extremes(everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Mapping[tuple[int, str], Any]]:
-    """Pairs (sum, weight) of all ranks; a metric of MemoryUse comes only from the rank with its extreme value."""
-    extreme: dict[tuple[int, str], int] = {}
-    for key in {key for theirs in everybody for key in theirs if key[1] in _OF_RANKS}:
-        values = {rank: theirs[key][0] for rank, theirs in enumerate(everybody) if key in theirs}
-        extreme[key] = _OF_RANKS[key[1]](values, key=values.__getitem__)
+def only_largest_peaks(everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Mapping[tuple[int, str], Any]]:
+    """Pairs (sum, weight) of all ranks, with the memory of the rank that needed most in place of each rank's."""
+    largest: dict[tuple[int, str], int] = {}
+    for rank, theirs in enumerate(everybody):
+        for key in theirs:
+            if key[1] == _PEAK and theirs[key][0] > everybody[largest.setdefault(key, rank)][key][0]:
+                largest[key] = rank
     return [
-        {key: pair for key, pair in theirs.items() if extreme.get(key, rank) == rank}
+        {key: pair for key, pair in theirs.items() if largest.get(key, rank) == rank}
         for rank, theirs in enumerate(everybody)
     ]
 
@@ -243,17 +192,17 @@ class Statistics(Hook):
         self._before = []
         if not event.committed or event.update % self._every:
             return
-        put, update = self.trainer.storage.put, event.update
+        put = self.trainer.storage.put
         for number, group in enumerate(self._groups()):
             rate = self.trainer.optimizer.param_groups[number].get("lr")
             if rate is not None:
-                put(f"train/lr/{number}", rate, update=update)
+                put(f"train/lr/{number}", rate, update=event.update)
             norm = _norm(self.trainer.norms(group).values())
-            put(f"train/param_norm/{number}", norm, update=update)
+            put(f"train/param_norm/{number}", norm, update=event.update)
             if before:
                 changes = {name: new - before[number][name] for name, new in group.items()}
                 change = _norm(self.trainer.norms(changes).values())
-                put(f"train/update_ratio/{number}", change, norm, update=update)
+                put(f"train/update_ratio/{number}", change, norm, update=event.update)
 
     def _groups(self) -> list[dict[str, Tensor]]:
         parameters = named_parameters(self.trainer.model)

@@ -13,13 +13,7 @@ from evenstep.schema import Count, Natural, Positive
 class Evaluate(Hook):
     """Requests an evaluation every `every_updates` updates or `every_epochs` epochs.
 
-    Args:
-        every_updates: period in updates.
-        every_epochs: period in epochs.
-        from_update: first update after which it evaluates. The end of the run is always evaluated.
-
-    Raises:
-        ArgumentError: no period.
+    It begins at `from_update`. The end of the run is always evaluated.
 
     >>> hook = Evaluate(every_updates=100)
     """
@@ -40,11 +34,11 @@ class Evaluate(Hook):
             raise HookError(f"hook `{self.name}` needs `evaluations`; give the trainer some.", field="evaluations")
 
     def after_update(self, event: UpdateEvent) -> None:
-        if event.update >= self._from_update and is_update_due(event, self._every_updates):
+        if event.update >= self._from_update and _is_update_due(event, self._every_updates):
             self.trainer.request_evaluate()
 
     def after_epoch(self, event: EpochEvent) -> None:
-        if event.update >= self._from_update and is_epoch_due(event, self._every_epochs):
+        if event.update >= self._from_update and _is_epoch_due(event, self._every_epochs):
             self.trainer.request_evaluate()
 
 
@@ -53,14 +47,6 @@ class Save(Hook):
     """Requests a checkpoint every `every_updates` updates, `every_epochs` epochs or `every_minutes` minutes.
 
     The end of the run is always saved.
-
-    Args:
-        every_updates: period in updates.
-        every_epochs: period in epochs.
-        every_minutes: longest time without a checkpoint, in minutes.
-
-    Raises:
-        ArgumentError: no period.
 
     >>> hook = Save(every_updates=1000, every_minutes=30)
     """
@@ -87,20 +73,20 @@ class Save(Hook):
     def after_update(self, event: UpdateEvent) -> None:
         minutes = self._every_minutes
         is_time_up = minutes is not None and monotonic() - self._saved_at >= 60 * minutes
-        if is_update_due(event, self._every_updates) or (event.committed and is_time_up):
+        if _is_update_due(event, self._every_updates) or (event.committed and is_time_up):
             self.trainer.request_save()
 
     def after_epoch(self, event: EpochEvent) -> None:
-        if is_epoch_due(event, self._every_epochs):
+        if _is_epoch_due(event, self._every_epochs):
             self.trainer.request_save()
 
     def after_save(self, event: SaveEvent) -> None:
         self._saved_at = monotonic()  # also on failure: a full disk is not tried again at each update
 
 
-def is_update_due(event: UpdateEvent, every_updates: int | None) -> bool:
+def _is_update_due(event: UpdateEvent, every_updates: int | None) -> bool:
     return event.committed and every_updates is not None and event.update % every_updates == 0
 
 
-def is_epoch_due(event: EpochEvent, every_epochs: int | None) -> bool:
+def _is_epoch_due(event: EpochEvent, every_epochs: int | None) -> bool:
     return event.complete and every_epochs is not None and (event.epoch + 1) % every_epochs == 0

@@ -6,14 +6,13 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import monotonic
 from typing import final
 
+import numpy
 import torch
 
 from evenstep.errors import keepable
@@ -25,18 +24,16 @@ from evenstep.version import __version__
 
 STARTS = "starts.jsonl"
 
-_PACKAGES = ("numpy", "pydantic", "rich", "tensorboard", "scikit-learn")
-_GIT = ("git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+_GIT = ("git", "--no-optional-locks", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
 _GIT_TIMEOUT_S = 5.0
 
 
 @final
 class Status(Hook):
-    """Writes {state, update, updates, epoch, reason, pid, started, changed}; times are UTC in ISO 8601.
+    """Writes `status.json`: {state, update, updates, epoch, reason, pid, started, changed}; times are UTC in ISO 8601.
 
-    `state` is running, done, stopped or failed; `update` counts committed updates of `updates` planned ones; `reason`
-    says why the run ended, and is null before. A killed process leaves "running", with its process id. Each start of
-    the run appends a line to `starts.jsonl`.
+    `state` is running, done, stopped or failed; a killed process leaves "running". Each start of the run appends a line
+    to `starts.jsonl`.
 
     Args:
         every_s: shortest time between two writes, in seconds.
@@ -104,40 +101,32 @@ def write_start(folder: Path, event: TrainEvent, *, layout: Mapping[str, Json], 
 
 
 @cache
-def git_state(folder: Path) -> dict[str, Json] | None:
-    """Commit, branch and number of changed files of the working tree around `folder`, as of the first call."""
-    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
-        return None
+def git_state(folder: Path) -> str | None:
+    """Commit of the working tree around `folder`, as of the first call, with "-dirty" if a file was changed."""
     try:
         done = subprocess.run(_GIT, cwd=folder, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = done.stdout.splitlines()
-    heads = dict(line.removeprefix("# ").split(" ", 1) for line in lines if line.startswith("# branch."))
-    return {
-        "commit": heads.get("branch.oid", ""),
-        "branch": heads.get("branch.head", ""),
-        "changed_files": sum(not line.startswith("#") for line in lines),
-    }
+    return done.stdout.strip()
 
 
 @cache
 def describe_environment() -> dict[str, Json]:
     """Versions, processor and accelerators."""
-    packages: dict[str, Json] = {}
-    for package in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            packages[package] = version(package)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    names: list[Json] = [accelerator.type] * torch.accelerator.device_count() if accelerator else []
+    if accelerator is not None and accelerator.type == "cuda":
+        names = [torch.cuda.get_device_name(number) for number in range(len(names))]
     return {
         "evenstep": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **packages,
+        "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
         "cpu_threads": torch.get_num_threads(),
-        "accelerators": _accelerators(),
+        "accelerators": names,
         "cuda": torch.version.cuda,
     }
 
@@ -147,16 +136,6 @@ def _cpu_model() -> str:
     text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
     models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
-
-
-def _accelerators() -> list[Json]:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return []
-    numbers = range(torch.accelerator.device_count())
-    if accelerator.type == "cuda":
-        return [torch.cuda.get_device_name(number) for number in numbers]
-    return [f"{accelerator.type}:{number}" for number in numbers]
 
 
 def _now() -> str:

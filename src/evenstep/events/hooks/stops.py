@@ -3,7 +3,7 @@
 from time import monotonic
 from typing import Any, final
 
-from evenstep.errors import ArgumentError, HookError
+from evenstep.errors import HookError
 from evenstep.events.event import EvaluateEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -22,11 +22,7 @@ class EarlyStop(Hook):
     Args:
         metric: an evaluation and its metric.
         mode: "min" if lower is better, "max" if higher is better.
-        patience_evaluations: number of evaluations without an improvement.
         min_delta: least improvement, in units of the metric; it must be larger.
-
-    Attributes:
-        follows: the metric; the trainer checks that it is evaluated during the run.
 
     >>> hook = EarlyStop(metric="valid/loss", patience_evaluations=3)
     """
@@ -85,81 +81,40 @@ class EarlyStop(Hook):
         self.best_value = state["best_value"]
         self.evaluations_since_best = state["evaluations_since_best"]
         self._counted_at = state["counted_at"]
-        if self.evaluations_since_best < self._patience:
-            return None
-        return f"had stopped the run after {self.evaluations_since_best} evaluations, and counts from 0 again"
+        return None
 
 
 @final
 class TimeBudget(Hook):
-    """Stops after `max_minutes`, to be resumed later, or after `max_total_minutes`, which completes the run.
+    """Stops after `max_minutes` minutes of this start of the run, to be resumed later.
 
     Keep some time for the last checkpoint: the budget ends the updates, not the process.
 
-    Args:
-        max_minutes: minutes of training since this start of the run.
-        max_total_minutes: minutes of training in all starts of the run together, as of the last checkpoint.
-
-    Raises:
-        ArgumentError: neither is given.
-
-    >>> hook = TimeBudget(max_minutes=55, max_total_minutes=600)
+    >>> hook = TimeBudget(max_minutes=55)
     """
 
     draws = False
 
-    def __init__(self, *, max_minutes: Positive | None = None, max_total_minutes: Positive | None = None) -> None:
-        if max_minutes is None and max_total_minutes is None:
-            raise ArgumentError("`TimeBudget` needs `max_minutes` or `max_total_minutes`.", field="max_minutes")
-        self._max_minutes = max_minutes
-        self._max_total_minutes = max_total_minutes
-        self._earlier_s = 0.0
-        self._began: float | None = None
+    def __init__(self, *, max_minutes: Positive) -> None:
+        self._minutes = max_minutes
+        self._began = 0.0
 
     def before_train(self, event: TrainEvent) -> None:
         self._began = monotonic()
-        self._stop_if_total_is_used()
 
     def after_update(self, event: UpdateEvent) -> None:
         self.poll()
 
     def poll(self) -> None:
-        minutes = self._max_minutes
-        if not self._stop_if_total_is_used() and minutes is not None and self._since_s() >= 60 * minutes:
-            self.trainer.request_stop(f"the time budget of {minutes:g} minutes is used up", requeue=True)
-
-    def after_train(self, event: TrainEvent) -> None:
-        self._earlier_s += self._since_s()
-        self._began = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self._max_total_minutes is None else {"trained_s": self._earlier_s + self._since_s()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved_s = state["trained_s"]
-        # a run that goes back has used the time since the checkpoint, too
-        self._earlier_s = saved_s if self._began is None else max(self._earlier_s, saved_s - self._since_s())
-
-    def _stop_if_total_is_used(self) -> bool:
-        total = self._max_total_minutes
-        is_used = total is not None and self._earlier_s + self._since_s() >= 60 * total
-        if is_used:
-            self.trainer.request_stop(f"the time budget of {total:g} minutes for all starts of the run is used up")
-        return is_used
-
-    def _since_s(self) -> float:
-        return 0.0 if self._began is None else monotonic() - self._began
+        if monotonic() - self._began >= 60 * self._minutes:
+            self.trainer.request_stop(f"the time budget of {self._minutes:g} minutes is used up", requeue=True)
 
 
 @final
 class StopBelowLr(Hook):
     """Stops after an update whose learning rate was below `lr`, and not above the rate before it.
 
-    The largest rate of the optimizer's groups counts; rates that are tensors are read in each update. A run that was
-    stopped so stops again when it is resumed, unless `lr`, the length of the run or the rate is another.
-
-    Args:
-        lr: lowest rate with which the run goes on.
+    The largest rate of the optimizer's groups counts; rates that are tensors are read in each update.
 
     >>> hook = StopBelowLr(1e-6)
     """
@@ -169,41 +124,25 @@ class StopBelowLr(Hook):
     def __init__(self, lr: Positive) -> None:
         self._lr = lr
         self._before: float | None = None
-        self._fallen_to: float | None = None
-        self._updates: int | None = None
 
     def before_train(self, event: TrainEvent) -> None:
         for number, group in enumerate(self.trainer.optimizer.param_groups):
             if group.get("lr") is None:
                 raise HookError(f"hook `{self.name}` needs a learning rate, but group {number} has none.", field="lr")
-        fallen_to = self._fallen_to
-        self._fallen_to = None
-        if fallen_to is not None and event.updates == self._updates and fallen_to == self._rate():
-            self._stop_below(fallen_to)
-        self._updates = event.updates
 
     def after_update(self, event: UpdateEvent) -> None:
-        if event.committed:
-            rate = self._rate()
-            if self._before is not None and rate <= self._before:
-                self._stop_below(rate)
-            self._before = rate
+        if not event.committed:
+            return
+        rate = max(float(group["lr"]) for group in self.trainer.optimizer.param_groups)
+        if self._before is not None and rate <= self._before and rate < self._lr:
+            self.trainer.request_stop(f"the learning rate has fallen to {rate:.6g}, below {self._lr:g}")
+        self._before = rate
 
     def state_dict(self) -> dict[str, Any]:
-        return {"before": self._before, "fallen_to": self._fallen_to, "updates": self._updates}
+        return {"rate_before": self._before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._before = state["before"]
-        self._fallen_to = state["fallen_to"]
-        self._updates = state["updates"]
-
-    def _rate(self) -> float:
-        return max(float(group["lr"]) for group in self.trainer.optimizer.param_groups)
-
-    def _stop_below(self, rate: float) -> None:
-        if rate < self._lr:
-            self._fallen_to = rate
-            self.trainer.request_stop(f"the learning rate has fallen to {rate:.6g}, below {self._lr:g}")
+        self._before = state["rate_before"]
 
 
 @final

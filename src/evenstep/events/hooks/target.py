@@ -29,26 +29,12 @@ class MetricTarget:
     def evaluation(self) -> str:
         return self.metric.partition("/")[0]
 
-    def is_of_training(self, hook: Hook) -> bool:
-        return self.evaluation == "train" and "train" not in hook.trainer.evaluations
-
     def check(self, hook: Hook) -> None:
         """Raise HookError if the trainer of `hook` lacks the evaluation."""
         self._check_known(hook, self.evaluation, hook.trainer.evaluations)
 
-    def check_training(self, hook: Hook) -> None:
-        """Raise HookError if the run has training metrics, but not this metric."""
-        place = self.metric.rpartition("/")[0]
-        known = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
-        if known:
-            self._check_known(hook, self.metric, known)
-
     def value(self, hook: Hook, event: EvaluateEvent) -> float | None:
-        """Value of the metric in `event`; None for another evaluation, or a failed one.
-
-        Raises:
-            HookError: the evaluation has no such metric.
-        """
+        """Value of the metric in `event`; None for another evaluation, or a failed one."""
         if event.name != self.evaluation or not event.metrics:
             return None
         self._check_known(hook, self.metric, event.metrics)

@@ -18,7 +18,7 @@ from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 
 RESETS: tuple[str, ...] = get_args(Reset)
-_STOPPED_FOR_LR = {"fallen_to", "before"}  # keys in the state of a hook such as `StopBelowLr`
+_STOPPED_FOR_LR = {"rate_before"}  # key in the state of `StopBelowLr`
 _FOLLOWS_A_METRIC = {"metric", "mode"}  # keys in the state of a hook with a `MetricTarget`
 
 

@@ -114,21 +114,6 @@ def test_the_link_is_corrected_after_a_kill_and_after_a_rewind(trainer: Any) -> 
     assert not (trainer.folder / "best").exists()
 
 
-def test_metrics_of_training_count_at_saved_updates(trainer: Any) -> None:
-    trainer.folder.mkdir()
-    hook = attached(trainer, metric="train/loss", keep=2)
-    hook.before_train(TrainEvent(update=0, updates=9))
-    for update, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (35, None)):  # the value of update 30 is not of 35
-        if loss is not None:
-            trainer.storage.put("train/loss", loss, update=update)
-            trainer.storage.settle()
-        hook.before_save(SaveEvent(update=update))
-        hook.after_save(saved(trainer.folder, update))
-    assert hook.kept_checkpoints() == ("step-00000020", "step-00000030")
-    assert link_of(trainer) == "step-00000020\n"
-    assert trainer.asked == []
-
-
 def test_a_missing_folder_evaluation_or_metric_is_refused(trainer: Any) -> None:
     begin = TrainEvent(update=0, updates=1)
     with refused(HookError, "metric"):
