@@ -4,11 +4,12 @@ python website/reference.py           writes the pages
 python website/reference.py --check   exits 1 if a page is not what would be written
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -18,15 +19,14 @@ from evenstep.cli.arguments import WithSettings
 from evenstep.config.keys import schema
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-_MADE_BY = "<!-- Made by `python website/reference.py`; a test holds it to what it says. -->"
+_MADE_BY = "<!-- Made by `python website/reference.py`; a test compares them. -->"
 _CONFIGURATION = f"""# Configuration
 
 {_MADE_BY}
 
-Every key of a run file, its type, what it is if left out, and what it does. A key that is not here is refused, with the
-closest one that is; nothing is converted. On the command line each is `--section.key value`:
-`evenstep train run.toml --train.updates 500`, where `none` takes a key away. `evenstep check run.toml` finds all faults
-of a run file at once, and `evenstep config-schema` prints this page as a JSON schema, for editors.
+Every key of a run file with its type, default and meaning. Another key is an error that suggests the closest one. On the command line a key is
+`--section.key value`: `evenstep train run.toml --train.updates 500`; the value `none` unsets it. `evenstep check run.toml` finds all faults of a run
+file at once. `evenstep config-schema` prints this page as a JSON schema, for editors.
 
 In a path, `NAME` is a name that you choose, and `[[hooks]]` stands once for each item of a list.
 """
@@ -54,9 +54,17 @@ def configuration(whole: Mapping[str, Any] | None = None) -> str:
     return _CONFIGURATION + "".join(_sections(whole or schema()))
 
 
+class _Section(NamedTuple):
+    title: str
+    kind: str | None
+    about: str
+    rows: list[str]
+
+
 def _sections(whole: Mapping[str, Any]) -> Iterator[str]:
     waiting: list[tuple[str, Mapping[str, Any]]] = [("", whole)]
     homes: dict[str, str] = {}
+    found: list[_Section] = []
     while waiting:
         path, table = waiting.pop(0)
         below: list[tuple[str, Mapping[str, Any]]] = []
@@ -68,14 +76,32 @@ def _sections(whole: Mapping[str, Any]) -> Iterator[str]:
                 if one["title"] not in homes:
                     homes[one["title"]] = where
                     below.append((where, one))
-            rows.append(_row(key, value, key in table.get("required", ()), within, homes))
+            if key != "kind" or "const" not in value:
+                rows.append(_row(key, value, key in table.get("required", ()), within, homes))
         waiting[:0] = below
         title = "At the top" if not path else f"`[{path}]`" if path[0] != "[" else f"`{path}`"
         kind = table["properties"].get("kind", {}).get("const")
-        heading = f"## {title}" + (f', `kind = "{kind}"`' if kind else "")
-        lines = "\n".join(rows)
-        about = " ".join(table["description"].split())
-        yield f"\n{heading}\n\n{about}\n\n| key | type | default | what it says |\n|---|---|---|---|\n{lines}\n"
+        found.append(_Section(title, kind, " ".join(table["description"].split()), rows))
+    for title, sections in itertools.groupby(found, key=lambda section: section.title):
+        yield _written(title, list(sections))
+
+
+def _written(title: str, sections: list[_Section]) -> str:
+    """One table of keys, also where a table of the run file has several kinds: a key names the kinds that have it."""
+    if sections[0].kind is None:
+        (section,) = sections
+        rows = "\n".join(f"| {row} |" for row in section.rows)
+        return f"\n## {title}\n\n{section.about}\n\n| key | type | default | meaning |\n|---|---|---|---|\n{rows}\n"
+    kinds = "\n".join(f"| `{section.kind}` | {section.about} |" for section in sections)
+    rows: dict[str, list[str]] = {}
+    for section in sections:
+        for row in section.rows:
+            rows.setdefault(row, []).append(f"`{section.kind}`")
+    keys = "\n".join(
+        f"| {row} | {'all' if len(names) == len(sections) else ', '.join(names)} |" for row, names in rows.items()
+    )
+    table = f"\n| key | type | default | meaning | kinds |\n|---|---|---|---|---|\n{keys}\n" if keys else ""
+    return f"\n## {title}\n\n| kind | meaning |\n|---|---|\n{kinds}\n{table}"
 
 
 def _row(
@@ -86,13 +112,11 @@ def _row(
     homes: Mapping[str, str],
 ) -> str:
     said = value.get("description") or (within[0][0]["description"] if within else "")
-    if key == "kind" and "const" in value:
-        said = "Which class."
     if within and homes[within[0][0]["title"]] != within[0][1]:
         said = f"{said} Its keys are those of `[{homes[within[0][0]['title']].strip('[]')}]`."
     default = "*required*" if required else _default(value, bool(within))
     cells = [f"`{key}`", _type(value), default, " ".join(said.split())]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return " | ".join(cell.replace("|", chr(92) + "|") for cell in cells)
 
 
 def _tables_in(
