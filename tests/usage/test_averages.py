@@ -21,7 +21,7 @@ def test_checkpoints_of_shards_and_stages_are_averaged_and_evaluated(
     made = average_checkpoints(of, run / "averages")
     one, two = (read_checkpoint(path).state["model"] for path in of)
     model = programs.network(seed=3)
-    mean = read_checkpoint(made.path).state["model"]
+    mean = read_checkpoint(made).state["model"]
     assert sorted(mean) == sorted(model.state_dict())
     for name, value in mean.items():
         assert torch.equal(value, ((one[name].double() + two[name].double()) / 2).float())
@@ -29,5 +29,5 @@ def test_checkpoints_of_shards_and_stages_are_averaged_and_evaluated(
     x, y = (torch.stack([point[part] for point in programs.points()]) for part in (0, 1))
     with torch.no_grad():
         wanted = float(((model(x) - y) ** 2).mean())
-    for found in on_ranks(2, programs.train, str(tmp_path / "tuned"), strategy, pipeline, str(made.path)):
+    for found in on_ranks(2, programs.train, str(tmp_path / "tuned"), strategy, pipeline, str(made)):
         assert found == pytest.approx(wanted, rel=1e-5)

@@ -32,7 +32,6 @@ ELSEWHERE = {
     "from-accelerate": "tests/usage/test_coming_from.py",
     "from-hf-trainer": "tests/usage/test_coming_from.py",
     "from-lightning": "tests/usage/test_coming_from.py",
-    "hosts": "tests/ranks/test_ray.py",
     "transformers": "tests/unit/hf/test_page.py",
 }
 # What a page's block that has these words needs beside it.
