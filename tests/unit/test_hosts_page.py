@@ -87,9 +87,3 @@ def test_its_command_is_ours(job: Any, container: Any) -> None:
     assert given["resume"] == "auto"  # or a pod that replaces another would begin anew
     assert given["checkpoint.mirror"].startswith("s3://")
     assert job["template"]["spec"]["terminationGracePeriodSeconds"] > 30
-
-
-def test_the_script_for_ray_is_python() -> None:
-    """It is run by `tests/ranks/test_ray.py`, where Ray is."""
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    compile(script, "train_on_ray.py", "exec")
