@@ -24,11 +24,10 @@ _CONFIGURATION = f"""# Configuration
 
 {_MADE_BY}
 
-Every key of a run file with its type, default and meaning. Another key is an error that suggests the closest one. On the command line a key is
-`--section.key value`: `evenstep train run.toml --train.updates 500`; the value `none` unsets it. `evenstep check run.toml` finds all faults of a run
-file at once. `evenstep config-schema` prints this page as a JSON schema, for editors.
-
-In a path, `NAME` is a name that you choose, and `[[hooks]]` stands once for each item of a list.
+Every key of a run file with its type, default and meaning. Another key is an error that suggests the closest one. On
+the command line a key is `--section.key value`: `evenstep train run.toml --train.updates 500`; the value `none` unsets
+it. `evenstep check run.toml` finds all faults of a run file at once. `evenstep config-schema` prints this page as a
+JSON schema, for editors.
 """
 _CLI = f"""# Command line
 
