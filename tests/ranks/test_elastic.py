@@ -156,5 +156,5 @@ def test_a_signal_to_launcher_ranks_and_workers_at_once_stops_the_run_saved(
     assert end.code == 75, end
     status = json.loads((recipe / "all/run/status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", first_signal.name)
-    assert (recipe / "all/run/latest").read_text().strip() == f"step-{status['update']:08d}"
+    assert (recipe / f"all/run/checkpoints/step-{status['update']:08d}").is_dir()
     assert not [each for each in everybody if runs(each)]

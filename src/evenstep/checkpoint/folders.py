@@ -10,7 +10,6 @@ from evenstep.errors import CheckpointError
 from evenstep.files import REPLACED
 
 CHECKPOINTS = "checkpoints"
-LATEST = "latest"
 MANIFEST, STATE, TABLE = "manifest.json", "state.json", "tensors.json"
 REMOVING = ".removing-"  # being deleted
 CLAIM = ".emergency-"  # claim of the rank of a failing run that saves this update

@@ -10,7 +10,6 @@ from pathlib import Path
 from evenstep import files
 from evenstep.checkpoint.folders import (
     CLAIM,
-    LATEST,
     MANIFEST,
     REMOVING,
     complete_checkpoints,
@@ -102,10 +101,6 @@ def clean_leftovers(folder: Path) -> list[str]:
             if left is not None:
                 discard(path)
                 done.append(f"removed `{path.name}`, left by {left} that was interrupted")
-        pointer = folder.parent / f"{SAVING}{LATEST}"
-        if pointer.is_file():
-            files.remove_file(pointer)
-            done.append(f"removed `{pointer.name}`, left by a save that was interrupted")
     return done
 
 

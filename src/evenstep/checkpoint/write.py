@@ -15,7 +15,7 @@ from zlib import crc32
 from torch import Tensor
 
 from evenstep import files
-from evenstep.checkpoint.folders import CLAIM, LATEST, MANIFEST, STATE, TABLE, disk_error, is_complete, step_name
+from evenstep.checkpoint.folders import CLAIM, MANIFEST, STATE, TABLE, disk_error, is_complete, step_name
 from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
@@ -36,7 +36,7 @@ class CheckpointWrite:
 
     Args:
         folder, update, state, group, resumed_from: as for `write_checkpoint`.
-        name: of a folder that is no step of the run; `latest` then does not name it.
+        name: of the new folder; by default that of the step.
 
     Attributes:
         tensors: tensors that this rank writes, by file and by name in it.
@@ -57,7 +57,6 @@ class CheckpointWrite:
         self.target = folder / (name or step_name(update))
         self.tensors: dict[str, dict[str, Tensor]] = {}
         self.is_shared = False
-        self._is_step = not name
         self._staging = folder / f"{files.SAVING}{self.target.name}"
         self._group = group
         self._resumed_from = resumed_from
@@ -101,13 +100,10 @@ class CheckpointWrite:
             files.sync_path(self.target.parent)
             if replaced.exists():
                 discard(replaced)
-            if self._is_step:
-                with files.replacing(self.target.parent.parent / LATEST) as new:
-                    files.write(new, f"{self.target.name}\n".encode())
         except OSError as error:
             raise disk_error(
                 f"the checkpoint of update {self.update} is complete in `{self.target}`, but may not survive a loss of "
-                f"power, or `{LATEST}` names an older one",
+                f"power",
                 error,
             ) from error
         return self.target
@@ -216,7 +212,7 @@ def write_checkpoint(
     """Write `state` as the checkpoint of `update`, and return its folder when it would survive a loss of power.
 
     Args:
-        folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be. `RUN/latest` is set.
+        folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be.
         update: number of committed updates in the state.
         state: a nested tree of dict, list, tuple, set, Tensor, str, numbers and None, the same on all ranks. Values
             other than tensors are those of the first rank.
@@ -229,8 +225,8 @@ def write_checkpoint(
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as run:
     ...     path = write_checkpoint(Path(run) / "checkpoints", 10, {"model": {"bias": torch.ones(2)}})
-    ...     path.name, sorted(file.name for file in path.iterdir()), (Path(run) / "latest").read_text()
-    ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json', 'tensors.json'], 'step-00000010\\n')
+    ...     path.name, sorted(file.name for file in path.iterdir())
+    ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json', 'tensors.json'])
     """
     return CheckpointWrite(Path(folder).expanduser(), update, state, group=group, resumed_from=resumed_from).run()
 

@@ -39,7 +39,7 @@ from evenstep.pipeline.split import cut, flows
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.grouped import grouped_optimizer
-from evenstep.train.state.loading import put_weights
+from evenstep.train.state.loading import load_weights
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
 from evenstep.train.state.train_state import parameter_names
 from evenstep.train.tasks.modules import attach_modules
@@ -92,7 +92,7 @@ class RunParts:
         config = deepcopy(self.config)  # some objects in it keep the state of one run
         checkpoint = Checkpointing() if more.get("folder") is None else config.checkpoint
         with refused_at("train"):
-            trainer = Trainer(
+            return Trainer(
                 model=self.model,
                 task=self.task,
                 optimizer=self.optimizer,
@@ -111,9 +111,6 @@ class RunParts:
                 log=replace(config.log, writers=tuple(writers)),
                 **more,
             )
-        if self.loaded is not None:
-            self.loaded.freeze(self.model)  # now that the optimizer holds it: a hook may unfreeze it
-        return trainer
 
     def first_inputs(self, device: torch.device) -> tuple[GlobalBatch, Any]:
         """The first global batch, and the model's inputs of its first micro-batch, on `device`."""
@@ -257,7 +254,7 @@ def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
     if table is None:
         return None
     with refused_at("init_from.path"):
-        return put_weights(model, **{one.name: getattr(table, one.name) for one in fields(table)})
+        return load_weights(model, **{one.name: getattr(table, one.name) for one in fields(table)})
 
 
 def check_stages(config: RunConfig, made: nn.Module | Layers) -> None:

@@ -175,8 +175,6 @@ class InitFrom:
     partial: bool = False
     """Allow missing, additional or differently shaped weights: what fits is loaded, and the rest is listed. Without it
     such a file is refused."""
-    freeze: bool = False
-    """Do not train what was loaded. A hook may unfreeze it later."""
 
 
 @option

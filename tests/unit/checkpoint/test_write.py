@@ -41,7 +41,6 @@ def update_of(folder: Path) -> int | None:
 def test_the_folder_holds_a_file_per_part_with_tensors_and_a_manifest_of_them(folder: Path, state: State):
     path = write_checkpoint(folder, 1000, state(1000))
     assert path == folder / "step-00001000"
-    assert (folder.parent / "latest").read_text() == "step-00001000\n"
     manifest = json.loads((path / "manifest.json").read_bytes())
     names = {"model.safetensors", "optimizer.safetensors", "state.json", "tensors.json"}
     assert {file.name for file in path.iterdir()} == names | {"manifest.json"}
@@ -85,11 +84,8 @@ def test_the_library_loads_a_model_with_tied_weights(folder: Path):
 def test_what_a_killed_save_of_the_same_update_left_is_no_obstacle(folder: Path, state: State):
     (folder / ".saving-step-00000005").mkdir(parents=True)
     (folder / ".saving-step-00000005" / "model.safetensors").write_bytes(b"half")
-    (folder.parent / ".saving-latest").write_bytes(b"st")
     write_checkpoint(folder, 5, state(5))
     assert update_of(folder) == 5
-    assert (folder.parent / "latest").read_text() == "step-00000005\n"
-    assert not (folder.parent / ".saving-latest").exists()
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["new update", "same update"])
@@ -131,11 +127,8 @@ def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(fo
     counted = failing_disk()
     with counted:
         write_checkpoint(folder, 1, state(1))
-    last_write = max(i for i, name in enumerate(counted.operations) if name == "write")
-    with (
-        failing_disk(last_write),
-        pytest.raises(CheckpointError),
-    ):
+    last_sync = max(i for i, name in enumerate(counted.operations) if name == "sync_path")
+    with failing_disk(last_sync), pytest.raises(CheckpointError):
         write_checkpoint(folder, 2, state(2))
     assert update_of(folder) == 2
 

@@ -150,21 +150,11 @@ def test_an_average_of_a_run_and_one_of_checkpoints_are_loaded_and_trained_on(tm
 
 def test_a_part_is_loaded_by_pattern_and_the_rest_stays(tmp_path: Path) -> None:
     first, second, before = Net(1), Net(2, head=5), Net(2, head=5)
-    report = load_weights(second, as_pt(first, tmp_path), only="encoder.*", freeze=True)
+    report = load_weights(second, as_pt(first, tmp_path), only="encoder.*")
     assert same(first, second, "encoder")
     assert same(before, second, "head")
     assert report.faults() == []
-    assert {name for name, one in second.named_parameters() if not one.requires_grad} == set(report.frozen)
-    assert all(name.startswith("encoder") for name in report.frozen)
-
-
-def test_frozen_weights_are_not_trained(tmp_path: Path) -> None:
-    first, second = Net(1), Net(2)
-    load_weights(second, as_pt(first, tmp_path), only=("encoder.0.*", "encoder.2.*"), freeze=True)
-    head = second.head.weight.detach().clone()
-    trainer_of(second, tmp_path / "run").train()
-    assert torch.equal(first.encoder[0].weight, second.encoder[0].weight)
-    assert not torch.equal(head, second.head.weight)
+    assert all(name.startswith("encoder") for name in report.loaded)
 
 
 def test_weights_that_do_not_fit_are_refused_by_name_and_the_advice_works(tmp_path: Path) -> None:
@@ -204,15 +194,14 @@ def staged(seed: int) -> PipelineModel:
 @pytest.mark.parametrize(
     ("only", "left_out"), [("0.weight", ""), ("1.weight", ""), ("*.weight", "0.weight"), ("*.weight", "1.weight")]
 )
-def test_all_stages_load_and_freeze_their_copies_of_a_parameter_by_whichever_name(
+def test_all_stages_load_their_copies_of_a_parameter_by_whichever_name(
     only: str, left_out: str, tmp_path: Path
 ) -> None:
     state = staged(1).state_dict()
     torch.save({name: one for name, one in state.items() if name != left_out}, tmp_path / "model.pt")
     model = staged(2)
-    load_weights(model, tmp_path / "model.pt", only=only, freeze=True)
+    load_weights(model, tmp_path / "model.pt", only=only)
     copies = [one for name, one in model.named_parameters() if "weight" in name]
-    assert [one.requires_grad for one in copies] == [False, False]
     assert all(torch.equal(one, state["0.weight"]) for one in copies)
 
 
@@ -268,7 +257,7 @@ def test_names_behind_a_prefix_are_found_and_said_and_what_is_beside_them_is_nam
         load_weights(second, path)
     report = load_weights(second, path, partial=True)
     assert same(first, second)
-    assert (report.behind, report.unexpected) == ("model.", ("criterion.weight",))
+    assert report.unexpected == ("criterion.weight",)
     third = Net(3)
     load_weights(third, path, only=["encoder.*"])
     assert same(first, third, "encoder")
@@ -333,7 +322,7 @@ def test_files_of_averaged_models_and_of_wrapped_modules_are_taken(tmp_path: Pat
     averaged = torch.optim.swa_utils.AveragedModel(model)
     torch.save(averaged.state_dict(), tmp_path / "averaged.pt")
     report = load_weights(fresh, tmp_path / "averaged.pt")
-    assert (report.behind, report.unexpected) == ("module.", ())
+    assert report.unexpected == ()
     assert same(fresh, model)
     for prefix in ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."):
         fresh = Net(2)

@@ -383,7 +383,7 @@ def test_a_folder_at_home_is_found_from_any_directory(tmp_path: Path, monkeypatc
     trainer = trainer_of(Path("~/runs/first"), hooks=[Moves()])
     trainer.train()
     assert trainer.folder == tmp_path / "home/runs/first"
-    assert (tmp_path / "home/runs/first/latest").is_file()
+    assert complete_checkpoints(tmp_path / "home/runs/first/checkpoints")
     assert not (tmp_path / "~").exists()
     assert trainer_of(tmp_path / "second").resume("~/runs/first") is not None
 
@@ -465,9 +465,9 @@ def test_after_going_back_latest_and_best_name_checkpoints_that_are_there(tmp_pa
         def after_update(self, event: UpdateEvent) -> None:
             self.trainer.storage.put("train/score", float(-event.update), update=event.update)
             if event.update == 3:  # after having gone back to 2, from 4 at first
-                named.append([(tmp_path / name).read_text() for name in ("latest", "best")])
+                named.append((tmp_path / "best").read_text())
 
-    named = list[list[str]]()
+    named = list[str]()
     trainer_of(
         tmp_path,
         data=MapData([(torch.ones(4), torch.tensor(0.5))] * 8, global_batch_size=4),
@@ -477,7 +477,7 @@ def test_after_going_back_latest_and_best_name_checkpoints_that_are_there(tmp_pa
         checkpoint=Checkpointing(every_updates=2, asynchronous=False),
         failures=Failures(non_finite="rewind"),
     ).train()
-    assert named == [["step-00000002\n"] * 2] * 2
+    assert named == ["step-00000002\n"] * 2
 
 
 def test_a_finished_run_that_is_resumed_evaluates_no_second_time(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.pipeline import PipelineModel, pipeline_of
-from evenstep.tensors import named_parameters, plain
+from evenstep.tensors import plain
 
 _DOT = re.compile(r"\.")
 
@@ -33,8 +33,6 @@ class LoadedWeights:
         missing: tensors of the model that the file lacks; they stay as they are initialised.
         unexpected: tensors of the file that the model lacks.
         other_shape: tensors of different shapes, as (file's, model's); they stay as they are initialised.
-        frozen: loaded parameters that are not to be trained.
-        behind: prefix of the file's names, such as "module.".
     """
 
     source: str
@@ -42,33 +40,17 @@ class LoadedWeights:
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     other_shape: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    frozen: tuple[str, ...] = ()
-    behind: str = ""
 
     def described(self) -> list[str]:
         """The report, a line for each kind."""
-        behind = f", where their names begin with `{self.behind}`" if self.behind else ""
-        lines = [f"weights     {len(self.loaded)} tensors from {self.source}{behind}"]
-        lines += [f"missing     {first_of(self.missing)}: as initialised"] if self.missing else []
-        lines += [f"unexpected  {first_of(self.unexpected)}: not taken"] if self.unexpected else []
-        lines += [f"other shape {first_of(self._shapes())}: as initialised"] if self.other_shape else []
-        lines += [f"frozen      {len(self.frozen)} of the loaded parameters"] if self.frozen else []
-        return lines
+        return [f"weights     {len(self.loaded)} tensors from {self.source}", *self.faults()]
 
     def faults(self) -> list[str]:
         """Texts on tensors that do not fit."""
+        shapes = [f"{name} of shape {[*file]} instead of {[*own]}" for name, (file, own) in self.other_shape.items()]
         faults = [f"{first_of(self.missing)} missing in the file"] if self.missing else []
         faults += [f"{first_of(self.unexpected)} not known to the model"] if self.unexpected else []
-        return [*faults, *([first_of(self._shapes())] if self.other_shape else [])]
-
-    def _shapes(self) -> list[str]:
-        return [f"{name} of shape {[*file]} instead of {[*own]}" for name, (file, own) in self.other_shape.items()]
-
-    def freeze(self, model: nn.Module) -> None:
-        """Clear `requires_grad` of the parameters in `frozen`."""
-        for name, parameter in named_parameters(unwrapped(model)).items():
-            if name in self.frozen:
-                parameter.requires_grad_(False)
+        return [*faults, first_of(shapes)] if shapes else faults
 
 
 def load_weights(
@@ -78,26 +60,18 @@ def load_weights(
     only: str | Sequence[str] = ("*",),
     average: bool = False,
     partial: bool = False,
-    freeze: bool = False,
 ) -> LoadedWeights:
     """Load weights into `model`, before its optimizer and its trainer are built, and report them.
 
-    On several ranks each loads its own model. A model in stages loads its stages' part of the file, all ranks of the
-    pipeline together. Prefixes of wrappers (`module.`, `_orig_mod.`, FSDP's) and the counter of torch's `AveragedModel`
-    are left out of the file's names.
+    A model in stages loads its stages' part of the file, all ranks of the pipeline together. Prefixes of wrappers
+    (`module.`, `_orig_mod.`, FSDP's) are left out of the file's names.
 
     Args:
         path: a run folder (whose newest checkpoint is taken), a checkpoint or an average of several; a `.safetensors`
-            file, an index of several, or a folder with one of these, as the hub has them; or a file of `torch.save`,
-            which is read with `weights_only=True`.
+            file, an index of several, or a folder with one of these; or a file of `torch.save`.
         only: patterns of the model's names, in which `*` stands for any characters; other tensors stay as they are.
         average: whether to take the average that a run has kept of its parameters.
         partial: whether to load a file in part that lacks tensors, has more, or has other shapes.
-        freeze: whether loaded parameters are not to be trained.
-
-    Raises:
-        ArgumentError: a pattern that fits no tensor of the model.
-        CheckpointError: no weights there, or none that fit; nothing has been changed then.
 
     >>> import tempfile, torch
     >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -105,26 +79,6 @@ def load_weights(
     ...     torch.save(first.state_dict(), f"{folder}/first.pt")
     ...     load_weights(second, f"{folder}/first.pt", only="weight").loaded
     ('weight',)
-    >>> torch.equal(first.weight, second.weight), torch.equal(first.bias, second.bias)
-    (True, False)
-    """
-    report = put_weights(model, path, only=only, average=average, partial=partial, freeze=freeze)
-    report.freeze(model)
-    return report
-
-
-def put_weights(
-    model: nn.Module,
-    path: Path | str | StoredWeights,
-    *,
-    only: str | Sequence[str] = ("*",),
-    average: bool = False,
-    partial: bool = False,
-    freeze: bool = False,
-) -> LoadedWeights:
-    """`load_weights`, but parameters to freeze are only named in the report.
-
-    So the optimizer holds them, a hook may unfreeze them, and a resumed run does not need the file.
     """
     patterns = (only,) if isinstance(only, str) else tuple(only)
     ranks = pipeline_of(model)
@@ -135,14 +89,12 @@ def put_weights(
 
     def compared() -> tuple[StoredWeights, LoadedWeights]:
         opened = open_weights(path, average=average)
-        behind = _prefix(opened, meant)
-        weights = opened.behind(behind)
+        weights = opened.behind(_prefix(opened, meant))
         there = weights.outlines
         places = {name: _place(weights, name, own) for name, own in wanted.items()}
         found = {name: there[place] for name, place in places.items() if place in there}
         loaded = [name for name in found if found[name].shape == live[name].shape]
         tied = {id(live[name]) for name in loaded}  # a file may hold tied weights under one of their names
-        parameters = {id(one): name for name, one in named_parameters(unwrapped(model)).items()}
         report = LoadedWeights(
             source=weights.source,
             loaded=tuple(loaded),
@@ -151,8 +103,6 @@ def put_weights(
             other_shape={
                 name: (tuple(found[name].shape), tuple(live[name].shape)) for name in found if name not in loaded
             },
-            frozen=tuple(sorted({parameters[one] for one in tied if one in parameters})) if freeze else (),
-            behind=behind,
         )
         if report.faults() and not partial:
             raise CheckpointError(
@@ -196,18 +146,12 @@ def _meant(patterns: Sequence[str], known: set[str]) -> set[str]:
 
 
 def _prefix(weights: StoredWeights, meant: set[str]) -> str:
-    """Text before the model's names in the file: that of most of the names, and of more than half."""
+    """Text before most of the model's names in the file."""
     there = weights.outlines
     if not meant.isdisjoint(there):
         return ""
-    ends = [name[: dot.end()] for name in there for dot in _DOT.finditer(name) if name[dot.end() :] in meant]
-    times = Counter(ends)
-    most = max(times.values(), default=0)
-    found = [
-        prefix
-        for prefix, number in times.items()
-        if number == most and (2 * most > len(meant) or all(name.startswith(prefix) for name in there))
-    ]
+    times = Counter(name[: dot.end()] for name in there for dot in _DOT.finditer(name) if name[dot.end() :] in meant)
+    found = [prefix for prefix, number in times.items() if number == max(times.values())]
     if len(found) > 1:
         raise CheckpointError(f"`{weights.source}` has the model's names behind each of {first_of(found)}; save one.")
     return found[0] if found else ""

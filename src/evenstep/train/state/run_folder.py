@@ -19,11 +19,10 @@ from evenstep.checkpoint import (
     step_name,
     step_update,
 )
-from evenstep.checkpoint.folders import CHECKPOINTS, LATEST, is_complete
+from evenstep.checkpoint.folders import CHECKPOINTS, is_complete
 from evenstep.checkpoint.retention import set_aside
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.errors import ArgumentError
 from evenstep.events import Incident
-from evenstep.events.files import replace_text
 from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
@@ -109,25 +108,14 @@ class RunFolder:
 
     def _leave_after(self, update: int, leave: Callable[[Path], None]) -> None:
         def act() -> None:
-            kept = ""
             for path in complete_checkpoints(self.checkpoints):
                 if (step_update(path.name) or 0) > update:
                     leave(path)
-                else:
-                    kept = path.name
-            if kept:
-                self._name_latest(kept, update)
             for name in self.mirror.steps() if self.mirror is not None else []:
                 if self.mirror is not None and (step_update(name) or 0) > update:
                     self.mirror.remove(name)
 
         self.group.first_rank_does(act)
-
-    def _name_latest(self, name: str, update: int) -> None:
-        try:
-            replace_text(self.checkpoints.with_name(LATEST), f"{name}\n")
-        except EvenstepError as error:  # no run reads the file, and the next save writes it again
-            self.report(Incident(kind="checkpoint", update=update, message=str(error)))
 
     def claim(self) -> None:
         """Check that no other run has left its results here, before this run writes anything."""
