@@ -26,21 +26,19 @@ def adamw(model: nn.Module, **grouping: Any) -> torch.optim.Optimizer:
 
 
 def muon(model: nn.Module) -> torch.optim.Optimizer:
-    """Muon for the layers' matrices, AdamW for the rest, rates that fall from layer to layer, and a frozen bias."""
+    """Muon for the layers' matrices, AdamW for the rest, and a frozen bias."""
     groups = {
         "matrices": ParameterGroup(
             patterns=("layers.*.weight",), optimizer=torch.optim.Muon, lr=0.02, options={"weight_decay": 0.01}
         ),
         "still": ParameterGroup(patterns=("layers.1.linear.bias",), frozen=True),
     }
-    return grouped_optimizer(
-        model, torch.optim.AdamW, lr=LR, groups=groups, weight_decay_on="matrices", layer_decay=0.7, layers="layers"
-    )
+    return grouped_optimizer(model, torch.optim.AdamW, lr=LR, groups=groups, weight_decay_on="matrices")
 
 
 def decayed(model: nn.Module) -> torch.optim.Optimizer:
     groups = {"head": ParameterGroup(patterns=("head.*",), lr_factor=3.0)}
-    return adamw(model, groups=groups, weight_decay_on="matrices", layer_decay=0.7, layers="layers")
+    return adamw(model, groups=groups, weight_decay_on="matrices")
 
 
 def rounding() -> QuantizationAware:

@@ -328,8 +328,6 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
                 lr=table.lr,
                 groups={name: _group(run, name, one) for name, one in calls.items()},
                 weight_decay_on=table.weight_decay_on,
-                layer_decay=table.layer_decay,
-                layers=table.layers,
                 options=call.arguments,
                 options_of={cast("type", kind): fused(one) for kind, one in kinds.items()},
             )

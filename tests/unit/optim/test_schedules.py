@@ -1,6 +1,6 @@
 """LR schedules against PyTorch's schedulers where it has the same one, else against their formula in NumPy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -191,10 +191,6 @@ def test_a_step_counts_from_the_end_of_the_warm_up_and_stops_falling() -> None:
 def test_a_list_is_numbered_by_the_run_and_warms_up_too() -> None:
     schedule = Listed(factors=((1, 1.0), (3, 2.0), (6, 0.5)), warmup_updates=4)
     assert factors(schedule, 7) == [0.25, 0.5, 1.5, 2.0, 2.0, 0.5, 0.5]
-    rates: Sequence[tuple[int, float]] = [(1, 3e-4), (100, 1e-4)]
-    of_rates = Listed.of_rates(rates, lr=3e-4, unit="epochs")
-    assert of_rates.in_epoch(5, 98, None) == 1.0
-    assert 3e-4 * of_rates.in_epoch(5, 99, None) == pytest.approx(1e-4, rel=1e-15)
 
 
 def test_a_schedule_of_a_group_is_found_by_the_groups_number() -> None:

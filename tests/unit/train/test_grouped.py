@@ -76,24 +76,9 @@ def test_one_word_takes_weight_decay_from_biases_and_norms() -> None:
     assert sum(len(group["params"]) for group in made.param_groups) == len([*model.parameters()])
 
 
-def test_layers_have_rates_that_fall_towards_the_input() -> None:
-    model = net()
-    made = grouped_optimizer(model, torch.optim.SGD, lr=1.0, layer_decay=0.5, layers="blocks")
-    rates = {group["name"]: group["lr"] for group in made.param_groups}
-    assert rates == {"others/layer_0": 0.125, "others/layer_1": 0.25, "others/layer_2": 0.5, "others/layer_3": 1.0}
-    found = groups_of(model, made)
-    assert found["others/layer_0"] == ["embed.weight", "embed.bias"]
-    assert all(name.startswith("blocks.1.") for name in found["others/layer_2"])
-    assert found["others/layer_3"] == ["head.weight", "head.bias"]
-
-
 SETTINGS: dict[str, Mapping[str, Any]] = {
     "decay": {"weight_decay_on": "matrices", "options": {"weight_decay": 0.1}},
-    "layers": {
-        "layer_decay": 0.7,
-        "layers": "blocks",
-        "groups": {"head": ParameterGroup(patterns=("head.*",), lr=0.3)},
-    },
+    "rate": {"groups": {"head": ParameterGroup(patterns=("head.*",), lr=0.3)}},
     "frozen": {"groups": {"input": ParameterGroup(patterns=("embed.*", "blocks.0.*"), frozen=True)}},
     "options": {
         "groups": {
@@ -108,11 +93,10 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
 def reference_rate(name: str, setting: str) -> dict[str, Any] | None:
     """What each parameter is stepped with, by hand."""
     matrix = name.endswith("weight") and "norm" not in name
-    depth = 0 if "embed" in name else 3 if "head" in name else 1 + int(name.split(".")[1])
     if setting == "decay":
         return {"lr": 0.05, "weight_decay": 0.1 if matrix else 0.0}
-    if setting == "layers":
-        return {"lr": (0.3 if "head" in name else 0.05) * 0.7 ** (3 - depth)}
+    if setting == "rate":
+        return {"lr": 0.3 if "head" in name else 0.05}
     if setting == "frozen":
         return None if "embed" in name or "blocks.0" in name else {"lr": 0.05}
     if "norm" in name:
@@ -215,8 +199,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "all frozen": ({"groups": {"a": ParameterGroup(patterns=("*",), frozen=True)}}, "groups"),
     "an option": ({"groups": {"a": ParameterGroup(patterns=("head.*",), options={"momentum": 0.9})}}, "momentum"),
     "no decay": ({"optimizer": torch.optim.Rprop, "weight_decay_on": "matrices"}, "weight_decay"),
-    "layers": ({"layer_decay": 0.5, "layers": "layers"}, "layers"),
-    "layers alone": ({"layers": "blocks"}, "layer_decay"),
 }
 
 

@@ -23,7 +23,7 @@ from evenstep.data import Data
 from evenstep.data.sampling import largest
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
-from evenstep.optim.plateau import Plateau
+from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
 from evenstep.tools.prove.run import Cut, Subject, Variant, wide_data
