@@ -16,7 +16,7 @@ if sys.platform == "win32":
     raise ImportError("evenstep does not run on Windows: it needs POSIX signals, locks and processes; use WSL 2.")
 
 _PARTS = ("checkpoint", "contrib", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
-_NOT_STARRED = (*_PARTS, "Histogram", "Image", "Text")  # scripts have such names, too
+_NOT_STARRED = (*_PARTS, "Image", "Text")  # scripts have such names, too
 _SEARCHED = ("contrib.multitask", "data", "events", "optim.schedules", "parallel", "pipeline", "precision", "train")
 
 

@@ -27,7 +27,6 @@ from evenstep.errors import EvenstepError as EvenstepError
 from evenstep.events import (
     Best as Best,
     EarlyStop as EarlyStop,
-    Histogram as Histogram,
     Hook as Hook,
     Image as Image,
     Incident as Incident,

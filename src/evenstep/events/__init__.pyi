@@ -14,6 +14,7 @@ from evenstep.events.event import (
     TrainEvent as TrainEvent,
     UpdateEvent as UpdateEvent,
 )
+from evenstep.events.files import IncidentFiles as IncidentFiles
 from evenstep.events.hook import Hook as Hook
 from evenstep.events.hooks.best import Best as Best
 from evenstep.events.hooks.measures import (
@@ -31,10 +32,9 @@ from evenstep.events.hooks.stops import (
     TimeBudget as TimeBudget,
 )
 from evenstep.events.hooks.watchdog import Watchdog as Watchdog
-from evenstep.events.incidents import IncidentFiles as IncidentFiles
 from evenstep.events.metrics.series import Record as Record
 from evenstep.events.metrics.storage import Storage as Storage
-from evenstep.events.shown import Histogram as Histogram, Image as Image, Shown as Shown, Text as Text
+from evenstep.events.shown import Image as Image, Shown as Shown, Text as Text
 from evenstep.events.writers import WRITERS as WRITERS
 from evenstep.events.writers.console import ConsoleWriter as ConsoleWriter
 from evenstep.events.writers.files import CsvWriter as CsvWriter, JsonlWriter as JsonlWriter

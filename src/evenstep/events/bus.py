@@ -1,16 +1,18 @@
 """Calls the hooks of a run at its events, and only those hooks that listen."""
 
 import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, cast, final
+
+import numpy as np
 
 from evenstep.arguments import advice
 from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook
-from evenstep.events.plain import as_plain, like
 from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
@@ -26,23 +28,17 @@ _NOT_KEYED = _OF_PASSES | {"on_incident"}
 
 @final
 class Bus:
-    """Hooks of a run, in the order of `priority`, then as given.
+    """Hooks of a run, in the order of `priority`, then as given; None among them is left out.
 
     Args:
-        hooks: None among them is left out.
         trainer: the trainer that the hooks see.
         on_error: for errors of hooks without a `failure_policy`: "stop" raises, "continue" reports an incident.
         report: takes these incidents.
 
     Attributes:
         heard: names of the methods that some hook overrides.
-        hears_microbatches: some hook listens to single micro-batches.
-        hears_passes: some hook listens to forwards and backwards.
         drawing: context around the methods of hooks that may draw random numbers, from the method's key and the event.
             Forwards and backwards draw the numbers of their micro-batch instead.
-
-    Raises:
-        HookError: for a hook given twice, or a method that no event calls.
     """
 
     def __init__(
@@ -91,10 +87,7 @@ class Bus:
         """Run a part of the run between its `before_` and `after_` methods; without listeners no event is built.
 
         If a `before_` raises, the part does not run, and only the hooks before it get their `after_`. All of these run,
-        and none can hide an error in flight.
-
-        Args:
-            end: builds the end event from the error in flight, or None.
+        and none can hide an error in flight, from which `end` builds their event.
         """
         is_heard = f"before_{name}" in self.heard or f"after_{name}" in self.heard
         return _Span(self, name, begin, end) if is_heard and self._kind is not None else _NOTHING
@@ -157,14 +150,10 @@ class Bus:
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """State of every hook that may have some, by its name (`Best`, `Best#2`, …)."""
         states = [(one, one.hook.state_dict()) for one in self._listeners]
-        return {one.key: as_plain(state) for one, state in states if state or _has_state(one.hook)}
+        return {one.key: _as_plain(state) for one, state in states if state or _has_state(one.hook)}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
-        """Restore the state of every hook; hooks without a saved state stay as they are.
-
-        Returns:
-            Differences from the saved hooks, in half sentences.
-        """
+        """Restore the state of hooks that have a saved one; returns the differences, in half sentences."""
         hooks = _by_key(self.hooks)
         new = [key for key, hook in hooks.items() if key not in states and hook.state_dict()]
         gone = [key for key, state in states.items() if key not in hooks and state]
@@ -173,7 +162,7 @@ class Bus:
         for key in [key for key in hooks if key in states]:
             now = hooks[key].state_dict()
             if states[key] or now:
-                changed = hooks[key].load_state_dict(like(states[key], now))
+                changed = hooks[key].load_state_dict(_like(states[key], now))
                 if changed:
                     said.append(f"hook `{key}` {changed}")
         return said
@@ -266,3 +255,31 @@ def _check_methods(hook: Hook) -> None:
             raise HookError(
                 f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice(name, _METHODS)}", field=name
             )
+
+
+def _as_plain(value: Any) -> Any:
+    """A hook's state for checkpoints, with dicts, lists and numbers in place of Counters, sets, deques and numpy's."""
+    if isinstance(value, Mapping):
+        return {key: _as_plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, tuple):
+        return tuple(_as_plain(one) for one in cast("tuple[Any, ...]", value))
+    if isinstance(value, list | set | frozenset | deque):
+        return [_as_plain(one) for one in cast("list[Any]", value)]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _like(value: Any, now: Any) -> Any:
+    """A plain value in the types of `now`, the state of the same hook before it is restored."""
+    if isinstance(value, dict):
+        own = cast("Mapping[Any, Any]", now if isinstance(now, Mapping) else {})
+        restored = {key: _like(one, own.get(key)) for key, one in cast("dict[Any, Any]", value).items()}
+        return type(now)(restored) if isinstance(now, Counter) else restored
+    if isinstance(value, list):
+        given = cast("list[Any]", value)
+        if isinstance(now, deque):
+            return deque(given, cast("deque[Any]", now).maxlen)
+        if isinstance(now, set | frozenset):
+            return type(cast("set[Any]", now))(given)
+        own = cast("list[Any]", now if isinstance(now, list) else [])
+        return [_like(one, own[place] if place < len(own) else None) for place, one in enumerate(given)]
+    return value

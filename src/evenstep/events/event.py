@@ -1,7 +1,6 @@
-"""Events of a run as values: one frozen class per part of a run, given to hooks and writers.
+"""Events of a run as values, for hooks and writers; the events of the first update carry `update = 1`.
 
 The `before_` method of a part gets an event of what begins, the `after_` method one of how it ended, also on failure.
-`update` counts committed updates; the events of the first update carry 1. A field that is not known keeps its default.
 """
 
 from collections.abc import Mapping
@@ -19,11 +18,7 @@ Outcome = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events.
-
-    >>> UpdateEvent(update=1, committed=True, num_samples=32).committed
-    True
-    """
+    """Base of all events."""
 
     update: int
 
@@ -120,10 +115,7 @@ class Incident(Event):
         details: further facts.
         rank: rank on which it happened; None if all ranks agreed on it.
         microbatch: number of the micro-batch in the global batch.
-        stage: stage of the model.
         samples: numbers of the samples in the dataset.
-        tensors: names of tensors.
-        traceback: traceback of the error, or "".
 
     >>> Incident(kind="overflow", update=7, message="the loss scale was halved", details={"scale": 32768.0}).kind
     'overflow'
@@ -144,11 +136,7 @@ class Incident(Event):
             object.__setattr__(self, name, keepable(getattr(self, name)))
 
     def facts(self) -> dict[str, Json]:
-        """All known facts but kind, message and traceback, as JSON.
-
-        >>> Incident(kind="x", update=7, message="", details={"scale": 2.0}, rank=1, samples=(4,)).facts()
-        {'update': 7, 'rank': 1, 'samples': [4], 'scale': 2.0}
-        """
+        """All known facts but kind, message and traceback, as JSON."""
         places: dict[str, Json] = {"rank": self.rank, "microbatch": self.microbatch, "stage": self.stage}
         lists: dict[str, Json] = {"samples": list(self.samples), "tensors": list(self.tensors)}
         known = {name: value for name, value in (places | lists).items() if value not in (None, [])}

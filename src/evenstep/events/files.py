@@ -1,13 +1,20 @@
 """Small text files of a run folder, which a killed process never leaves half written."""
 
+import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
+from typing import final
 
 from evenstep.errors import EvenstepError
+from evenstep.events.event import Incident
 from evenstep.files import replacing
+
+FILES_PER_KIND = 50
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -35,11 +42,7 @@ def writing(path: Path, *, then: str) -> Generator[None]:
 
 
 def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
-    """Drop the lines of the file `path` for which `keep` is false, and a last line without an end.
-
-    Raises:
-        OSError: it cannot be read or written; the old content stays.
-    """
+    """Drop the lines of the file `path` for which `keep` is false, and a last line without an end."""
 
     def stays(line: bytes) -> bool:
         return line.endswith(b"\n") and keep(line.decode(errors="replace"))
@@ -57,11 +60,7 @@ def appending(path: Path) -> FileIO:
 
 
 def append(file: FileIO, text: str) -> None:
-    """Append the whole `text` to `file`, or nothing of it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Append the whole `text` to `file`, or raise OSError and append nothing of it."""
     left = memoryview(text.encode())
     end = file.seek(0, os.SEEK_END)
     try:
@@ -71,3 +70,51 @@ def append(file: FileIO, text: str) -> None:
         with suppress(OSError):
             file.truncate(end)
         raise
+
+
+@final
+class IncidentFiles:
+    """Writes the incidents of one rank into the folder `incidents` of the run: the first 50 files of each kind.
+
+    Args:
+        folder: run folder; None writes nothing.
+        makes_folder: create the run folder if it is missing.
+    """
+
+    def __init__(self, folder: Path | None, *, makes_folder: bool = True) -> None:
+        self._makes_folder = makes_folder
+        self._folder = None if folder is None else folder / "incidents"
+        self._written: Counter[str] = Counter()
+        self._has_failed = False
+
+    def write(self, incident: Incident) -> None:
+        """Write one incident. A disk that takes no file is reported once, on stderr."""
+        folder = self._folder
+        if folder is None or self._written[incident.kind] >= FILES_PER_KIND:
+            return
+        self._written[incident.kind] += 1
+        rank = "" if incident.rank is None else f"-rank-{incident.rank}"
+        stem = f"{incident.update:08d}-{incident.kind}{rank}"
+        try:
+            if not self._makes_folder and not folder.parent.exists():
+                return  # the first rank has removed it
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{stem}.txt"
+            number = 1
+            while path.exists():
+                number += 1
+                path = folder / f"{stem}-{number}.txt"
+            path.write_text(_text(incident), encoding="utf-8")
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                print(f"evenstep: incidents can't be written to {folder}: {error}", file=sys.stderr, flush=True)
+
+
+def _text(incident: Incident) -> str:
+    rank = "" if incident.rank is None else f" on rank {incident.rank}"
+    lines = [f"{incident.kind} at update {incident.update}{rank}", "", incident.message, ""]
+    lines += [f"{name}: {json.dumps(value)}" for name, value in incident.facts().items()]
+    if incident.traceback:
+        lines += ["", incident.traceback.rstrip()]
+    return "\n".join(lines) + "\n"

@@ -22,18 +22,8 @@ from evenstep.events.event import (
 class Hook:
     """Base of all hooks. Override the methods that you need; the others cost nothing.
 
-    A hook reads the trainer, may request a stop, a save or an evaluation, and may keep state in checkpoints. An
-    `after_` method is called whenever the hook's `before_` method was called and did not raise, also on failure. Each
-    rank has its own instance.
-
-    Attributes:
-        priority: hooks with a lower number come first; equal ones stay in the given order.
-        first_rank_only: call the hook on rank 0 only, for hooks that print or write files.
-        failure_policy: "stop" lets an error of the hook end the run, "continue" reports it as an incident; None
-            follows `Failures(hook=…)`.
-        draws: the methods may draw random numbers, which are then keyed. False saves the keying; drawn numbers would
-            depend on the layout.
-        averages_ranks: the hook averages models that ranks train independently (`Single(ranks)`).
+    An `after_` method is called whenever the hook's `before_` method was called and did not raise, also on failure.
+    Each rank has its own instance.
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEvent) -> None:
@@ -44,10 +34,15 @@ class Hook:
     """
 
     priority: int = 0
+    """Hooks with a lower number come first; equal ones stay in the given order."""
     first_rank_only: bool = False
+    """Call the hook on rank 0 only, for hooks that print or write files."""
     failure_policy: Literal["stop", "continue"] | None = None
+    """"stop" lets an error end the run, "continue" makes it an incident; None follows `Failures(hook=…)`."""
     draws: bool = True
+    """The methods may draw random numbers, which are then keyed; of False, drawn numbers depend on the layout."""
     averages_ranks: bool = False
+    """The hook averages models that ranks train independently (`Single(ranks)`)."""
     _trainer: "weakref.ref[Any] | None" = None
 
     @property
@@ -57,11 +52,7 @@ class Hook:
 
     @property
     def trainer(self) -> Any:
-        """The `Trainer` of this hook: read it, or request something for the end of the update.
-
-        Raises:
-            HookError: it has none, or the trainer is gone.
-        """
+        """The `Trainer` of this hook: read it, or request something for the end of the update."""
         trainer = None if self._trainer is None else self._trainer()
         if trainer is None:
             raise HookError(
@@ -74,21 +65,14 @@ class Hook:
         self._trainer = weakref.ref(trainer)
 
     def prepare(self, model: nn.Module) -> None:
-        """Change layers of the model before its optimizer is built; in scripts, call it yourself.
-
-        Names, shapes and objects of the parameters then stay the same for the whole run.
-        """
+        """Change layers of the model before its optimizer is built; in scripts, call it yourself."""
 
     def state_dict(self) -> dict[str, Any]:
         """State for checkpoints: containers, numbers and texts of Python and numpy, and tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        """Restore `state_dict`; an empty state comes only to a hook that now has some, when the run goes back.
-
-        Returns:
-            What is not restored because the hook has other arguments, in half a sentence; None for nothing.
-        """
+        """Restore `state_dict`; returns, in half a sentence, what other arguments keep from being restored."""
 
     def kept_checkpoints(self) -> tuple[str, ...]:
         """Names of checkpoint folders that must not be deleted."""
@@ -123,11 +107,7 @@ class Hook:
 
 
 def run_folder(hook: Hook) -> Path:
-    """The run folder of a hook that writes files.
-
-    Raises:
-        HookError: the trainer has none.
-    """
+    """The run folder of a hook that writes files; HookError if the trainer has none."""
     if hook.trainer.folder is None:
         raise HookError(f"hook `{hook.name}` needs a run folder; give the trainer a `folder`.", field=hook.name)
     return hook.trainer.folder

@@ -1,4 +1,4 @@
-"""Texts, images and histograms of a run, each under a name at an update. Making one waits for the device."""
+"""Texts and images of a run, each under a name at an update. Making one waits for the device."""
 
 import re
 import struct
@@ -30,18 +30,11 @@ class Text:
 
 @final
 class Image:
-    """An image, of 8 bits per channel.
+    """An image, of 8 bits per channel, and a text beside it.
 
     Args:
-        values: shape [height, width], [1, height, width] (both grey) or [3, height, width] (red, green, blue), a tensor
-            or an array of `uint8`, or of floating numbers from 0 to 1.
-        caption: text beside the image.
-
-    Raises:
-        ArgumentError: another shape or other numbers.
-
-    Attributes:
-        pixels: `uint8`, shape [height, width, 1 or 3].
+        values: shape [height, width] or [1, height, width], both grey, or [3, height, width], a tensor or an array of
+            `uint8`, or of floating numbers from 0 to 1.
 
     >>> Image(torch.tensor([[0.0, 0.5, 1.0]])).pixels[..., 0].tolist()
     [[0, 128, 255]]
@@ -67,11 +60,7 @@ class Image:
         self.caption = caption
 
     def png(self) -> bytes:
-        """PNG file (ISO/IEC 15948) of the image: unfiltered rows, compressed.
-
-        >>> Image(torch.zeros(2, 2)).png()[:8]
-        b'\\x89PNG\\r\\n\\x1a\\n'
-        """
+        """PNG file (ISO/IEC 15948) of the image: unfiltered rows, compressed."""
         height, width, channels = self.pixels.shape
         rows = b"".join(b"\0" + row.tobytes() for row in self.pixels)
         header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
@@ -83,40 +72,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-@final
-class Histogram:
-    """Numbers of values in `bins` intervals of equal width, from the smallest to the largest value.
-
-    Args:
-        values: a tensor or an array of any shape, with at least one value.
-        bins: number of intervals.
-
-    Attributes:
-        edges: bins + 1 edges of the intervals; a value on the last edge is in the last interval.
-        counts: number of values in each interval.
-        num_not_finite: number of values that are inf or NaN, which are in no interval.
-
-    >>> Histogram(torch.tensor([0.0, 1.0, 1.0, float("nan")]), bins=2).as_json()
-    {'edges': [0.0, 0.5, 1.0], 'counts': [1, 2], 'num_not_finite': 1}
-    """
-
-    __slots__ = ("counts", "edges", "num_not_finite")
-
-    def __init__(self, values: Any, bins: int = 64) -> None:
-        given = _array(values).reshape(-1).astype(np.float64)
-        if not given.size:
-            raise ArgumentError("`values` of a histogram must be at least one, but are none.", field="values")
-        finite = given[np.isfinite(given)]
-        counts, edges = np.histogram(finite, bins=bins)
-        self.counts: list[int] = counts.tolist()
-        self.edges: list[float] = edges.tolist()
-        self.num_not_finite = given.size - finite.size
-
-    def as_json(self) -> dict[str, Any]:
-        return {"edges": self.edges, "counts": self.counts, "num_not_finite": self.num_not_finite}
-
-
-Value: TypeAlias = Text | Image | Histogram
+Value: TypeAlias = Text | Image
 
 
 @final
@@ -130,7 +86,7 @@ class Shown(Event):
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ArgumentError(
-                f"`name` of a text, image or histogram must be letters, digits, `_`, `-` and `.`, in parts divided by "
+                f"`name` of a text or image must be letters, digits, `_`, `-` and `.`, in parts divided by "
                 f"`/`, but is {self.name!r}.",
                 field="name",
             )

@@ -1,5 +1,6 @@
 """Hooks that log speed, memory, and norms of parameters and gradients."""
 
+import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter, time
@@ -128,8 +129,6 @@ def _peak_bytes(model: torch.nn.Module) -> int:
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peak
-    import resource  # not on every system
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -1,6 +1,6 @@
-"""Files of the run folder: metrics.jsonl, incidents.jsonl, shown.jsonl, metrics.csv.
+"""Files of the run folder, to which whole lines are appended: metrics.jsonl, incidents.jsonl, shown.jsonl, metrics.csv.
 
-Whole lines are appended. On a resume, lines of updates that happen again are dropped, and a last line without an end.
+On a resume, lines of updates that happen again are dropped, and a last line without an end.
 """
 
 import csv
@@ -17,7 +17,7 @@ from evenstep.errors import EvenstepError
 from evenstep.events.event import Event, Incident
 from evenstep.events.files import append, appending, keep_lines
 from evenstep.events.metrics.series import Record
-from evenstep.events.shown import Image, Shown, Text
+from evenstep.events.shown import Shown, Text
 from evenstep.events.writers.writer import Writer, run_file
 
 
@@ -83,17 +83,9 @@ class JsonlWriter(LinesWriter):
     """Writes `metrics.jsonl`, `incidents.jsonl` and `shown.jsonl` into the run folder, and flushes after every call.
 
     A line of metrics.jsonl holds an update and its values; a late value makes another line of that update. Numbers that
-    JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept. A line of incidents.jsonl holds "update",
-    "kind", "message", "details" and the place; one of shown.jsonl "update", "name", "kind" and the value or its file.
+    JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     writer = JsonlWriter()
-    ...     writer.open(Path(folder), 0)
-    ...     writer.write([Record(1, "train/loss", 0.5, 32.0), Record(1, "train/lr", 0.001, 1.0)])
-    ...     writer.close()
-    ...     Path(folder, "metrics.jsonl").read_text()
-    '{"update": 1, "train/loss": 0.5, "train/lr": 0.001}\\n'
+    >>> writer = JsonlWriter()
     """
 
     file_name = "metrics.jsonl"
@@ -127,32 +119,20 @@ class JsonlWriter(LinesWriter):
             append(file, json.dumps(line) + "\n")
 
     def _shown(self, event: Shown) -> dict[str, Any]:
-        value = event.value
-        if isinstance(value, Text):
-            return {"kind": "text", "text": value.text}
-        if isinstance(value, Image):
-            name = f"shown/{event.name}/{event.update:08d}.png"
-            path = self.path.parent / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(value.png())
-            return {"kind": "image", "file": name, "caption": value.caption}
-        return {"kind": "histogram", **value.as_json()}
+        if isinstance(event.value, Text):
+            return {"kind": "text", "text": event.value.text}
+        name = f"shown/{event.name}/{event.update:08d}.png"
+        path = self.path.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(event.value.png())
+        return {"kind": "image", "file": name, "caption": event.value.caption}
 
 
 @final
 class CsvWriter(LinesWriter):
-    """Writes `metrics.csv` into the run folder, and flushes after every call.
+    """Writes `metrics.csv` into the run folder: a row is one value, (update, name, value, weight).
 
-    Each row is one value, (update, name, value, weight), and reads back as the same number.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     writer = CsvWriter()
-    ...     writer.open(Path(folder), 0)
-    ...     writer.write([Record(1, "train/loss", 0.5, 32.0)])
-    ...     writer.close()
-    ...     Path(folder, "metrics.csv").read_text().splitlines()
-    ['update,name,value,weight', '1,train/loss,0.5,32.0']
+    >>> writer = CsvWriter()
     """
 
     file_name = "metrics.csv"

@@ -1,14 +1,15 @@
-"""TensorBoard, Weights & Biases, MLflow: metrics, configuration, texts, images, histograms, and how the run ended.
+"""TensorBoard, Weights & Biases, MLflow: metrics, configuration, texts, images, and how the run ended.
 
 After a resume, the services continue the same run. TensorBoard drops values of updates that happen again; the others
 keep them beside the new ones. Incidents and weights are only in the run folder.
 """
 
+import json
 import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.util import find_spec
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from time import time
 from typing import Any, Literal, cast, final
@@ -18,7 +19,7 @@ from evenstep.errors import EvenstepError, MissingExtraError, clause
 from evenstep.events.event import Event, TrainEvent
 from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
-from evenstep.events.writers.writer import Writer, flat, run_file
+from evenstep.events.writers.writer import Writer, run_file
 from evenstep.lazy import load_optional
 
 _METRICS_PER_CALL = 1000
@@ -37,19 +38,12 @@ def _require(package: str) -> None:
 class TensorBoardWriter(Writer):
     """Writes event files into the folder `events` of the run; needs the extra `tensorboard`.
 
-    The configuration and the last metrics are under "hparams", texts, images and histograms under their own tabs.
-
-    Args:
-        flush_s: longest time until values reach the disk, in seconds.
-
     >>> writer = TensorBoardWriter()
     """
 
-    def __init__(self, *, flush_s: int = 30) -> None:
-        self._flush_s = flush_s
+    def __init__(self) -> None:
         self._path = Path("events")
         self._writer: Any = None
-        self._config: dict[str, str | int | float | bool] = {}
 
     @property
     def target(self) -> str:
@@ -59,7 +53,7 @@ class TensorBoardWriter(Writer):
         self.close()
         library = load_optional("torch.utils.tensorboard.writer", "tensorboard", "tensorboard")
         self._path = run_file(self, folder, "events")
-        self._writer = library.SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=self._flush_s)
+        self._writer = library.SummaryWriter(str(self._path), purge_step=update + 1, flush_secs=30)
 
     def write(self, records: Sequence[Record]) -> None:
         for update, name, value, _ in records:
@@ -67,35 +61,13 @@ class TensorBoardWriter(Writer):
 
     def event(self, name: str, event: Event) -> None:
         if isinstance(event, Shown):
-            self._show(event)
+            if isinstance(event.value, Text):
+                self._writer.add_text(event.name, event.value.text, event.update)
+            else:
+                self._writer.add_image(event.name, event.value.pixels, event.update, dataformats="HWC")
         elif isinstance(event, TrainEvent) and event.outcome == "running":
-            self._config = flat(event.config)
-        elif isinstance(event, TrainEvent) and self._config:
-            from torch.utils.tensorboard.summary import hparams
-
-            for summary in hparams(self._config, dict(event.metrics)):
-                self._writer.file_writer.add_summary(summary, event.update)
-
-    def _show(self, event: Shown) -> None:
-        value = event.value
-        if isinstance(value, Text):
-            self._writer.add_text(event.name, value.text, event.update)
-        elif isinstance(value, Image):
-            self._writer.add_image(event.name, value.pixels, event.update, dataformats="HWC")
-        elif sum(value.counts):  # TensorBoard takes no empty histogram
-            middles = [(left + right) / 2 for left, right in pairwise(value.edges)]
-            pairs = list(zip(value.counts, middles, strict=True))
-            self._writer.add_histogram_raw(
-                event.name,
-                min=value.edges[0],
-                max=value.edges[-1],
-                num=sum(value.counts),
-                sum=sum(count * middle for count, middle in pairs),
-                sum_squares=sum(count * middle**2 for count, middle in pairs),
-                bucket_limits=value.edges[1:],
-                bucket_counts=value.counts,
-                global_step=event.update,
-            )
+            text = json.dumps(dict(event.config), indent=4)
+            self._writer.add_text("config", f"```\n{text}\n```", event.update)
 
     def flush(self) -> None:
         if self._writer is not None:
@@ -116,9 +88,6 @@ class WandbWriter(Writer):
         run_name: name of the run; that of the run folder by default.
         mode: "online", "offline" (`wandb sync` uploads the folder later) or "disabled"; by default the environment
             variable WANDB_MODE, else "online".
-
-    Raises:
-        MissingExtraError: `wandb` is not installed.
 
     >>> WandbWriter(project="digits", mode="offline").target
     'project `digits` of Weights & Biases'
@@ -143,11 +112,7 @@ class WandbWriter(Writer):
         return f"project `{self._project}` of Weights & Biases" if self._project else "Weights & Biases"
 
     def open(self, folder: Path | None, update: int) -> None:
-        """Begin, or continue the run whose id is in the file `wandb.id` of the run folder.
-
-        Raises:
-            EvenstepError: wandb refuses, such as for lack of a key.
-        """
+        """Begin, or continue the run whose id is in the file `wandb.id` of the run folder."""
         self.close()
         import wandb
 
@@ -178,26 +143,13 @@ class WandbWriter(Writer):
 
     def event(self, name: str, event: Event) -> None:
         if isinstance(event, Shown):
-            self._run.log({"update": event.update, event.name: self._shown(event)})
+            self._run.log({"update": event.update, event.name: _of_wandb(event.value)})
         elif isinstance(event, TrainEvent):
             self._has_failed = event.outcome == "failed"
             if event.outcome == "running":
                 self._run.config.update(dict(event.config), allow_val_change=True)
             else:
                 self._run.summary.update({**event.metrics, "outcome": event.outcome, "reason": event.reason})
-
-    def _shown(self, event: Shown) -> Any:
-        from html import escape
-
-        import wandb
-
-        value = event.value
-        if isinstance(value, Text):
-            return wandb.Html(f"<pre>{escape(value.text)}</pre>", inject=False)
-        if isinstance(value, Image):
-            pixels = value.pixels if value.pixels.shape[2] == 3 else value.pixels[..., 0]
-            return wandb.Image(pixels, caption=value.caption or None)
-        return wandb.Histogram(np_histogram=cast("Any", (value.counts, value.edges)))
 
     def close(self) -> None:
         run = self._run
@@ -206,20 +158,26 @@ class WandbWriter(Writer):
             run.finish(exit_code=int(self._has_failed))
 
 
+def _of_wandb(value: Text | Image) -> Any:
+    import wandb
+
+    if isinstance(value, Text):
+        return wandb.Html(f"<pre>{escape(value.text)}</pre>", inject=False)
+    pixels = value.pixels if value.pixels.shape[2] == 3 else value.pixels[..., 0]
+    return wandb.Image(pixels, caption=value.caption or None)
+
+
 @final
 class MlflowWriter(Writer):
     """Writes to an MLflow server, or to files in the run folder; needs the extra `mlflow`.
 
-    The configuration is parameters of the run; texts, images and histograms are artifacts.
+    The configuration is parameters of the run. Texts and images are not written.
 
     Args:
         tracking_uri: address of the server, "http://…", or of a store. By default the environment variable
             MLFLOW_TRACKING_URI, else the folder `mlruns` of the run. A database, "sqlite:///…", needs all of `mlflow`.
         experiment: experiment of the run.
         run_name: name of the run; that of the run folder by default.
-
-    Raises:
-        MissingExtraError: `mlflow` is not installed.
 
     >>> MlflowWriter(tracking_uri="http://localhost:5000").target
     'MLflow at http://localhost:5000'
@@ -241,11 +199,7 @@ class MlflowWriter(Writer):
         return f"MLflow at {self._uri or 'the run folder'}"
 
     def open(self, folder: Path | None, update: int) -> None:
-        """Begin, or continue the run whose id is in the file `mlflow.id` of the run folder.
-
-        Raises:
-            EvenstepError: the server or store can't be written to.
-        """
+        """Begin, or continue the run whose id is in the file `mlflow.id` of the run folder."""
         self.close()
         from mlflow import MlflowClient, MlflowException
 
@@ -275,15 +229,14 @@ class MlflowWriter(Writer):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + _METRICS_PER_CALL])
 
     def event(self, name: str, event: Event) -> None:
-        if isinstance(event, Shown):
-            self._show(event)
-        elif isinstance(event, TrainEvent):
-            self._outcome = event.outcome
-            if event.outcome == "running":
-                self._configure(event)
-            else:
-                self._client.set_tag(self._run_id, "outcome", event.outcome)
-                self._client.set_tag(self._run_id, "reason", event.reason[:_LONGEST])
+        if not isinstance(event, TrainEvent):
+            return
+        self._outcome = event.outcome
+        if event.outcome == "running":
+            self._log_parameters(event.config)
+        else:
+            self._client.set_tag(self._run_id, "outcome", event.outcome)
+            self._client.set_tag(self._run_id, "reason", event.reason[:_LONGEST])
 
     def close(self) -> None:
         client = self._client
@@ -291,27 +244,20 @@ class MlflowWriter(Writer):
         if client is not None:
             client.set_terminated(self._run_id, _STATUS[self._outcome])
 
-    def _configure(self, event: TrainEvent) -> None:
-        from mlflow.entities import Param, RunTag
+    def _log_parameters(self, config: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
 
-        known = self._client.get_run(self._run_id).data.params
-        values = {key: str(value)[:_LONGEST] for key, value in flat(event.config).items()}
-        new = [Param(key, value) for key, value in values.items() if key not in known]
-        changed = [RunTag(f"changed.{key}", value) for key, value in values.items() if known.get(key, value) != value]
+        known = self._client.get_run(self._run_id).data.params  # MLflow refuses to change one
+        new = [Param(key, str(value)[:_LONGEST]) for key, value in _flat(config).items() if key not in known]
         for first in range(0, len(new), _PARAMETERS_PER_CALL):
             self._client.log_batch(self._run_id, params=new[first : first + _PARAMETERS_PER_CALL])
-        self._client.log_batch(self._run_id, tags=changed)
 
-    def _show(self, event: Shown) -> None:
-        value = event.value
-        folder = f"shown/{event.name}"
-        stem = f"{event.update:08d}"
-        if isinstance(value, Text):
-            self._client.log_text(self._run_id, value.text, f"{folder}/{stem}.txt")
-        elif isinstance(value, Image):
-            with tempfile.TemporaryDirectory() as local:
-                file = Path(local, f"{stem}.png")
-                file.write_bytes(value.png())
-                self._client.log_artifact(self._run_id, str(file), folder)
-        else:
-            self._client.log_dict(self._run_id, value.as_json(), f"{folder}/{stem}.json")
+
+def _flat(config: Mapping[str, Any], outer: str = "") -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            values |= _flat(cast("Mapping[str, Any]", value), f"{outer}{name}.")
+        elif value is not None:
+            values[f"{outer}{name}"] = value
+    return values

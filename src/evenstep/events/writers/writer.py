@@ -1,9 +1,8 @@
 """Base class of writers: where metrics go, such as a file, a service or the screen."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from evenstep.errors import ArgumentError
 from evenstep.events.event import Event
@@ -19,8 +18,6 @@ class Writer(ABC):
     >>> class Lowest(Writer):
     ...     def write(self, records):
     ...         print(min(record.value for record in records))
-    >>> Lowest().write([Record(1, "train/loss", 0.5, 32.0), Record(2, "train/loss", 0.25, 32.0)])
-    0.25
     """
 
     @property
@@ -46,7 +43,7 @@ class Writer(ABC):
         """Write records, which come by update."""
 
     def event(self, name: str, event: Event) -> None:
-        """Note an event of the run: "train_begin", "train_end", "incident", or "shown" (a text, image or histogram)."""
+        """Note an event of the run: "train_begin", "train_end", "incident", or "shown" (a text or image)."""
 
     def flush(self) -> None:
         """Make written records readable for others; called after each `write`."""
@@ -61,18 +58,3 @@ def run_file(writer: Writer, folder: Path | None, name: str) -> Path:
         raise ArgumentError(f"`{writer.name}` needs a run folder; give the trainer a `folder`.", field="folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
-
-
-def flat(config: Mapping[str, Any], outer: str = "") -> dict[str, str | int | float | bool]:
-    """Values of `config` by dotted keys, as services take them: lists become text, None is left out.
-
-    >>> flat({"train": {"updates": 100, "ema": None}, "betas": [0.9, 0.95], "seed": 1})
-    {'train.updates': 100, 'betas': '[0.9, 0.95]', 'seed': 1}
-    """
-    values: dict[str, str | int | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            values |= flat(value, f"{outer}{name}.")  # pyright: ignore[reportUnknownArgumentType]
-        elif value is not None:
-            values[f"{outer}{name}"] = value if isinstance(value, bool | int | float | str) else str(value)
-    return values

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from evenstep.errors import ArgumentError, EvenstepError
-from evenstep.events import CsvWriter, Histogram, Image, Incident, JsonlWriter, Record, Shown, Text, Writer
+from evenstep.events import CsvWriter, Image, Incident, JsonlWriter, Record, Shown, Text, Writer
 from refused import refused
 
 
@@ -98,9 +98,9 @@ def test_incidents_have_a_file(tmp_path: Path) -> None:
     assert len(found) == 2
 
 
-def test_texts_images_and_histograms_have_a_file(tmp_path: Path) -> None:
+def test_texts_and_images_have_a_file(tmp_path: Path) -> None:
     image = Image(torch.tensor([[0.0, 0.2], [0.4, 1.0]]), "grey")
-    values = {"text": Text("a\nb"), "valid/image": image, "counts": Histogram([0.0, 1.0, 1.0], bins=2)}
+    values = {"text": Text("a\nb"), "valid/image": image}
     for begins, updates in ((0, (1, 2)), (1, (2, 3))):  # update 2 happens again
         writer = JsonlWriter()
         writer.open(tmp_path, begins)
@@ -111,16 +111,8 @@ def test_texts_images_and_histograms_have_a_file(tmp_path: Path) -> None:
     found = lines(tmp_path / "shown.jsonl")
     assert [(line["update"], line["name"]) for line in found] == [(n, name) for n in (1, 2, 3) for name in values]
     file = "shown/valid/image/00000003.png"
-    assert found[-3:] == [
+    assert found[-2:] == [
         {"update": 3, "name": "text", "kind": "text", "text": "a\nb"},
         {"update": 3, "name": "valid/image", "kind": "image", "file": file, "caption": "grey"},
-        {
-            "update": 3,
-            "name": "counts",
-            "kind": "histogram",
-            "edges": [0.0, 0.5, 1.0],
-            "counts": [1, 2],
-            "num_not_finite": 0,
-        },
     ]
     assert np.asarray(Pillow.open(tmp_path / file)).tolist() == [[0, 51], [102, 255]]

@@ -17,7 +17,6 @@ from PIL import Image as Pillow
 
 from evenstep.errors import EvenstepError, MissingExtraError
 from evenstep.events import (
-    Histogram,
     Image,
     MlflowWriter,
     Record,
@@ -52,7 +51,6 @@ def write(writer: Writer, folder: Path, outcome: Any) -> None:
     writer.write([Record(1, "late/loss", 3.0, 1.0)])
     writer.event("shown", Shown(update=2, name="valid/text", value=Text("<once>")))
     writer.event("shown", Shown(update=2, name="image", value=Image(torch.tensor([[0.0, 0.2], [0.4, 1.0]]), "grey")))
-    writer.event("shown", Shown(update=2, name="counts", value=Histogram([0.0, 1.0, 1.0], bins=2)))
     end = TrainEvent(update=2, outcome=outcome, reason="a test", error=None, metrics={"train/loss": 0.25})
     writer.event("train_end", end)
     writer.close()
@@ -66,10 +64,8 @@ def test_tensorboard_has_everything(tmp_path: Path) -> None:
     assert [(one.step, one.value) for one in read.Scalars("train/loss")] == [(1, 0.5), (2, math.inf)]
     image = read.Images("image")[0]
     assert np.asarray(Pillow.open(io.BytesIO(image.encoded_image_string)))[..., 0].tolist() == [[0, 51], [102, 255]]
-    bins = read.Tensors("counts")[0] if "counts" in read.Tags()["tensors"] else read.Histograms("counts")[0]
-    assert (bins.step, bins.histogram_value.num) == (2, 3)
     assert read.Tensors("valid/text/text_summary")[0].tensor_proto.string_val[0] == b"<once>"
-    assert b"train.updates" in read.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b'"updates": 3' in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
 def test_a_library_that_tensorboard_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +121,6 @@ def test_an_offline_run_of_wandb_has_everything(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name[0] != "_"} for row in rows]
     assert rows[0] == {"update": 1, "train/loss": 0.5, "train/lr": 0.1}
     assert rows[2] == {"update": 1, "late/loss": 3.0}
-    assert next(row["counts/values"] for row in rows if "counts/values" in row) == [1, 2]
     (image,) = tmp_path.glob("wandb/offline-run-*/files/media/images/image_*.png")
     assert image.read_bytes().startswith(PNG)
     (text,) = tmp_path.glob("wandb/offline-run-*/files/media/html/**/text_*.html")
@@ -161,13 +156,9 @@ def test_the_store_of_mlflow_has_everything(tmp_path: Path) -> None:
     assert run.data.params == {"train.updates": "3"}
     assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
     assert (run.data.tags["outcome"], run.data.tags["reason"]) == ("done", "a test")
-    shown = Path(run.info.artifact_uri.removeprefix("file://")) / "shown"
-    assert (shown / "valid/text/00000002.txt").read_text() == "<once>"
-    assert (shown / "image/00000002.png").read_bytes().startswith(PNG)
-    assert json.loads((shown / "counts/00000002.json").read_text())["counts"] == [1, 2]
 
 
-def test_a_resumed_run_of_mlflow_goes_on_and_tags_changed_parameters(tmp_path: Path) -> None:
+def test_a_resumed_run_of_mlflow_goes_on(tmp_path: Path) -> None:
     for update, updates in ((0, 3), (3, 5)):
         writer = MlflowWriter()
         begin(writer, tmp_path, update, {"updates": updates, "seed": 1})
@@ -176,7 +167,6 @@ def test_a_resumed_run_of_mlflow_goes_on_and_tags_changed_parameters(tmp_path: P
     run_id = (tmp_path / "mlflow.id").read_text()
     run = mlflow_client(tmp_path).get_run(run_id)
     assert run.data.params == {"updates": "3", "seed": "1"}
-    assert run.data.tags["changed.updates"] == "5"
     assert [one.step for one in mlflow_client(tmp_path).get_metric_history(run_id, "loss")] == [1, 4]
     assert run.info.status == "KILLED"  # it never said that it was done
 
