@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Engine, Task
-from evenstep.parallel import Ddp, Fsdp, Processes
-from evenstep.parallel.through_host import directly, through_host
+from evenstep.parallel import Fsdp, Processes
 
 
 class Elsewhere:
@@ -27,36 +26,9 @@ class Elsewhere:
         self.held.copy_(other)
 
 
-def trained(through: bool) -> list[Any]:
-    """Parameters of a run on these ranks, whose tensors say that they are on a device of which there is one."""
-    group = Processes("cpu", timeout_s=30)
-    copies = [0]
-
-    def counted(tensor: Tensor, begin: Any, *, comes_back: bool) -> Any:
-        copies[0] += 1
-        return through_host(Elsewhere(tensor), begin, comes_back=comes_back)  # pyright: ignore[reportArgumentType]
-
-    group._through = counted if through else directly
-    results = [_run(strategy) for strategy in (Ddp(group, bucket_bytes=16, reduction="fast"), Ddp(group))]
-    group.gather(None)
-    group.close()
-    return [results, copies[0] > 0]
-
-
 class _Squares(Task):
     def loss(self, output: Any, batch: Any) -> Tensor:
         return (output.squeeze(-1) - batch[1]).square().sum()
-
-
-def _run(strategy: Any) -> list[list[float]]:
-    torch.manual_seed(strategy.group.rank)  # rank 0's are broadcast
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    engine = Engine(model, _Squares(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy, device="cpu")
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(3):
-        batches = [(torch.randn(2, 3, generator=generator), torch.randn(2, generator=generator)) for _ in range(4)]
-        engine.update(microbatches=batches[strategy.group.rank :: strategy.group.ranks])
-    return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
 
 
 def refused() -> str:

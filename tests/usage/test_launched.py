@@ -15,7 +15,7 @@ def test_ranks_give_their_results_in_order() -> None:
 
 
 def test_short_values_of_all_ranks_are_gathered_in_one_message_and_long_ones_whole() -> None:
-    given = (["a", "aa"], ["b", "b" * 1_001], 1)
+    given = (["a", "aa"], ["b", "b" * 1_001])
     assert on_ranks(2, programs.gather_short_and_long) == [given, given]
 
 

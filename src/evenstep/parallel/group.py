@@ -4,7 +4,7 @@ Numbers go between hosts (`sum_floats`, `gather`), tensors between devices (`sum
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -28,22 +28,10 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
-    part_of: int = 0  # of how many ranks these are a part, as of `split` or a mesh; 0: they are all that there are
-    can_change: bool = False  # whether ranks may leave and come between two updates: then `run_of` says how it goes on
+    part_of: int = 0  # of how many ranks these are a part; 0: they are all that there are
+    can_change: bool = False  # whether ranks may leave and come between two updates
     waited_s: float = 0.0  # for other ranks, in all
     device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums
-
-    def run_of(self, loop: Any, agree: Callable[[], None]) -> Callable[[], Any]:
-        """Runner of a trainer's loop on ranks that can change.
-
-        Args:
-            loop: the trainer's `Loop`, which makes the updates from the last committed one on.
-            agree: raises unless all ranks that are there train the same.
-
-        Raises:
-            ArgumentError: what the loop trains can't go on with other ranks.
-        """
-        return loop.run
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""
@@ -186,10 +174,6 @@ class Group:
     def where(self) -> str:
         """Current update of this rank as words; "" if unknown."""
         return ""
-
-    def recorded(self) -> list[str]:
-        """The last collectives and waits, in words."""
-        return []
 
     def close(self) -> None:
         """Leave the group."""

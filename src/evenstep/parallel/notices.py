@@ -1,6 +1,6 @@
 """Notices between ranks beside their collectives: failures, broken-off attempts and ranks that left.
 
-A thread of each rank watches the rendezvous store; a failing rank posts a notice, and stays until others read it.
+A thread of each rank watches the rendezvous store and answers for it; a failing rank stays until others have read why.
 """
 
 import threading
@@ -16,10 +16,9 @@ from evenstep.parallel.rendezvous import wait_until
 
 T = TypeVar("T")
 ANSWER_S = 3.0
-_FAILED, _MESSAGE, _QUERY, _BROKEN = "failed", "message", "query", "broken"
-# of each rank; alive: how often it has answered; done: it watches no more; left: its program has ended; raised: what it
-# raised is its own error, after which it may go on
-_BELL, _ALIVE, _WAITS, _DONE, _LEFT, _RAISED = "bell", "alive", "waits", "done", "left", "raised"
+_BROKEN = "broken"
+_BELL, _ALIVE, _READ, _LEFT = "bell", "alive", "read", "left"  # of each rank
+_WAITS = "waits"
 _A_MOMENT_S = 0.2
 _QUERY_EVERY_S = 1.0
 _A_DAY = timedelta(days=1)
@@ -40,7 +39,8 @@ class Notices:
             off in it.
 
     Attributes:
-        failure_message: that of the first failing rank, once this rank's thread has read it.
+        attempt: number of the connections that there are; a failure ends with its attempt.
+        is_waiting: this rank waits for others, which its thread tells those that ask.
         left: the ranks whose programs have ended, as far as this rank's thread has read of them.
     """
 
@@ -60,85 +60,44 @@ class Notices:
         self._ranks = ranks
         self._answer_s = answer_s
         self._holds_store = holds_store
-        self.failure_message = ""
-        self._is_queried = self._answered = self._is_leaving = self._store_is_gone = False
+        self._failure = 0, ""  # an attempt, and the message of its first failing rank
+        self._is_leaving = self._store_is_gone = False
         self._silent: list[int] = []
+        self.attempt = 0
+        self.is_waiting = False
         self.left: list[int] = []
-        self.listen()
-
-    def listen(self) -> None:
-        """Begin to watch the store, with a thread."""
-        self._listener = threading.Thread(target=self._listen, args=(self._store.clone(),), daemon=True, name="notices")
+        self._listener = threading.Thread(target=self._listen, args=(store.clone(),), daemon=True, name="notices")
         self._listener.start()
 
-    def await_failure(self) -> None:
-        """Wait until this rank's thread has read of the failure that was posted; it then ends, and no wait heeds it."""
-        self._listener.join(ANSWER_S)
-        self.failure_message = ""
-
-    def raised(self) -> None:
-        self._briefly(lambda: self._store.set(_of(_RAISED, self._rank), "1"), None)
-
-    def have_all_raised(self) -> bool:
-        until = monotonic() + self._answer_s
-        while (lacking := self._lacking(_RAISED)) and monotonic() < until:
-            sleep(_LOOKED_EVERY_S)
-        return not lacking
-
-    def forget_failure(self) -> None:
-        """Delete the notice of a failure that all ranks have read of."""
-
-        def act() -> None:
-            own = (_of(key, self._rank) for key in (_DONE, _WAITS, _RAISED))
-            for key in (_FAILED, _MESSAGE, _QUERY, *own):
-                self._store.delete_key(key)
-
-        self._briefly(act, None)
-        self.failure_message = ""
-        self._is_queried = self._answered = False
+    @property
+    def failure_message(self) -> str:
+        """The message of the first failing rank, once this rank's thread has read it."""
+        attempt, message = self._failure
+        return message if attempt == self.attempt else ""
 
     def post(self, message: str) -> None:
         """Post that this rank fails, unless another has posted so before."""
 
         def act() -> None:
-            if self._store.add(_FAILED, 1) == 1:
-                self._store.set(_MESSAGE, keepable(message))
-                self._ring()
+            self._store.compare_set(f"failed {self.attempt}", "", keepable(message) or "failed")
+            self._ring()
 
         self._briefly(act, None)
 
     def failure(self) -> str:
         """The message of the first failing rank, or ""."""
-        return self.failure_message or self._briefly(lambda: _read(self._store, _MESSAGE), "")
+        return self.failure_message or self._briefly(lambda: _read(self._store, f"failed {self.attempt}"), "")
 
     def ended(self) -> list[int]:
         """The ranks whose programs have ended."""
         return self.left or self._briefly(lambda: self._having_left(self._store), [])
 
-    def _having_left(self, store: Any) -> list[int]:
-        return [rank for rank in range(self._ranks) if store.check([_of(_LEFT, rank)])]
-
-    def answer(self) -> None:
-        """Answer once that this rank waits, if a rank has asked."""
-        if self._is_queried and not self._answered:
-            self._answered = True
-            self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), "1"), None)
-
     def missing(self, *, late: bool) -> list[int] | None:
         """Ranks that do not answer, or else, if `late` ones count, that do not wait; None without the store."""
-
-        def call() -> None:
-            self._store.set(_QUERY, "who is there?")
-            self._store.set(_of(_WAITS, self._rank), "1")
-
-        self._briefly(call, None)
         silent = self.silent()
         if silent is None or silent or not late:
             return silent
-        until = monotonic() + self._answer_s
-        while (absent := self._lacking(_WAITS)) and monotonic() < until:
-            sleep(_LOOKED_EVERY_S)
-        return absent
+        return [rank for rank, said in enumerate(self._answers()) if rank != self._rank and not said.endswith(_WAITS)]
 
     def silent(self) -> list[int] | None:
         """The ranks whose threads do not answer within seconds, so that they are gone; None without the store."""
@@ -154,8 +113,9 @@ class Notices:
                 return self._silent
             sleep(_LOOKED_EVERY_S)
 
-    def break_off(self, attempt: int, work: int, reason: str) -> None:
-        """Post that this rank breaks off a work in an attempt, and why; of several the earliest counts."""
+    def break_off(self, work: int, reason: str) -> None:
+        """Post that this rank breaks off a work in this attempt, and why; of several the earliest counts."""
+        attempt = self.attempt
         key, mine = f"{_BROKEN} {attempt}", keepable(f"{work} {reason}")
 
         def act() -> None:
@@ -167,22 +127,24 @@ class Notices:
 
         self._briefly(act, None)
 
-    def broken_off(self, attempt: int) -> tuple[int, str]:
+    def broken_off(self) -> tuple[int, str]:
         """The work that a rank has broken off in this attempt, and why; (0, "") if none has."""
-        return self._briefly(lambda: _broken_in(_read(self._store, f"{_BROKEN} {attempt}")), (0, ""))
+        return self._briefly(lambda: _broken_in(_read(self._store, f"{_BROKEN} {self.attempt}")), (0, ""))
 
-    def meet(self, attempt: int, value: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
-        """Write a value, and wait for the values of all ranks.
+    def meet(
+        self, value: bytes, timeout_s: float, *, after_failure: bool = False
+    ) -> tuple[list[bytes], list[int] | None]:
+        """Write a value, and wait for the values of all ranks in this attempt, which is over then.
 
         Args:
-            attempt: that was broken off.
             timeout_s: the longest wait for ranks that are alive.
+            after_failure: all ranks are expected to go on after a failure.
 
         Returns:
             The values by rank, and []; or no values, and the ranks that are gone, or have not come in time; None in
             their place if a rank has failed for good, or the store is gone.
         """
-        keys = [f"met {attempt} {rank}" for rank in range(self._ranks)]
+        keys = [f"met {self.attempt} {rank}" for rank in range(self._ranks)]
         until, next_query = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S
 
         def come() -> list[bytes]:
@@ -190,7 +152,7 @@ class Notices:
             return [self._store.get(key) for key in keys] if have_come else []
 
         self._briefly(lambda: self._store.set(keys[self._rank], value), None)
-        while not self.failure():
+        while after_failure or not self.failure():
             values = self._briefly(come, None)
             if values:
                 return values, []
@@ -208,10 +170,6 @@ class Notices:
                 return [], gone
         return [], None
 
-    def _answers(self) -> list[int]:
-        ranks = range(self._ranks)
-        return self._briefly(lambda: [self._store.add(_of(_ALIVE, rank), 0) for rank in ranks], [])
-
     def leave(self, *, waits: bool = True) -> None:
         """Watch no more; a rank that keeps the others' store, or has posted a notice for them, stays until they know.
 
@@ -220,48 +178,57 @@ class Notices:
         """
         self._is_leaving = True
         failure = self.failure()
+        until, rings = monotonic() + ANSWER_S, monotonic() + _RINGS_AFTER_S
 
         def act() -> None:
             if waits:
                 self._store.set(_of(_LEFT, self._rank), "1")
-            self._store.set(_of(_DONE, self._rank), "1")
             self._store.set(_of(_BELL, self._rank), "1")
 
         self._briefly(act, None)
         self._listener.join(ANSWER_S if not self._store_is_gone else 0)
-        until, rings = monotonic() + ANSWER_S, monotonic() + _RINGS_AFTER_S
         while waits and (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
-            if not set(self._lacking(_DONE)) - set(self._silent):
+            if not self._briefly(self._unaware, set[int]()) - set(self._silent):
                 break
             if monotonic() > rings:  # they go on, and will not be able to read it when the store is gone
                 self._briefly(self._ring, None)
                 rings = until
             sleep(_LOOKED_EVERY_S)
 
+    def _unaware(self) -> set[int]:
+        ranks = set(range(self._ranks)) - {self._rank}
+        keys = f"{_READ} {self.attempt}", _LEFT
+        return {rank for rank in ranks if not any(self._store.check([_of(key, rank)]) for key in keys)}
+
     def _listen(self, store: Any) -> None:
-        bell = _of(_BELL, self._rank)
+        bell, answers = _of(_BELL, self._rank), 0
         try:
-            while not self._is_leaving and not self.failure_message:
+            while not self._is_leaving:
                 if not _rings(store, bell):
                     continue
                 store.delete_key(bell)
-                store.add(_of(_ALIVE, self._rank), 1)
-                self._is_queried = store.check([_QUERY])
+                answers += 1
+                store.set(_of(_ALIVE, self._rank), f"{answers} {_WAITS if self.is_waiting else ''}")
                 self.left = self._having_left(store)
                 if attempt := _read(store, _BROKEN):
                     self._broken(int(attempt), _broken_in(_read(store, f"{_BROKEN} {attempt}"))[0])
-                self.failure_message = _read(store, _MESSAGE)
-            store.set(_of(_DONE, self._rank), "1")
+                now = self.attempt
+                if message := _read(store, f"failed {now}"):
+                    self._failure = now, message
+                    store.set(_of(f"{_READ} {now}", self._rank), "1")
         except RuntimeError:  # torch's DistError: the store is gone; ranks that wait for its process time out
             return
+
+    def _having_left(self, store: Any) -> list[int]:
+        return [rank for rank in range(self._ranks) if store.check([_of(_LEFT, rank)])]
 
     def _ring(self) -> None:
         for rank in range(self._ranks):
             self._store.set(_of(_BELL, rank), "1")
 
-    def _lacking(self, key: str) -> list[int]:
+    def _answers(self) -> list[str]:
         ranks = range(self._ranks)
-        return self._briefly(lambda: [rank for rank in ranks if not self._store.check([_of(key, rank)])], [])
+        return self._briefly(lambda: [_read(self._store, _of(_ALIVE, rank)) for rank in ranks], [])
 
     def _briefly(self, act: Callable[[], T], default: T) -> T:
         results: list[T] = []

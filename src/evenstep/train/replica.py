@@ -1,7 +1,7 @@
 """One process's copy of a run, for groups whose processes are lost and come back between two updates.
 
-A group that does that (`Group.run_of`) needs no more of the loop than this: abandon an update, take another copy's
-state, and go on.
+Such a run (`contrib.elastic`) needs no more of the loop than this: abandon an update, take another copy's state, and
+go on.
 """
 
 from typing import Any, final

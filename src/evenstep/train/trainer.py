@@ -25,6 +25,7 @@ from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Hook, Json, TrainEvent
 from evenstep.events.hooks.target import MetricTarget
+from evenstep.lazy import load
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Group, Strategy
@@ -181,7 +182,9 @@ class Trainer:
             log=log,
         )
         self._agree = partial(check_agreement, self._loop, train)
-        self._run = self._group.run_of(self._loop, self._agree)
+        self._run = self._loop.run
+        if self._group.can_change:
+            self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
         mark_used({**setup.kept, **self._loop.engine.bus.kept})
         if resume == "auto":
             self.resume()

@@ -56,18 +56,18 @@ def test_a_word_with_what_no_file_can_hold_is_heard(store: TCPStore) -> None:
         rank.leave()
 
 
-def test_who_goes_on_after_an_error_knows_whether_all_have_raised_one(store: TCPStore) -> None:
-    first, second = ranks_of(store, 2)
-    first.post("rank 0 failed")
-    first.raised()
-    assert not first.have_all_raised()
-    second.raised()
-    assert first.have_all_raised() and second.have_all_raised()
-    for rank in (first, second):
-        rank.await_failure()
-        rank.forget_failure()
-    assert not first.have_all_raised()
-    for rank in (first, second):
+def test_a_failure_ends_with_its_attempt(store: TCPStore) -> None:
+    ranks = ranks_of(store, 2)
+    ranks[0].post("rank 0 failed")
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(lambda rank: rank.meet(b"again", 20.0, after_failure=True), ranks))
+    assert told == [([b"again", b"again"], [])] * 2
+    for rank in ranks:
+        rank.attempt += 1
+    assert [rank.failure() for rank in ranks] == ["", ""]
+    ranks[1].post("rank 1 failed")
+    soon("rank 1 failed", ranks[0])
+    for rank in ranks:
         rank.leave()
 
 
@@ -105,7 +105,7 @@ def test_asking_all_tells_who_is_gone_from_who_is_late(store: TCPStore) -> None:
     first._ranks = 2
     assert first.missing(late=False) == []
     assert first.missing(late=True) == [1]  # there, but it does not wait
-    second.answer()
+    second.is_waiting = True
     assert first.missing(late=True) == []
 
 
@@ -127,25 +127,27 @@ def test_who_breaks_off_is_heard_by_all_and_the_first_reason_is_kept(store: TCPS
     client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
     first = Notices(PrefixStore("notices", client), 0, 2, broken=lambda *what: heard.append(what))
     second = Notices(PrefixStore("notices", store), 1, 2)
-    assert first.broken_off(3) == (0, "")
-    second.break_off(3, 7, "rank 1 ran out of memory")
-    first.break_off(3, 7, "rank 0 ran out of memory")
+    first.attempt = second.attempt = 3
+    assert first.broken_off() == (0, "")
+    second.break_off(7, "rank 1 ran out of memory")
+    first.break_off(7, "rank 0 ran out of memory")
     until = time.monotonic() + 10
     while (3, 7) not in heard and time.monotonic() < until:
         time.sleep(0.01)
     assert (3, 7) in heard
-    assert first.broken_off(3) == second.broken_off(3) == (7, "rank 1 ran out of memory")
-    assert first.broken_off(4) == (0, ""), "the next attempt is another"
+    assert first.broken_off() == second.broken_off() == (7, "rank 1 ran out of memory")
+    first.attempt = 4
+    assert first.broken_off() == (0, ""), "the next attempt is another"
     for rank in (first, second):
         rank.leave()
 
 
 def test_of_two_works_that_are_broken_off_the_earlier_counts(store: TCPStore) -> None:
     first, second = ranks_of(store, 2)
-    first.break_off(0, 8, "rank 0 ran out of memory")
-    second.break_off(0, 7, "rank 1 ran out of memory")
-    first.break_off(0, 9, "rank 0 ran out of memory again")
-    assert first.broken_off(0) == (7, "rank 1 ran out of memory")
+    first.break_off(8, "rank 0 ran out of memory")
+    second.break_off(7, "rank 1 ran out of memory")
+    first.break_off(9, "rank 0 ran out of memory again")
+    assert first.broken_off() == (7, "rank 1 ran out of memory")
     for rank in (first, second):
         rank.leave()
 
@@ -153,7 +155,7 @@ def test_of_two_works_that_are_broken_off_the_earlier_counts(store: TCPStore) ->
 def test_all_that_meet_get_what_each_has_left(store: TCPStore) -> None:
     ranks = ranks_of(store, 3)
     with ThreadPoolExecutor(3) as pool:
-        told = list(pool.map(lambda rank: rank.meet(1, b"%d" % rank._rank, 20.0), ranks))
+        told = list(pool.map(lambda rank: rank.meet(b"%d" % rank._rank, 20.0), ranks))
     assert told == [([b"0", b"1", b"2"], [])] * 3
     for rank in ranks:
         rank.leave()
@@ -162,9 +164,9 @@ def test_all_that_meet_get_what_each_has_left(store: TCPStore) -> None:
 def test_a_meeting_that_takes_a_while_leaves_no_warning(store: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
     ranks = ranks_of(store, 2)
     with ThreadPoolExecutor(2) as pool:
-        early = pool.submit(ranks[0].meet, 0, b"early", 5.0)
+        early = pool.submit(ranks[0].meet, b"early", 5.0)
         time.sleep(0.3)
-        late = pool.submit(ranks[1].meet, 0, b"late", 5.0)
+        late = pool.submit(ranks[1].meet, b"late", 5.0)
         assert early.result() == late.result() == ([b"early", b"late"], [])
     for rank in ranks:
         rank.leave()
@@ -175,7 +177,7 @@ def test_who_does_not_come_to_a_meeting_because_it_is_gone_is_named_within_secon
     first, second = ranks_of(store, 2)
     first._ranks = 3  # the third has never come
     began = time.monotonic()
-    assert first.meet(1, b"", 60.0) == ([], [2]), "the second is there, and may still compute"
+    assert first.meet(b"", 60.0) == ([], [2]), "the second is there, and may still compute"
     assert time.monotonic() - began < 20
     for rank in (first, second):
         rank.leave()
@@ -184,7 +186,7 @@ def test_who_does_not_come_to_a_meeting_because_it_is_gone_is_named_within_secon
 def test_a_meeting_ends_when_a_rank_has_failed_for_good(store: TCPStore) -> None:
     first, second = ranks_of(store, 2)
     with ThreadPoolExecutor(1) as pool:
-        meeting = pool.submit(first.meet, 1, b"", 60.0)
+        meeting = pool.submit(first.meet, b"", 60.0)
         second.post("rank 1 failed")
         assert meeting.result(timeout=20) == ([], None)
     for rank in (first, second):

@@ -14,7 +14,6 @@ from typing import Any, TypeVar, final
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.contrib.elastic.lighthouse import SILENT_S, Lighthouse, Peer
-from evenstep.contrib.elastic.run import ElasticRun
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group
@@ -71,9 +70,6 @@ class Elastic(Group):
         self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if mine.number == 0 else None
         host = "localhost" if "localhost" in mine.lighthouse else gethostname()
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
-
-    def run_of(self, loop: Any, agree: Callable[[], None]) -> Callable[[], Any]:
-        return ElasticRun(group=self, loop=loop, agree=agree).run
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - with that of the group of now
@@ -137,7 +133,7 @@ class Elastic(Group):
             attempt=_attempt(members),
         )
         try:
-            now = Processes.of_rank(info, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
+            now = Processes("cpu", info=info, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
         except (EvenstepError, RuntimeError) as error:
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise
@@ -176,7 +172,7 @@ def _forwarding(name: str) -> Callable[..., Any]:
 
 _FORWARDED = (
     "abort abort_reason begin_receive begin_send begin_work broadcast explained fail gather interrupt interrupted meet "
-    "recorded sum sum_floats where"
+    "sum sum_floats where"
 )  # not `go_on`: after an error, `train` joins again
 for _name in _FORWARDED.split():
     setattr(Elastic, _name, _forwarding(_name))

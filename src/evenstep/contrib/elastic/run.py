@@ -5,11 +5,12 @@ An interrupted update leaves no trace: its micro-batches keep their numbers on t
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 
 from evenstep.checkpoint import pack, unpack
+from evenstep.contrib.elastic.membership import Elastic
 from evenstep.errors import EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.parallel import Group
@@ -17,15 +18,12 @@ from evenstep.train.loop import Loop
 from evenstep.train.replica import Replica
 from evenstep.train.requests import End
 
-if TYPE_CHECKING:
-    from evenstep.contrib.elastic.membership import Elastic
-
 
 @final
 class ElasticRun:
     """A trainer's loop on ranks that come and go."""
 
-    def __init__(self, *, group: "Elastic", loop: Loop, agree: Callable[[], None]) -> None:
+    def __init__(self, group: Elastic, loop: Loop, agree: Callable[[], None]) -> None:
         self._group = group
         self._replica = Replica(loop)
         self._agree = agree

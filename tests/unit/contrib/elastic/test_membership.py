@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from evenstep.contrib.elastic import Elastic, ElasticRank
 from evenstep.contrib.elastic.lighthouse import Peer
 from evenstep.contrib.elastic.membership import _attempt, _enough
-from evenstep.errors import LostRankError, ReplicaError
-from evenstep.parallel import Group, Processes
+from evenstep.errors import LostRankError
+from evenstep.parallel import Group
 
 
 def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
@@ -101,29 +101,6 @@ def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(mon
     try:
         group.join(0)
         assert (group.ranks, [asked["tries"] for asked in lighthouse.asked]) == (1, [0, 1])
-    finally:
-        group.close()
-
-
-def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=30)
-    join, failures = Processes.of_rank, [ReplicaError("other versions"), ReplicaError("other versions")]
-
-    def of_rank(*args: Any, **kwargs: Any) -> Processes:
-        if len(lighthouse.asked) != 2:
-            raise failures.pop()
-        return join(*args, **kwargs)
-
-    monkeypatch.setattr(Processes, "of_rank", of_rank)
-    try:
-        with pytest.raises(ReplicaError):
-            group.join(0)  # it was in no group before
-        group.join(0)
-        monkeypatch.setattr(lighthouse, "asked", [])
-        group.join(0)  # it was
-        assert not failures
-        assert [asked["tries"] for asked in lighthouse.asked] == [1, 2]
     finally:
         group.close()
 
