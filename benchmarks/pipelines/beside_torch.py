@@ -20,7 +20,8 @@ from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
 from evenstep.parallel import Mesh, Processes, Reducers, Single
-from evenstep.pipeline import SCHEDULES, Layer, PipelineModel, build_runner, executed
+from evenstep.pipeline import SCHEDULES, Layer, PipelineModel, executed
+from evenstep.pipeline.runner import build_runner
 from harness.live import Live
 from harness.row import Row
 from harness.work import Block

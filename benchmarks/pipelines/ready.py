@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from evenstep.pipeline import Op, Stage
+from evenstep.pipeline import Op
+from evenstep.pipeline.stage import Stage
 
 
 class ReadyStep:

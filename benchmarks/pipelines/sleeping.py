@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.parallel import Mesh, Processes, Reducers, Single
-from evenstep.pipeline import SCHEDULES, PipelineModel, build_runner, executed
+from evenstep.pipeline import SCHEDULES, PipelineModel, executed
 from evenstep.pipeline.deferred import Deferral
+from evenstep.pipeline.runner import build_runner
 from evenstep.tools.planning.simulate import Cost, simulate
 from harness.row import Row
 from pipelines.ready import ReadyStep

@@ -34,8 +34,7 @@ from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Training, WriterName
 from evenstep.parallel import Mesh, device_of_rank
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
-from evenstep.pipeline.layers import check_covered
-from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.layers import check_covered, cut, flows
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.grouped import grouped_optimizer

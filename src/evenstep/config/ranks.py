@@ -16,7 +16,7 @@ from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
 from evenstep.parallel.strategies import check_single
 from evenstep.pipeline import SCHEDULES, Layout
-from evenstep.pipeline.split import stages_per_rank_for
+from evenstep.pipeline.layers import stages_per_rank_for
 
 
 @contextmanager

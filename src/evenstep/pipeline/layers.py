@@ -7,6 +7,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import ismethod
+from itertools import pairwise
 from typing import Any, Self, TypeAlias, cast, final
 
 import torch
@@ -32,9 +33,6 @@ class Layer:
         sources: names of earlier layers whose outputs are its arguments, in this order; by default the layer before.
         inputs: the task's inputs that follow: True for all (a tuple is positional, a dict keyword arguments), a tuple
             for these keys of a dict, False for none. By default the first layer gets all.
-
-    >>> Layer("head", nn.Linear(4, 2)).sources is None
-    True
     """
 
     name: str
@@ -50,8 +48,7 @@ class Layers:
 
     Args:
         layers: layers in their order; the output of the last goes to the task's loss.
-        ties: sets of names of one parameter, such as `("embedding.weight", "head.weight")`, saved under the first.
-            Parameters that modules share are found without it.
+        ties: sets of names of one parameter, saved under the first. Parameters that modules share are found without it.
 
     Raises:
         ArgumentError: names that are not unique, a source that is not an earlier layer.
@@ -101,8 +98,8 @@ class Layers:
             return cls(tuple(_opened(cast("nn.Sequential", model), "")))
         if isinstance(model, nn.Module):
             raise ArgumentError(
-                f"{type(model).__name__} can't be cut into stages: give it a method `layers()` that says its layers in "
-                f"the order in which they run, or make it an `nn.Sequential` without a `forward` of its own."
+                f"{type(model).__name__} can't be cut into stages; give it a method `layers()` that says its layers in "
+                f"their order, or make it an `nn.Sequential` without a `forward` of its own."
             )
         parts = cast("Sequence[Layer | Build]", model)
         return cls(
@@ -123,13 +120,6 @@ def check_covered(model: object, layers: Layers) -> None:
     """Raise ArgumentError for parameters of a model that its `layers()` leave out: stages would train without them.
 
     Where a layer is built by a function, or all are made anew, nobody can tell.
-
-    >>> class Net(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.first, self.last = nn.Linear(1, 2), nn.Linear(2, 1)
-    ...     layers = lambda self: [Layer("first", self.first), Layer("last", self.last)]
-    >>> check_covered(net := Net(), Layers.of(net))
     """
     modules = [layer.build for layer in layers.layers if isinstance(layer.build, nn.Module)]
     if not isinstance(model, nn.Module) or len(modules) < len(layers.layers):
@@ -140,8 +130,7 @@ def check_covered(model: object, layers: Layers) -> None:
     if left and len(left) < len(own):
         raise ArgumentError(
             f"the layers of {type(model).__name__} must hold all its parameters, but `layers()` leaves out "
-            f"{first_of([f'`{name}`' for name in left], 3)}, so stages would train without; give each to the "
-            f"layer that uses it, or take it out of the model."
+            f"{first_of([f'`{name}`' for name in left], 3)}; give each to the layer that uses it."
         )
 
 
@@ -151,20 +140,15 @@ def is_chain(model: object) -> bool:
 
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
     for name, child in children_of(sequence).items():
-        if type(child) is nn.Sequential and len(child) and not _is_called_specially(child):
-            yield from _opened(child, f"{prefix}{name}.")
+        is_plain = type(child) is nn.Sequential and len(child) and not has_hooks(child) and not compiled_in_place(child)
+        if is_plain:
+            yield from _opened(cast("nn.Sequential", child), f"{prefix}{name}.")
         else:
             yield Layer(f"{prefix}{name}", child)
 
 
-def _is_called_specially(module: nn.Module) -> bool:
-    return has_hooks(module) or compiled_in_place(module)
-
-
 def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> tuple[tuple[Any, ...], Any]:
     """Positional and keyword arguments of a layer or a whole model: outputs of its sources, and the wanted inputs.
-
-    A tuple of inputs is positional arguments, a dict or `UserDict` keyword arguments, all else one argument.
 
     >>> arguments([3], (4, 5), True), arguments([], {"a": 1, "b": 2}, ("b",)), arguments([], -1, True)
     (((3, 4, 5), {}), ((), {'b': 2}), ((-1,), {}))
@@ -180,3 +164,61 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
     if isinstance(inputs, dict | UserDict):
         return tuple(outputs), cast("dict[str, Any]", inputs)
     return (*outputs, inputs), {}
+
+
+def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -> tuple[range, ...]:
+    """The places of each stage's layers.
+
+    Args:
+        split_at: names of the layers that begin the second and later stages; None: as equal in layers as can be.
+
+    >>> cut(Layers.of(nn.Sequential(*[nn.ReLU() for _ in range(5)])), stages=2)
+    (range(0, 2), range(2, 5))
+    """
+    names = [layer.name for layer in layers.layers]
+    if split_at is None:
+        if stages > len(names):
+            raise ArgumentError(
+                f"a model of {len(names)} layers can't be cut into {stages} stages: use fewer pipeline ranks or "
+                f"stages per rank, or say its layers more finely."
+            )
+        edges = [len(names) * stage // stages for stage in range(stages + 1)]
+    else:
+        begins = [_begin(names, name) for name in split_at]
+        edges = [0, *begins, len(names)]
+        if len(begins) != stages - 1 or sorted(set(edges)) != edges:
+            raise ArgumentError(
+                f"`split_at` must name the first layers of stages 1 to {stages - 1}, in order, but names "
+                f"{', '.join(split_at) or 'none'}; the layers are {', '.join(names)}.",
+                field="split_at",
+            )
+    return tuple(range(begin, end) for begin, end in pairwise(edges))
+
+
+def stages_per_rank_for(split_at: Sequence[str] | None, *, ranks: int) -> int | None:
+    """Stages per rank of a model that is cut at these layers; None without cuts."""
+    return None if split_at is None else -(-(len(split_at) + 1) // ranks)
+
+
+def _begin(names: list[str], wanted: str) -> int:
+    found = (place for place, name in enumerate(names) if name == wanted or name.startswith(f"{wanted}."))
+    return next(found, -1)
+
+
+def flows(layers: Layers, stages: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """For each edge (source stage, destination stage) the places of the layers whose outputs it carries.
+
+    Args:
+        stages: the places of each stage's layers.
+
+    >>> layers = Layers.of([Layer("a", nn.ReLU()), Layer("b", nn.ReLU()), Layer("c", nn.Bilinear, sources=("b", "a"))])
+    >>> flows(layers, [range(0, 1), range(1, 2), range(2, 3)])
+    {(0, 1): (0,), (0, 2): (0,), (1, 2): (1,)}
+    """
+    stage_of = {place: stage for stage, places in enumerate(stages) for place in places}
+    carried: dict[tuple[int, int], set[int]] = {}
+    for place, stage in stage_of.items():
+        for source in layers.sources(place):
+            if stage_of[source] != stage:
+                carried.setdefault((stage_of[source], stage), set()).add(source)
+    return {edge: tuple(sorted(places)) for edge, places in sorted(carried.items())}

@@ -3,23 +3,94 @@
 Both ends of a transfer stand at one moment of one clock, so ranks never wait for each other in a circle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from evenstep.pipeline.action import Action, Op, Plan
-from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import Span, spans
+from evenstep.errors import PlanError
+from evenstep.pipeline.action import COMPUTES, Action, Layout, Op, Plan
 
 # On the common clock a whole backward takes as long as its halves together. Only the order of the ends matters.
 UNITS = {Op.FORWARD: 1, Op.BACKWARD: 2, Op.INPUT_BACKWARD: 1, Op.WEIGHT_BACKWARD: 1}
 
 
+class Span(NamedTuple):
+    """One compute action, with its start and end in the caller's unit of time."""
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+
+
+Result = tuple[bool, int, int]  # whether an output (else a gradient), of which stage and micro-batch
+
+
+def spans(
+    plans: Sequence[Plan],
+    layout: Layout,
+    duration: Callable[[Action], float],
+) -> list[Span]:
+    """Start and end of every compute action, each as early as the order of its rank and its needs allow.
+
+    Args:
+        plans: one per rank; whatever is no compute action in them is passed over.
+        duration: of an action.
+
+    Returns:
+        All spans, sorted by start and rank.
+
+    >>> from evenstep.pipeline.schedules import gpipe
+    >>> layout = Layout.chain(ranks=2)
+    >>> [f"{s.action}@{s.start}" for s in spans(gpipe(layout, [0]), layout, lambda action: 1)]
+    ['0F0@0', '1F0@1', '1B0@2', '0B0@3']
+    """
+    orders = [[action for action in plan if action.op in COMPUTES] for plan in plans]
+    places = [0] * len(orders)
+    free: list[float] = [0] * len(orders)
+    ends: dict[Result, float] = {}
+    waiting: dict[Result, list[int]] = {}  # ranks by the message that they wait for
+    found: list[Span] = []
+    ready = list(range(len(orders)))
+    while ready:
+        rank = ready.pop()
+        while places[rank] < len(orders[rank]):
+            action = orders[rank][places[rank]]
+            needed = _needed(action, layout)
+            lacking = next((result for result in needed if result not in ends), None)
+            if lacking is not None:
+                waiting.setdefault(lacking, []).append(rank)
+                break
+            start = max([free[rank], *(ends[result] for result in needed)])
+            free[rank] = end = start + duration(action)
+            found.append(Span(rank, action, start, end))
+            places[rank] += 1
+            if action.op is not Op.WEIGHT_BACKWARD:
+                result = action.op is Op.FORWARD, action.stage, action.microbatch
+                ends[result] = end
+                ready += waiting.pop(result, ())
+    stuck = [f"rank {rank} at {order[places[rank]]}" for rank, order in enumerate(orders) if places[rank] < len(order)]
+    if stuck:
+        raise PlanError(
+            f"the plans cannot be run to their end: {', '.join(stuck[:8])} cannot begin; put each action after what it "
+            f"needs."
+        )
+    return sorted(found, key=lambda span: (span.start, span.rank))
+
+
+def _needed(action: Action, layout: Layout) -> list[Result]:
+    stage, microbatch = action.stage, action.microbatch
+    if action.op is Op.FORWARD:
+        return [(True, source, microbatch) for source in layout.sources(stage)]
+    if action.op is Op.WEIGHT_BACKWARD:
+        return [(False, stage, microbatch)]
+    return [(True, stage, microbatch), *((False, peer, microbatch) for peer in layout.destinations(stage))]
+
+
 def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     """Add to each rank's computations its communication, and ARM and REDUCE around its stages' last backwards.
 
-    Per edge between ranks and per micro-batch, the source stage sends its output and receives a gradient, and the
-    destination stage does the opposite. A send stands right after what makes its content; a receive stands where its
-    content comes into being, as an early time to begin receiving it: what needs it is the computation further on.
+    A send stands right after what makes its content; a receive stands where its content comes into being.
 
     Args:
         plans: the compute actions of each rank in their order.
@@ -40,9 +111,8 @@ def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
 def executed(plan: Plan, stages: Sequence[int], *, overlaps: bool = True, gathers: bool = False) -> Plan:
     """A rank's plan as its stages execute it.
 
-    A reduction that begins beside a backward must not come before that of a later stage, since all replicas reduce
-    their stages from the last to the first: where it would, its ARM comes right before its REDUCE. Where shards are
-    gathered once per plan, that is its first actions, and its last ones let go of them.
+    All replicas reduce their stages from the last to the first. A reduction that would begin beside a backward before
+    that of a later stage has its ARM right before its REDUCE.
 
     Args:
         plan: as `lower` or `forwards` gives it.
@@ -72,9 +142,6 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     """The forward-only plans of all ranks, with their communication, for evaluation.
 
     Whatever a rank could do next, it does for the latest stage, so that few outputs wait anywhere.
-
-    Args:
-        microbatches: their global numbers, in ascending order.
 
     >>> for plan in forwards(Layout.chain(ranks=2), [4, 5]):
     ...     print(*plan)
@@ -141,8 +208,6 @@ def _reduced(plan: Plan, stages: Sequence[int]) -> Plan:
         line.append(action)
         if place == end.get(action.stage):
             line.append(Action(Op.REDUCE, action.stage))
-    for stage in sorted(
-        set(stages) - last.keys(), reverse=True
-    ):  # stages without work, in the order of stages with work
+    for stage in sorted(set(stages) - last.keys(), reverse=True):  # stages without work
         line += [Action(Op.ARM, stage), Action(Op.REDUCE, stage)]
     return tuple(line)

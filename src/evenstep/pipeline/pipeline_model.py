@@ -5,24 +5,32 @@ Layers are built, seeded and named one by one, so training does not depend on th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from operator import itemgetter
 from typing import Any, cast, final
 
 from torch import nn
 
 from evenstep import training_mode
-from evenstep.arguments import choose
+from evenstep.arguments import choose, first_of
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
+from evenstep.internals import children_of, times_written, unwrapped
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, arguments, built, check_covered
-from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.action import Layout
+from evenstep.pipeline.layers import (
+    Build,
+    Layer,
+    Layers,
+    arguments,
+    built,
+    check_covered,
+    cut,
+    flows,
+    stages_per_rank_for,
+)
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 from evenstep.pipeline.ties import Tie, equalise
-from evenstep.pipeline.trees import tensors
+from evenstep.pipeline.wire import tensors
 from evenstep.tensors import named_parameters
 
 
@@ -33,7 +41,6 @@ class StageModule(nn.Module):
     Args:
         places: places of this stage's layers.
         leaving: places of the layers whose output leaves the stage.
-        modules: modules of this stage's layers; a compiled one keeps the names of its original.
     """
 
     def __init__(self, layers: Layers, places: range, leaving: Sequence[int], modules: Sequence[nn.Module]) -> None:
@@ -61,12 +68,9 @@ class StageModule(nn.Module):
     def forward(
         self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None] | None = None
     ) -> dict[int, Any]:
-        """Run the layers; gives the outputs that leave the stage, by place.
+        """Run the layers on outputs of earlier stages and the task's inputs; gives the outputs that leave, by place.
 
-        Args:
-            received: outputs of earlier stages' layers, by place.
-            inputs: the task's inputs.
-            begin: called with a layer's place before it runs.
+        `begin` is called with a layer's place before it runs.
         """
         values = dict(received)
         kept = [(source, received[source], _versions(received[source])) for source in self._taken_later]
@@ -82,8 +86,8 @@ class StageModule(nn.Module):
         for source, tree, versions in kept:
             if _versions(tree) != versions:
                 raise TaskError(
-                    f"the output of layer '{self._names[source]}' was changed in place in another stage, "
-                    f"but a later stage takes it as well; write into a copy, or cut the model elsewhere (`split_at`)."
+                    f"the output of layer '{self._names[source]}' was changed in place in another stage, but a later "
+                    f"stage takes it as well; write into a copy."
                 )
         return {place: values[place] for place in self._leaving}
 
@@ -112,13 +116,12 @@ class PipelineModel(nn.Module):
 
     Args:
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
-            method `layers()`. Functions are called for the layers of this rank only, each seeded by itself.
+            method `layers()`. Functions are called for the layers of this rank only.
         mesh: the ranks; one process by default.
-        schedule: name of the pipeline schedule.
         stages_per_rank: number of stages of each rank; by default as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; by default equal numbers of layers.
         ties: sets of names of parameters that are one. Parameters shared by modules are found without it.
-        seed: seed of the layers that are built here.
+        seed: seed of the layers that functions build.
 
     Raises:
         ArgumentError: the model can't be cut like this.
@@ -186,31 +189,19 @@ class PipelineModel(nn.Module):
         return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
 
     def count_parameters(self) -> tuple[int, int]:
-        """Numbers in the whole model's parameters, tied ones once, and in the trained ones. All ranks call it together.
-
-        >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).count_parameters()
-        (13, 13)
-        """
+        """Numbers in the whole model's parameters, tied ones once, and in the trained ones. All ranks call it."""
         mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
         trained = set[str]().union(*self.mesh.pipeline.gather(mine))
         sizes = self.parameter_sizes()
         return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
 
     def parameter_sizes(self) -> dict[str, int]:
-        """Numbers in each parameter of the whole model, by layer, tied ones once. All ranks call it together.
-
-        >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).parameter_sizes()
-        {'0.weight': 6, '0.bias': 3, '1.weight': 3, '1.bias': 1}
-        """
+        """Numbers in each parameter of the whole model, by layer, tied ones once. All ranks call it."""
         copies = self.aliases
         return {name: size for name, (_, size) in self._held().items() if name not in copies}
 
     def described(self) -> dict[int, str]:
-        """Names of the first and last layer of each stage of this rank.
-
-        >>> PipelineModel([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
-        {0: '0', 1: '1 … 2'}
-        """
+        """Names of the first and last layer of each stage of this rank."""
         ends = {
             stage: (self._names[self._places[stage][0]], self._names[self._places[stage][-1]]) for stage in self.own
         }
@@ -220,8 +211,8 @@ class PipelineModel(nn.Module):
         """The whole model's output; TaskError if other ranks hold some of its stages."""
         if self.layout.ranks > 1:
             raise TaskError(
-                f"this rank holds {len(self.own)} of the model's {self.layout.stages} stages, so it can't be called "
-                f"here; evaluate with the trainer, or load a checkpoint into a model on one process."
+                f"this rank holds {len(self.own)} of the model's {self.layout.stages} stages, so the model can't be "
+                f"called here; evaluate with the trainer, or load a checkpoint on one process."
             )
         values: dict[int, Any] = {}
         for stage in self.own:
@@ -240,11 +231,7 @@ class PipelineModel(nn.Module):
             layer.compile(*args, **kwargs)
 
     def own_layers(self) -> dict[str, nn.Module]:
-        """This rank's layers by name, as they are called.
-
-        >>> [*PipelineModel([nn.ReLU(), nn.Tanh()]).own_layers()]
-        ['0', '1']
-        """
+        """This rank's layers by name, as they are called."""
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
     def _stage_module(self, stage: int, modules: dict[int, nn.Module]) -> StageModule:
@@ -255,7 +242,6 @@ class PipelineModel(nn.Module):
         return StageModule(self.layers, places, sorted(leaving), [modules[place] for place in places])
 
     def _held(self) -> dict[str, tuple[int, int]]:
-        """Rank and size of each parameter, in the order of the layers."""
         mine: list[tuple[int, dict[str, int]]] = []
         for module in self.stage_modules.values():
             sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
@@ -280,7 +266,7 @@ def _check_alike(given: Mapping[str, object], group: Group) -> None:
             if theirs[name] != value:
                 raise ArgumentError(
                     f"all ranks of a pipeline must cut one model alike, but rank 0 has {name} {value} and rank {rank} "
-                    f"{theirs[name]}; build it with the same arguments on all of them."
+                    f"{theirs[name]}."
                 )
 
 
@@ -296,8 +282,8 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
             first = modules.setdefault(id(part), layer.name)
             if first != layer.name:
                 raise ArgumentError(
-                    f"layers '{first}' and '{layer.name}' share a module, so they can't be put on different ranks; "
-                    f"give each a module of its own, and name their parameters in `ties`."
+                    f"layers '{first}' and '{layer.name}' share a module; give each its own, and name their parameters "
+                    f"in `ties`."
                 )
         for name, parameter in named_parameters(unwrapped(layer.build)).items():
             parameters.setdefault(id(parameter), []).append(f"{layer.name}.{name}")
@@ -305,35 +291,22 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
 
 
 def _separate(modules: Iterable[nn.Module]) -> None:
-    """Give each layer its own copy of a parameter that layers share."""
+    # each layer gets its own copy of a parameter that layers share
     seen: dict[int, nn.Module] = {}
     for module in modules:
         copies: dict[int, nn.Parameter] = {}
         for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
-                if hasattr(parameter, "placements"):  # a DTensor, without importing its class
-                    raise _unfit(part, name, "is cut over ranks (tensor parallelism); give the model uncut")
                 if seen.setdefault(id(parameter), module) is module:
                     continue
-                if has_gradient_hooks(parameter):
-                    advice = "change the gradient in the forward (`torch.autograd.Function`)"
-                    raise _unfit(part, name, f"is shared by layers and has a hook, which copies don't call; {advice}")
                 own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
                 copy = copies.setdefault(id(parameter), own)
                 setattr(part, name, copy)
                 seen[id(copy)] = module
 
 
-def _unfit(part: nn.Module, name: str, reason: str) -> ArgumentError:
-    return ArgumentError(f"stages can't hold `{name}` of {type(part).__name__}: it {reason}.", field=name)
-
-
 def pipeline_of(model: nn.Module) -> Group:
-    """Ranks that share the stages of a model; for a whole model, this rank.
-
-    >>> pipeline_of(nn.Linear(1, 1)).ranks
-    1
-    """
+    """Ranks that share the stages of a model; for a whole model, this rank."""
     return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
 
 
@@ -344,7 +317,7 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
         if unknown:
             raise ArgumentError(
                 f"`ties` must name parameters of different layers, but '{unknown[0]}' is none; there are "
-                f"{', '.join(get_close_matches(unknown[0], names) or names[:8])}.",
+                f"{first_of(names)}.",
                 field="ties",
             )
         apart = [other for other in joined if not other & set(group)]

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch.profiler import record_function
 
-from evenstep.errors import PlanError, clause
+from evenstep.errors import clause
 from evenstep.internals import profiler_runs
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.reducers import Reducers
@@ -15,30 +15,8 @@ from evenstep.pipeline.deferred import Deferral, prepare
 from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.stage import PlanStep, Stage
 from evenstep.pipeline.ties import sum_over_owners
-from evenstep.pipeline.wire import Edges, Wire
+from evenstep.pipeline.wire import Edges
 from evenstep.tensors import named_parameters
-
-
-class Peers:
-    """The other ranks of a pipeline; here there are none.
-
-    Attributes:
-        wire: over which messages to them go.
-    """
-
-    wire: Wire | None = None
-
-    def begin(self, plan: Plan) -> None:
-        """A plan begins, on all ranks."""
-
-    def stopped(self, error: BaseException, plan: Plan, walked: int) -> None:
-        """Action `walked` raised: discard messages on their way, and name the action in the error."""
-
-    def finish(self, plan: Plan) -> None:
-        """The plan was walked to its end."""
-
-    def reset(self) -> None:
-        """Forget all messages, and what their ends know of each other; all ranks do."""
 
 
 @final
@@ -49,26 +27,23 @@ class Runner:
         peers: the other ranks of the pipeline; none by default.
     """
 
-    def __init__(self, stages: Sequence[Stage], peers: Peers | None = None) -> None:
+    def __init__(self, stages: Sequence[Stage], peers: "Peers | None" = None) -> None:
         self.stages = {stage.index: stage for stage in stages}
-        self.peers = peers or Peers()
+        self.peers = peers
 
     def run(self, plan: Plan, step: PlanStep) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
 
         Raises:
-            PlanError: an action that no stage can do.
             Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.
         """
-        self.peers.begin(plan)
+        if self.peers is not None:
+            self.peers.begin(plan)
         walked, stages, acted, profiled = 0, self.stages, step.acted, profiler_runs()
         try:
             for walked, action in enumerate(plan):  # noqa: B007 - told when an action has raised
                 op = action.op
-                act = stages[action.stage].acts.get(op)
-                if act is None:
-                    can = ", ".join(op.name for op in Op)
-                    raise PlanError(f"a stage can do {can}, but the plan says {action}.")
+                act = stages[action.stage].acts[op]
                 if profiled:
                     with record_function(f"{action} {op.name.lower()}"):
                         act(action, step)
@@ -78,14 +53,16 @@ class Runner:
         except BaseException as error:
             for stage in self.stages.values():
                 stage.forget()
-            self.peers.stopped(error, plan, walked)
+            if self.peers is not None:
+                self.peers.stopped(error, plan, walked)
             raise
-        self.peers.finish(plan)
+        if self.peers is not None:
+            self.peers.finish(plan)
 
 
 @final
-class PipelinePeers(Peers):
-    """The other ranks of this rank's pipeline."""
+class Peers:
+    """The other ranks of this rank's pipeline; `wire` carries messages to them."""
 
     def __init__(self, model: PipelineModel, edges: Edges, deferral: Deferral) -> None:
         self.wire = edges.wire
@@ -101,6 +78,7 @@ class PipelinePeers(Peers):
             raise
 
     def stopped(self, error: BaseException, plan: Plan, walked: int) -> None:
+        """Action `walked` raised: discard messages on their way, and name the action in the error."""
         self._deferral.end()
         self._edges.forget()
         self._tell(error, f"at {described(plan[walked])}")
@@ -115,6 +93,7 @@ class PipelinePeers(Peers):
             raise
 
     def reset(self) -> None:
+        """Forget all messages, and what their ends know of each other; all ranks do."""
         self._deferral.end()
         self._edges.forget()
         self._edges.wire.reset()
@@ -130,11 +109,7 @@ class PipelinePeers(Peers):
 def build_runner(
     model: PipelineModel, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
 ) -> Runner:
-    """The runner of this rank's stages.
-
-    Args:
-        deferral: of weight gradients, to be shared with layers that have a backward of their own.
-    """
+    """The runner of this rank's stages; layers that have a backward of their own may share `deferral`."""
     layout, deferral = model.layout, deferral or Deferral()
     edges = Edges(layout, model.mesh.pipeline, device)
     for module in model.stage_modules.values():
@@ -156,4 +131,4 @@ def build_runner(
         )
         for index, (module, reducer) in wrapped.items()
     ]
-    return Runner(stages, PipelinePeers(model, edges, deferral))
+    return Runner(stages, Peers(model, edges, deferral))

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from evenstep.errors import PlanError
-from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.action import Action, Layout, Op, Plan
 from evenstep.pipeline.check import check
-from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.lower import lower
 
 Order = Callable[[Layout, Sequence[int]], tuple[Plan, ...]]
-"""Computations of each rank, from the layout of the stages and the global numbers of the micro-batches, in ascending
-order. A PlanError refuses a layout."""
+"""Computations of each rank, from the stages and the global numbers of the micro-batches; may raise PlanError."""
 
 
 @final
@@ -25,10 +23,6 @@ class Schedule:
     """A pipeline schedule.
 
     Args:
-        name: key in `SCHEDULES`.
-        order: function that gives the computations of each rank.
-        summary: description in a few words.
-        min_stages_per_rank: fewest stages per rank.
         max_stages_per_rank: most stages per rank; None for any number.
         v_shaped: True if stages go through the ranks and back instead of round and round.
         splits_backward: True if gradients of inputs and of weights are computed apart.
@@ -59,11 +53,7 @@ class Schedule:
         return Layout.chain(ranks=ranks, stages_per_rank=stages, v_shaped=self.v_shaped)
 
     def plans(self, layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-        """The complete, checked plans of all ranks for one update.
-
-        Args:
-            layout: layout of the stages; its edges need not be a chain.
-            microbatches: global numbers, in ascending order.
+        """The complete, checked plans of all ranks for one update; the edges of the layout need not be a chain.
 
         Raises:
             PlanError: the layout does not fit, or an order of the user's is no complete update.
@@ -76,11 +66,7 @@ class Schedule:
 def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     """Each micro-batch through all stages forward, then at once backward, before the next begins.
 
-    One micro-batch's activations live at a time. Over several ranks nothing overlaps; with one stage it is ordinary
-    training.
-
-    >>> print(*sequential(Layout.chain(ranks=1, stages_per_rank=2), [0, 1])[0])
-    0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1
+    Over several ranks nothing overlaps; with one stage it is ordinary training.
     """
     plans: list[Plan] = []
     for rank in range(layout.ranks):
@@ -94,12 +80,9 @@ def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
 
 
 def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """All forwards, then all backwards, on one stage per rank.
+    """All forwards, then all backwards, on one stage per rank. GPipe (Huang et al. 2019, arXiv:1811.06965).
 
-    The bubble is (P-1)(f+b) and all M activations live at once. GPipe (Huang et al. 2019, arXiv:1811.06965).
-
-    >>> print(*gpipe(Layout.chain(ranks=2), [0, 1])[1])
-    1F0 1F1 1B0 1B1
+    The bubble is (P-1)(f+b) and all M activations live at once.
     """
     _one_stage_per_rank("gpipe", layout)
     return breadth_first(layout, microbatches)
@@ -108,12 +91,9 @@ def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
 def breadth_first(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     """All micro-batches through a rank's first stage, then all through its next; backward the other way round.
 
-    The bubble is that of interleaved 1F1B, (P-1)(f+b)/v, with all M micro-batches alive; each stage's weights are
-    needed in one stretch forward and one backward, which suits sharded parameters. Breadth-first pipeline parallelism
-    (Lamy-Poirier 2022, arXiv:2211.05953).
-
-    >>> print(*breadth_first(Layout.chain(ranks=2, stages_per_rank=2), [0, 1])[1])
-    1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
+    The bubble is (P-1)(f+b)/v, with all M micro-batches alive; each stage's weights are needed in one stretch forward
+    and one backward, which suits sharded parameters. Breadth-first pipeline parallelism (Lamy-Poirier 2022,
+    arXiv:2211.05953).
     """
     plans: list[Plan] = []
     for rank in range(layout.ranks):
@@ -147,13 +127,9 @@ def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]
 def interleaved(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     """1F1B in groups of P micro-batches, on v stages per rank that go round the ranks.
 
-    The bubble is a v-th of GPipe's, (P-1)(f+b)/v; in exchange there are v times as many messages, and the rank of stage
-    s<P keeps ((v-1)P + 2(P-1-s) + 1)/v micro-batches of its share alive. Where the ranks do not divide the
-    micro-batches, the order is that of the next multiple with the missing ones left out. Interleaved 1F1B (Narayanan et
-    al. 2021, arXiv:2104.04473).
-
-    >>> print(*interleaved(Layout.chain(ranks=2, stages_per_rank=2), range(4))[1])
-    1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3
+    The bubble is a v-th of GPipe's, (P-1)(f+b)/v, with v times as many messages; the rank of stage s<P keeps
+    ((v-1)P + 2(P-1-s) + 1)/v micro-batches of its share alive. Where the ranks do not divide the micro-batches, the
+    order is that of the next multiple with the missing ones left out. (Narayanan et al. 2021, arXiv:2104.04473)
     """
     owners, ranks = layout.rank_of, layout.ranks
     fits = layout.stages % ranks == 0 and owners == owners[:ranks] * (layout.stages // ranks)
@@ -177,9 +153,6 @@ def zb_h1(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
 
     The next rank waits for gradients of inputs only. The bubble between a rank's first and last action is
     (P-1)(f+i-w), and no rank keeps more than P activations. ZB-H1 (Qi et al. 2023, arXiv:2401.10241).
-
-    >>> print(*zb_h1(Layout.chain(ranks=2), [0, 1, 2])[1])
-    1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
     """
     return tuple(_zb_h1(stage, layout.stages, microbatches) for stage in _one_stage_per_rank("zb_h1", layout))
 
@@ -208,9 +181,6 @@ def zb_v(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     There is no bubble between a rank's first and last action where f, i and w take as long, and at most P micro-batches
     of a rank's share live at once. With fewer than 2P-1 micro-batches the order is that of 2P-1 with the missing ones
     left out. ZB-V (Qi et al. 2023, arXiv:2401.10241).
-
-    >>> print(*zb_v(Layout.chain(ranks=2, stages_per_rank=2, v_shaped=True), range(3))[1])
-    1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
     """
     owners = layout.rank_of
     _check_owners("zb_v", layout, "0 1 2 2 1 0", fits=len(owners) == 2 * layout.ranks and owners == owners[::-1])

@@ -1,7 +1,6 @@
 """One stage of a model on its rank: its module, its activations and the reduction of its gradients.
 
-A stage does each action of a plan (`acts`). A whole model is a model of one stage without edges. Of a stage's outputs
-only the graph's edges are kept; its inputs are leaves of the next graph.
+A whole model is a model of one stage. Of a stage's outputs only the graph's edges are kept.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,40 +19,32 @@ from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.pipeline_model import StageModule
-from evenstep.pipeline.trees import detached, tensors
-from evenstep.pipeline.wire import Address, Edges
+from evenstep.pipeline.wire import Address, Edges, detached, tensors
 
 Gradients = list[Tensor | None]
 
 
 class PlanStep(Protocol):
-    """The micro-batches that go through a plan, by the plan's numbers."""
+    """The micro-batches that go through a plan, by the plan's numbers.
+
+    `forward` gives the outputs that leave a stage, and the loss of the last stage; `going_back` is the context of the
+    backward of a stage without a loss. `done` is called when this rank has computed all of a micro-batch. `completed`
+    gives the number of the micro-batch whose gradients a backward completes, or None.
+    """
 
     def forward(
         self, stage: "Stage", received: Mapping[int, Any], microbatch: int
-    ) -> tuple[Mapping[int, Any], Tensor | None]:
-        """Apply a stage; gives the outputs that leave it, and the loss of the last stage."""
-        ...
+    ) -> tuple[Mapping[int, Any], Tensor | None]: ...
 
-    def backward(self, loss: Tensor, microbatch: int) -> None:
-        """Add to the gradients of the stage's parameters, beginning with the loss."""
-        ...
+    def backward(self, loss: Tensor, microbatch: int) -> None: ...
 
-    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
-        """Context of the backward of a stage without a loss."""
-        ...
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]: ...
 
-    def done(self, microbatch: int) -> None:
-        """Called when this rank has nothing more to compute of the micro-batch."""
-        ...
+    def done(self, microbatch: int) -> None: ...
 
-    def completed(self, microbatch: int) -> int | None:
-        """Number of the micro-batch whose gradients this backward completes, or None."""
-        ...
+    def completed(self, microbatch: int) -> int | None: ...
 
-    def acted(self, op: Op, /) -> None:
-        """Called after each action."""
-        ...
+    def acted(self, op: Op, /) -> None: ...
 
 
 @final
@@ -74,11 +65,7 @@ class _Activations:
         self._outputs[destination] = [get_gradient_edge(leaf) for leaf in tensors(tree) if leaf.requires_grad]
 
     def backward(self, gradients: Mapping[int, Gradients]) -> None:
-        """Go back from the outputs; gradients of several destinations are added from the last to the first.
-
-        Args:
-            gradients: for each destination, one for each graph edge; None where it made no use of the output.
-        """
+        """Go back from the outputs; gradients of several destinations are added from the last to the first."""
         edges: dict[tuple[object, int], GradientEdge] = {}
         summed: dict[tuple[object, int], Tensor] = {}
         for destination in sorted(self._outputs, reverse=True):
@@ -101,22 +88,16 @@ class Stage:
 
     Args:
         module: a `StageModule`, or a whole model, which is then the only stage.
-        reducer: shares the module's gradients between data-parallel ranks.
         index: number of the stage in the whole model, from 0.
         edges: outputs and gradients of other stages; a stage without neighbours needs none.
         sources: stages whose outputs it takes.
         carried: places of the layers whose outputs leave, by destination.
-        gives_loss: True if its output goes to the task's loss.
         is_first_here: True if no earlier stage is on this rank.
         is_last_here: True if no later stage is on this rank.
-        deferral: weight gradients of this rank that wait.
 
     Attributes:
         acts: functions of an action and the running step, by kind of action.
         apply: function of received outputs, the task's inputs, and a function called before each layer.
-        takes_inputs: True if it is called with the task's inputs.
-        takes_batch: True if it needs the task's batch: for inputs, or for the loss.
-        is_whole: True if it is all of the model.
     """
 
     def __init__(
@@ -218,8 +199,8 @@ class Stage:
         activations = self._live.pop(microbatch, None)
         if activations is None:
             raise PlanError(
-                f"micro-batch {microbatch} has no graph: gradients were switched off when its forward ended; use "
-                f"`with torch.no_grad():` instead of `torch.set_grad_enabled(False)`."
+                f"micro-batch {microbatch} has no graph: gradients were off when its forward ended; use `with "
+                f"torch.no_grad():` instead of `torch.set_grad_enabled(False)`."
             )
         if activations.loss is not None:
             step.backward(activations.loss, microbatch)

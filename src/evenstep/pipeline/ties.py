@@ -16,12 +16,7 @@ from evenstep.tensors import gradient_format
 
 
 class Tie(NamedTuple):
-    """One tied parameter.
-
-    Args:
-        names: its names, in the order of the layers; checkpoints have the first.
-        owners: pipeline rank of each name.
-    """
+    """One tied parameter: its names, in the order of the layers, and their ranks. Checkpoints have the first name."""
 
     names: tuple[str, ...]
     owners: tuple[int, ...]
@@ -63,10 +58,9 @@ def check_frozen(trains: Mapping[str, bool]) -> None:
     """Raise ArgumentError if some copies of one parameter are frozen; `trains` is `requires_grad` by name."""
     frozen = [name for name, one in trains.items() if not one]
     if frozen and len(frozen) < len(trains):
-        others = ", ".join(f"`{name}`" for name, one in trains.items() if one)
         raise ArgumentError(
-            f"`{frozen[0]}` is frozen, but {others}, which is the same parameter in another stage, is not; set "
-            f"`requires_grad` of all of them alike, by each of these names, or untie them."
+            f"`{frozen[0]}` is frozen, but must be trained or frozen as the same parameter in other stages: set "
+            f"`requires_grad` of {', '.join(f'`{name}`' for name in trains)} alike."
         )
 
 

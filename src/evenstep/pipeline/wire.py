@@ -1,8 +1,7 @@
 """Trees of tensors between pipeline ranks, and the edges of one rank's stages.
 
 A message is a header, its form if that has changed, and the tensors. On hosts all of it is one piece, for which room is
-made one message ahead. Between accelerators the tensors go by themselves, in the order of the plan, over the devices'
-backend. Shapes may change with every micro-batch.
+made one message ahead. Between accelerators the tensors go by themselves, over the devices' backend.
 """
 
 import pickle
@@ -10,19 +9,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 from struct import Struct
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.errors import LostRankError
+from evenstep.errors import LostRankError, TaskError
 from evenstep.internals import pytree
 from evenstep.parallel.group import Group, Interrupted
-from evenstep.pipeline.action import Action, Op
-from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.trees import check_sendable, unsendable
+from evenstep.pipeline.action import Action, Layout, Op
 
 AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
@@ -31,6 +31,7 @@ _SECOND = 1  # the channel of second pieces
 _HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
 _GRACE_S = 2.0  # between the end of a rank's connections and its note of why
 _COMPARABLE = (Tensor, nn.Parameter, bool, int, str, type(None))
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, Enum, torch.Size, torch.dtype, torch.device)
 _KINDS = ("output", "gradient", "state", "prediction")
 _KIND = {
     Op.RECEIVE_INPUT: "output",
@@ -38,6 +39,34 @@ _KIND = {
     Op.SEND_OUTPUT: "output",
     Op.SEND_GRADIENT: "gradient",
 }
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in its order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def detached(tree: Any, name: object) -> Any:
+    """The same values as leaves of a new graph; `name` is for errors, such as "the output of stage 0"."""
+
+    def leaf(value: Any) -> Any:
+        check_sendable(value, name)
+        return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+    return pytree.tree_map(leaf, tree, is_leaf=lambda value: isinstance(value, PackedSequence))
+
+
+def check_sendable(leaf: Any, name: object) -> None:
+    """Raise TaskError for a leaf of a tree out of which another stage would send no gradient back."""
+    if isinstance(leaf, Tensor):
+        fits = type(leaf) in (Tensor, nn.Parameter) and leaf.layout is torch.strided and not leaf.is_nested
+    else:
+        fits = isinstance(leaf, _PLAIN)
+    if not fits:
+        raise TaskError(
+            f"{name} holds a {type(leaf).__name__}, which can't go to another stage; give dense tensors and plain "
+            f"values in tuples, lists, dicts, NamedTuples or dataclasses of `torch.export.register_dataclass`."
+        )
 
 
 @final
@@ -49,7 +78,6 @@ class Address:
         kind: "output" or "gradient" between stages, "state" of a checkpoint, or "prediction".
         source: stage that it comes from; rank for a state or prediction.
         destination: stage or rank that it goes to.
-        microbatch: global number.
     """
 
     kind: str
@@ -68,10 +96,9 @@ class Address:
 
 @final
 class Wire:
-    """Messages of one rank.
+    """Messages of one rank; received tensors are on `device`.
 
     Args:
-        device: device of received tensors.
         by_device: True sends tensors between stages over the backend of their device; by default on accelerators.
     """
 
@@ -86,7 +113,7 @@ class Wire:
         self._sending: dict[int, dict[Address, list[Callable[[], None]]]] = {}
 
     def begin(self) -> None:
-        """A run begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
+        """A plan begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
         self._room = dict(self._largest)
 
     def reset(self) -> None:
@@ -106,7 +133,7 @@ class Wire:
         # other leaves may change in place or define their own equality
         is_plain = all(kind in _COMPARABLE for kind in kinds)
         is_known = is_plain and self._sent_forms.get(edge) == (marks, kinds, structure)
-        form = b"" if is_known else _form(address, marks, structure)
+        form = b"" if is_known else pickle.dumps(pytree.tree_unflatten(marks, structure))
         device = self._device if self._tensors_apart(address) else torch.device("cpu")
         parts = [_bytes_of(tensor, device) for tensor in tensors]
         apart = parts if self._tensors_apart(address) else []
@@ -218,11 +245,7 @@ class Incoming:
 
 @final
 class Edges:
-    """The edges of one rank's stages.
-
-    Attributes:
-        wire: sends and receives messages between ranks.
-    """
+    """The edges of one rank's stages."""
 
     def __init__(self, layout: Layout, group: Group, device: torch.device) -> None:
         self.wire = Wire(group, device)
@@ -236,7 +259,7 @@ class Edges:
         self._begun: dict[int, deque[tuple[Address, Incoming]]] = {}
 
     def begin(self, plan: Sequence[Action]) -> None:
-        """A plan begins, on all ranks: make room for the first messages that it receives."""
+        """A plan begins: make room for the first messages that it receives."""
         self.wire.begin()
         self._coming, self._begun = {}, {}
         for action in plan:
@@ -322,13 +345,6 @@ _Begun = tuple[Any, list[Callable[[], None]]]  # tree; waits for its tensors
 
 def _mark(leaf: Any) -> Any:
     return _Tensor(tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
-
-
-def _form(address: Address, marks: Sequence[Any], structure: pytree.TreeSpec) -> bytes:
-    try:
-        return pickle.dumps(pytree.tree_unflatten(marks, structure))
-    except Exception as error:
-        raise unsendable(address, error) from error
 
 
 def _bytes_of(tensor: Tensor, device: torch.device) -> Tensor:

@@ -464,7 +464,8 @@ def _saved(
     setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str], loss_scale: LossScale
 ) -> TrainState:
     model, optimizer, precision, reducers = setup.model, setup.optimizer, setup.precision, execution.reducers
-    sharding = build_pipeline_state_sharding(model, execution.trainer.peers.wire)
+    peers = execution.trainer.peers
+    sharding = build_pipeline_state_sharding(model, peers and peers.wire)
     stepper = _stepper(setup, rounded, reducers.layout)  # rounds the parameters of the model
     by_name = named_parameters(model)
     averaged_as: dict[str, torch.dtype] = {}

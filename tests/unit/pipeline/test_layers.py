@@ -3,8 +3,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import Layer, Layers
-from evenstep.pipeline.layers import arguments, check_covered
-from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.layers import arguments, check_covered, cut, flows
 from refused import refused
 
 

@@ -1,14 +1,11 @@
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from evenstep.errors import ArgumentError, PlanError, TaskError
 from evenstep.parallel import Mesh
@@ -142,22 +139,6 @@ def test_unknown_and_unequal_ties_and_shared_modules_are_refused() -> None:
     shared = nn.Linear(2, 2)
     with pytest.raises(ArgumentError):
         PipelineModel([shared, nn.ReLU(), shared])
-
-
-@pytest.fixture
-def device_mesh() -> Iterator[Any]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
-
-
-def test_parameters_that_are_cut_over_ranks_are_refused(device_mesh: Any) -> None:
-    cut = nn.Linear(2, 2)
-    cut.weight = nn.Parameter(distribute_tensor(cut.weight.detach(), device_mesh, [Shard(0)]))
-    with refused(ArgumentError, "weight"):
-        PipelineModel([nn.ReLU(), nn.Sequential(cut)])
 
 
 def test_a_rank_that_holds_some_stages_cannot_be_called(on_ranks: Callable[..., list[Any]]) -> None:

@@ -239,8 +239,3 @@ def test_a_fault_in_a_plan_is_refused(was: str, becomes: str) -> None:
     assert was in GOOD
     with pytest.raises(PlanError):
         check(read_plans(GOOD.replace(was, becomes)), LAYOUT, range(2))
-
-
-def test_more_activations_than_allowed_are_refused() -> None:
-    with pytest.raises(PlanError):
-        check(read_plans(GOOD), LAYOUT, range(2), max_live=1)

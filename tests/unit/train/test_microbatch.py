@@ -11,7 +11,9 @@ from evenstep import Task
 from evenstep.data import Microbatch
 from evenstep.events import Bus, Storage
 from evenstep.parallel import Ddp, Dealing, Single, Strategy
-from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
+from evenstep.pipeline import SCHEDULES, Layout
+from evenstep.pipeline.runner import Runner
+from evenstep.pipeline.stage import Stage
 from evenstep.precision import FullPrecision
 from evenstep.train.cut import SplitLimit
 from evenstep.train.update.context import TrainContext

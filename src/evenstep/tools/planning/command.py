@@ -100,7 +100,7 @@ def _measured(path: str, settings: Sequence[str]) -> Measured:
     from evenstep.config.build import build_parts, make_model
     from evenstep.config.target import open_run
     from evenstep.parallel import device_of_rank
-    from evenstep.pipeline.split import flows
+    from evenstep.pipeline.layers import flows
     from evenstep.train.build import precision_of
     from evenstep.train.update.transfer import build_cast
 

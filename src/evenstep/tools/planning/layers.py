@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import pytree
 from evenstep.pipeline.layers import Layers, arguments
-from evenstep.pipeline.trees import tensors
+from evenstep.pipeline.wire import tensors
 from evenstep.tensors import gradient_format
 from evenstep.tools.planning.simulate import Cost
 

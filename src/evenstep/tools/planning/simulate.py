@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Self, final
 
-from evenstep.pipeline.action import Action, Op, Plan
-from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import Span, spans
+from evenstep.pipeline.action import Action, Layout, Op, Plan
+from evenstep.pipeline.lower import Span, spans
 
 
 @final

@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 
 from evenstep.errors import PlanError
-from evenstep.pipeline.action import COMPUTES, Action, Op, Plan
-from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.action import COMPUTES, Action, Layout, Op, Plan
 from evenstep.pipeline.schedules import Schedule
 
 _OPS = {op.value: op for op in Op}

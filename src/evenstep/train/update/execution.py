@@ -11,18 +11,9 @@ from torch.optim import Optimizer
 
 from evenstep.data import Microbatch
 from evenstep.parallel import Group, Reducer, Reducers, Strategy
-from evenstep.pipeline import (
-    SCHEDULES,
-    Layout,
-    Op,
-    PipelineModel,
-    Plan,
-    Runner,
-    Stage,
-    build_runner,
-    executed,
-    forwards,
-)
+from evenstep.pipeline import SCHEDULES, Layout, Op, PipelineModel, Plan, executed, forwards
+from evenstep.pipeline.runner import Runner, build_runner
+from evenstep.pipeline.stage import Stage
 from evenstep.tensors import named_parameters, parameters_in
 from evenstep.train.buffers import Buffers
 from evenstep.train.update.context import TrainContext
@@ -122,7 +113,8 @@ class Execution:
         for runner in (self.trainer, self.evaluator, self.local_runner):
             for stage in runner.stages.values():
                 stage.forget()
-            runner.peers.reset()
+            if runner.peers is not None:
+                runner.peers.reset()
         self.reducers.abandon()
 
 

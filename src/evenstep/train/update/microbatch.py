@@ -13,8 +13,8 @@ from evenstep.data import Microbatch
 from evenstep.data.tree import tensors_in
 from evenstep.internals import run_backward, unwrapped
 from evenstep.keys import branch
-from evenstep.pipeline import Stage
 from evenstep.pipeline.compiled import as_written
+from evenstep.pipeline.stage import Stage
 from evenstep.train.cut import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.task import Loss, Task, loss_of

@@ -12,7 +12,7 @@ from evenstep.data import Microbatch
 from evenstep.events import MicrobatchEvent
 from evenstep.events.bus import SpanName
 from evenstep.internals import profiler_runs
-from evenstep.pipeline import Stage
+from evenstep.pipeline.stage import Stage
 from evenstep.train.update.context import TrainContext
 
 
