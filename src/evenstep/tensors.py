@@ -106,16 +106,6 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
-def shares_memory(tensor: Tensor) -> bool:
-    """Whether several elements are one place in memory, as after `expand`; torch refuses to write there.
-
-    >>> shares_memory(torch.ones(1).expand(5)), shares_memory(torch.ones(1, 1).expand(1, 1))
-    (True, False)
-    """
-    pairs = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout == torch.strided else ()
-    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in pairs)
-
-
 def scalar_on(value: float | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """`value` as a 0-dim tensor on `device`. The host does not wait for an accelerator: a kernel writes the number.
 

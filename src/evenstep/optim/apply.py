@@ -1,8 +1,6 @@
-"""Applies a gradient: scale, clip, step, only if it is finite.
+"""Applies a finite gradient: g' = g / (divisor · max(1, (‖g/divisor‖₂ + 1e-6) / c)), then the optimizer's step.
 
-Loss scale, late weight and clip coefficient are one deferred multiplier, which fused kernels apply themselves:
-
-    g' = g / (divisor · max(1, (‖g/divisor‖₂ + 1e-6) / c))
+Loss scale, late weight and clip coefficient are one deferred multiplier, which fused kernels apply themselves.
 """
 
 import math
@@ -32,11 +30,7 @@ class Applied(NamedTuple):
 
 
 def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Tensor]:
-    """The gradients of `parameters` that have one, as dense tensors that may be changed in place, perhaps in shards.
-
-    Args:
-        sparse: True if gradients may be sparse; they are coalesced and give their values.
-    """
+    """Gradients of `parameters`, perhaps in shards, to be changed in place; of sparse ones the coalesced values."""
     if sparse:
         for parameter in parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
@@ -46,11 +40,7 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
 
 
 def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """‖g‖₂ of each of `grads`, shape [len(grads)].
-
-    Args:
-        grads: dense tensors on one device.
-        dtype: format of the norms; None for that of the gradients, which must then have one real format.
+    """‖g‖₂ of each of `grads`, dense tensors on one device, in `dtype`; None for their own real format.
 
     >>> norms([torch.full((4,), 2.0), torch.full((9,), 2.0)])
     tensor([4., 6.])
@@ -64,10 +54,6 @@ def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
 
 class Apply:
     """Takes the step of one update; reads the norm on the host before it: free on CPU, one wait on an accelerator.
-
-    Args:
-        stepper: takes the optimizer's steps, on one device.
-        clip_norm: c of the formula above; None does not clip.
 
     Attributes:
         reads_at_once: True if the host knows at once whether a step was made.
@@ -84,7 +70,6 @@ class Apply:
         """Take the step with g/divisor clipped, unless it is not finite.
 
         Args:
-            grads: the gradients, perhaps in shards, changed in place or by the kernel.
             squared: ‖g‖₂² over all parameters, stages and shards.
             divisor: loss scale × late weight.
         """
@@ -119,9 +104,8 @@ class Apply:
 class DeviceApply(Apply):
     """Leaves the verdict on the device: the optimizer's kernel skips the step where the norm is not finite.
 
-    The host reads it later. Until it has answered (`resume`), every following step is skipped as well, so that an abort
-    noticed late has still been applied to nothing. The first step is decided by the host: torch 2.13's fused SGD leaves
-    its momentum uninitialised when its kernel skips the step that makes it.
+    The host reads it later. Until `resume`, every following step is skipped as well. The first step is decided by the
+    host: torch 2.13's fused SGD leaves its momentum uninitialised when its kernel skips the step that makes it.
     """
 
     reads_at_once = False
@@ -151,12 +135,7 @@ class DeviceApply(Apply):
 
 
 def build_apply(stepper: Stepper, *, clip_norm: float | None, device: torch.device, defer: bool | None = None) -> Apply:
-    """The way of applying that costs least for this optimizer and device.
-
-    Args:
-        device: device of the parameters.
-        defer: True leaves the verdict on the device; None: on an accelerator, if the optimizer can skip a step.
-    """
+    """The way of applying that costs least; `defer` leaves the verdict on the device, by default an accelerator."""
     defer = device.type != "cpu" if defer is None else defer
     kind = DeviceApply if defer and stepper.takes_scale else Apply
     return kind(stepper, clip_norm=clip_norm)

@@ -1,10 +1,6 @@
-"""An exponential moving average of the parameters, for evaluation.
+"""An exponential moving average of the parameters, for evaluation: e ← e + (1 - d) · (θ - e) after a committed update.
 
-    e ← e + (1 - d) · (θ - e)        after every `every_updates`-th committed update
-    e ← θ                            up to `start_update`, and at it whatever `every_updates` is
-
-Floating-point buffers are averaged, others copied. The average is float32 at least. Unlike torch's `AveragedModel` it
-works for shards.
+Unlike torch's `AveragedModel` it works for shards.
 """
 
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -19,7 +15,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.schema import Count, Natural, option
-from evenstep.tensors import named_buffers, named_parameters, shares_memory
+from evenstep.tensors import named_buffers, named_parameters
 
 Evaluated = Literal["average", "parameters", "both"]
 
@@ -28,11 +24,9 @@ Evaluated = Literal["average", "parameters", "both"]
 class Ema:
     """Options of an exponential moving average of the parameters and buffers.
 
-    At the n-th move after `start_update` the decay is
+    Up to `start_update` the average is a copy. At the n-th move after it the decay is
 
         d(n) = min(decay, (1 + n) / (10 + n)),     or d = decay without `decay_warmup`
-
-    so the average of a short run follows the last tenth of its updates instead of the initial parameters.
 
     >>> [round(Ema(decay=0.9, start_update=2).decay_at(update), 3) for update in (2, 3, 4, 1000)]
     [0.0, 0.182, 0.25, 0.9]
@@ -49,7 +43,7 @@ class Ema:
     """Limit the decay of the n-th move to (1 + n) / (10 + n), so that the initial parameters are forgotten quickly."""
     evaluated: Evaluated = "average"
     """Values of evaluations: the average, the parameters, or both. With both, metrics of the parameters have the prefix
-    `parameters/`: `valid/parameters/loss`. Predictions use the average unless this is `parameters`."""
+    `parameters/`. Predictions use the average unless this is `parameters`."""
 
     @property
     def settings(self) -> dict[str, float]:
@@ -88,21 +82,17 @@ class Ema:
         return min(self.decay, (1 + moves) / (10 + moves))
 
     def share(self, update: int) -> float:
-        """Share 1 - d of the move after committed update `update`; 0 without a move.
-
-        >>> late = Ema(decay=0.75, start_update=3, every_updates=2, decay_warmup=False)
-        >>> [late.share(update) for update in range(1, 7)]
-        [0.0, 1.0, 1.0, 0.25, 0.0, 0.25]
-        """
+        """Share 1 - d of the move after committed update `update`; 0 without a move."""
         return 1.0 - self.decay_at(update) if self.moves_at(update) else 0.0
 
 
 @final
 class Average:
-    """Moving average of a model's parameters and buffers, which begins as a copy.
+    """Moving average of a model's parameters and buffers in float32 at least, which begins as a copy.
+
+    Floating-point buffers are averaged, others copied.
 
     Args:
-        model: the model, on its device.
         formats: formats to which parameters are rounded, by name.
 
     >>> model = nn.Linear(1, 1, bias=False)
@@ -117,11 +107,7 @@ class Average:
     def __init__(self, ema: Ema, model: nn.Module, formats: Mapping[str, torch.dtype] | None = None) -> None:
         self._ema = ema
         self._formats = dict(formats or {})
-        self._buffers = list(named_buffers(model))
         self._live: dict[str, Tensor] = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
-        for name, tensor in self._live.items():
-            if shares_memory(local_tensor(tensor)):
-                raise ArgumentError(f"elements of `{name}` share memory, as after `expand`; clone it.", field="ema")
         self._average = {name: _copy(tensor) for name, tensor in self._live.items()}
         self.restart(self._formats)
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
@@ -130,7 +116,6 @@ class Average:
     @torch.no_grad()
     def restart(self, names: Collection[str] | None = None) -> None:
         """Begin again as a copy of the model, or of its parameters and buffers of these names."""
-        self._grow()
         begun = [name for name in self._average if names is None or name in names]
         for name, value in zip(begun, self._values(begun), strict=True):
             local_tensor(self._average[name]).copy_(value)
@@ -149,7 +134,6 @@ class Average:
         """
         if not self._ema.moves_at(update):
             return
-        self._grow()
         share = self._ema.share(update)
         average = [local_tensor(self._average[name]) for name in self._moving]
         live = [value.to(one.dtype) for value, one in zip(self._values(self._moving), average, strict=True)]
@@ -164,15 +148,9 @@ class Average:
     def _values(self, names: Sequence[str]) -> list[Tensor]:
         return [local_tensor(self._live[name]).to(self._formats.get(name)) for name in names]
 
-    def _grow(self) -> None:
-        for name in self._buffers:
-            if self._average[name].shape != self._live[name].shape:
-                self._average[name] = _copy(self._live[name].detach())
-
     @contextmanager
     def swapped(self) -> Generator[None]:
         """Exchange the model's values for the average's inside the `with`."""
-        self._grow()
         live = {name: tensor.detach() for name, tensor in self._live.items()}
         kept = {name: tensor.clone() for name, tensor in live.items()}
         for name, tensor in live.items():
@@ -189,12 +167,9 @@ class Average:
         return dict(self._average)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._grow()
         for name, tensor in state.items():
             self._average[name].copy_(tensor)
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.complex32:
-        return tensor.to(torch.complex64)
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()

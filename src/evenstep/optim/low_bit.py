@@ -1,7 +1,6 @@
 """Optimizer state in few bits, such as torchao's, as plain tensors in a dict, and back to the bit.
 
-Only classes in the table below are made from a file. Reference: Dettmers et al., 2021,
-https://arxiv.org/abs/2110.02861.
+Only classes in the table below are made from a file.
 """
 
 from collections.abc import Mapping

@@ -13,15 +13,7 @@ from evenstep.optim.optimizers import parts_of
 
 @final
 class Modes:
-    """Modes of an optimizer.
-
-    Args:
-        parameters: parameters of the model on this rank.
-        fetch: fetches the parameters that other ranks have changed.
-
-    Attributes:
-        names: classes of the optimizers with modes.
-    """
+    """Modes of an optimizer; `fetch` fetches the parameters that other ranks have changed."""
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> None:
         self._optimizers: list[Any] = moded(optimizer)

@@ -1,7 +1,4 @@
-"""Several optimizers over one model, such as Muon for the matrices and AdamW for the rest.
-
-Groups, state and saved numbers are those of all optimizers, in their order.
-"""
+"""Several optimizers over one model, such as Muon for the matrices and AdamW for the rest."""
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, cast, final
@@ -16,10 +13,7 @@ Group = dict[str, Any]
 
 @final
 class Optimizers:
-    """Members of a tuple of optimizers that a run reads as those of one. Only the `Stepper` steps them.
-
-    Attributes:
-        parts: the optimizers.
+    """Groups, state and saved numbers of several optimizers, in their order. Only the `Stepper` steps them.
 
     Raises:
         ArgumentError: a parameter is in two optimizers, or an optimizer has its own `state_dict`.
@@ -63,21 +57,6 @@ class Optimizers:
                 {**group, "params": [begin + number for number in group["params"]]} for group in saved["param_groups"]
             ]
         return {"state": state, "param_groups": groups}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load `state_dict()` of like optimizers; ValueError if the number of groups differs."""
-        groups = cast("list[Group]", state_dict["param_groups"])
-        if len(groups) != len(self.param_groups):
-            raise ValueError(f"the state has {len(groups)} parameter groups, but there are {len(self.param_groups)}.")
-        saved = cast("dict[Any, Any]", state_dict["state"])
-        remaining = iter(groups)
-        for place, begin, one in self._numbered():
-            own = [next(remaining) for _ in one.param_groups]
-            keys = [*range(begin, begin + len(parameters_in(one)))]
-            keys += [key for key in saved if isinstance(key, str) and key.startswith(f"{place}.")]
-            state = {_own_key(key, begin): saved[key] for key in keys if key in saved}
-            numbered = [{**group, "params": [number - begin for number in group["params"]]} for group in own]
-            one.load_state_dict({"state": state, "param_groups": numbered})
 
     def _numbered(self) -> Iterator[tuple[int, int, Optimizer]]:
         """Place, first parameter number and optimizer of each part."""
@@ -131,10 +110,6 @@ class _States(MutableMapping[Any, Any]):
 
 def _joint_key(key: Any, place: int, begin: int) -> Any:
     return f"{place}.{key}" if isinstance(key, str) else begin + key
-
-
-def _own_key(key: Any, begin: int) -> Any:
-    return key.partition(".")[2] if isinstance(key, str) else key - begin
 
 
 def _check(parts: Sequence[Optimizer]) -> None:

@@ -28,17 +28,8 @@ class RoundedStepper(Stepper):
 
     Args:
         names: names of parameters, by their `id`.
-        seed: the run's seed.
         first_element: offset of this rank's shard in the whole tensor, in elements.
         piece_bytes: memory of the stand-ins of a piece.
-
-    >>> weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16)); weight.grad_dtype = torch.float32
-    >>> sgd = torch.optim.SGD([weight], lr=1.0)
-    >>> stepper = RoundedStepper(sgd, {id(weight): "weight"}, seed=1, first_element=lambda tensor: 0)
-    >>> weight.grad = torch.full((4096,), -0.001)
-    >>> for update in range(1, 11): stepper.step(update)
-    >>> round(weight.mean(dtype=torch.float32).item(), 3)
-    1.01
     """
 
     def __init__(
@@ -130,10 +121,8 @@ def round_into(narrow: Tensor, wide: Tensor, *, branch: int, first: int = 0, siz
 
     Args:
         narrow: the result, changed in place.
-        wide: numbers in float32, of the same shape.
         branch: branch of the key (`evenstep.keys.branch`).
-        first: offset of `wide` in the whole tensor, in elements.
-        size: number of elements of the whole tensor; by default of `wide`.
+        first: offset of `wide` in the whole tensor, in elements, which has `size`.
 
     >>> wide = torch.full((4096,), 1 + 2.0**-9)  # a quarter of the way from 1 to 1 + 2⁻⁷
     >>> narrow = torch.empty_like(wide, dtype=torch.bfloat16)

@@ -54,10 +54,6 @@ def granularity(optimizer: Optimizer) -> Granularity | None:
 
     A class declares `elementwise = True` or `parameterwise = True` in its own body, since subclasses may differ. The
     attribute may also be one of the object.
-
-    >>> from torch import zeros
-    >>> granularity(optim.Muon([zeros(2, 2, requires_grad=True)])).name
-    'PARAMETER'
     """
     kind = type(optimizer)
     if kind in TORCH:

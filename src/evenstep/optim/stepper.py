@@ -21,11 +21,7 @@ from evenstep.optim.optimizers import parts_of
 class Stepper:
     """Takes the steps of the optimizers on the parameters as they are.
 
-    Args:
-        optimizer: optimizer of the parameters that this rank steps.
-
     Attributes:
-        optimizers: the optimizer, or those of a tuple.
         takes_scale: True if all kernels take `grad_scale` and `found_inf`.
         masters: float32 masters of the parameters that this rank steps, by name.
         rounded: names of the parameters that have a master on some rank.
@@ -126,12 +122,7 @@ class Stepper:
     def _swapped_parameters(
         self, place: Mapping[int, nn.Parameter], *, beside: Collection[int] | None = None
     ) -> Generator[None]:
-        """Inside, the groups hold other parameters in place of their own.
-
-        Args:
-            place: the other parameters by the `id` of the own one.
-            beside: `id`s of own parameters that stay in the groups; None for all.
-        """
+        """Inside, the groups hold the parameters of `place` by the `id` of their own, and own ones in `beside`."""
         groups = self._groups
         held = [group["params"] for group in groups]
         for group, own in zip(groups, held, strict=True):
@@ -161,10 +152,7 @@ def _tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _create_missing_momentum(optimizer: SGD) -> None:
-    """Momentum of 0 for parameters whose first gradient comes after that of others.
-
-    The fused kernel takes no parameter without momentum beside one with it. From 0, the first momentum is the gradient.
-    """
+    # the fused kernel takes no parameter without momentum beside one with it; from 0, the first is the gradient
     if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
         return
     for group in optimizer.param_groups:
@@ -185,9 +173,5 @@ def _create_missing_momentum(optimizer: SGD) -> None:
 
 
 def is_narrow(parameter: Tensor) -> bool:
-    """True for a tensor of 16 bits.
-
-    >>> is_narrow(torch.zeros(1)), is_narrow(torch.zeros(1, dtype=torch.bfloat16))
-    (False, True)
-    """
+    """True for a tensor of 16 bits."""
     return parameter.dtype in (torch.bfloat16, torch.float16)

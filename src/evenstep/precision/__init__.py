@@ -15,21 +15,11 @@ from evenstep.precision.precision import (
     LossScaled,
     Precision,
     SixteenBits,
-    Where,
 )
 
 PRECISIONS: Mapping[str, type[Precision]] = {
     kind.name: kind
-    for kind in (
-        FullPrecision,
-        Bf16Mixed,
-        Fp16Mixed,
-        Float8Mixed,
-        Bf16True,
-        Fp16True,
-        Bf16NoMaster,
-        Fp16NoMaster,
-    )
+    for kind in (FullPrecision, Bf16Mixed, Fp16Mixed, Float8Mixed, Bf16True, Fp16True, Bf16NoMaster, Fp16NoMaster)
 }
 """Precisions by their name in run files."""
 
@@ -48,5 +38,4 @@ __all__ = [
     "Precision",
     "Recipe",
     "SixteenBits",
-    "Where",
 ]

@@ -1,7 +1,6 @@
 """float8-mixed: bf16-mixed, with the matrix products of chosen linear layers in float8, by torchao.
 
-Parameters, gradients, optimizer state and checkpoints stay float32. References: Micikevicius et al., "FP8 formats for
-deep learning", 2022; torchao's `float8`.
+Parameters, gradients, optimizer state and checkpoints stay float32.
 """
 
 import logging
@@ -98,18 +97,13 @@ def restore(layer: nn.Module) -> None:
 
 
 def _check_capability(device: torch.device) -> None:
-    if device.type != "cuda" or torch.version.cuda is None:
-        found = f"the device is '{device.type}'"
-    else:
-        capability = torch.cuda.get_device_capability(device)
-        if capability >= CAPABILITY:
-            return
-        found = f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
-    raise ArgumentError(
-        f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), but "
-        f"{found}; use 'bf16-mixed', or set `emulate` to true to make the same roundings slowly.",
-        field="precision",
-    )
+    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+    if not is_nvidia or torch.cuda.get_device_capability(device) < CAPABILITY:
+        raise ArgumentError(
+            f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), "
+            f"but the device is '{device}'; use 'bf16-mixed', or set `emulate` to make the same roundings slowly.",
+            field="precision",
+        )
 
 
 def _import(module: str) -> Any:

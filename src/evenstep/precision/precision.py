@@ -1,26 +1,14 @@
-"""Number formats in which a model computes, as rows of a table.
+"""Number formats in which a model computes: rows of a table.
 
 Gradients are not unscaled here: the loss scale is one factor of the update's deferred multiplier.
-
-| name | model | products | masters | loss scale | bytes per parameter with Adam |
-|---|---|---|---|---|---|
-| 32-true | as it is | as they are | - | - | 16 |
-| bf16-mixed | float32 | bfloat16 (autocast) | - | - | 16 |
-| 16-mixed | float32 | float16 (autocast) | - | yes | 16 |
-| bf16-true | bfloat16 | bfloat16 | float32 | - | 18 |
-| 16-true | float16 | float16 | float32 | yes | 18 |
-| bf16-true-no-master | bfloat16 | bfloat16 | none, rounded at random | - | 14 |
-| 16-true-no-master | float16 | float16 | none, rounded at random | yes | 14 |
-| float8-mixed | float32 | float8 in linear layers, else bfloat16 | - | - | 16 |
 """
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from annotated_types import Interval
 from torch import Tensor, nn
 
 from evenstep.arguments import format_name
@@ -28,8 +16,6 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import buffers_of, parameters_of
 from evenstep.precision.loss_scale import LossScale
 from evenstep.schema import Count, Positive, option
-
-Where = Literal["after-transfer", "before-transfer"]
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,9 +27,8 @@ class Precision:
     Attributes:
         name: name in run files.
         autocast: number format of autocast, or None.
-        format: number format of the model and its inputs. In this and the next two, None leaves values unchanged.
-        transfer_format: number format of batches on their way to the device.
-        output_format: number format of the model's outputs for the task.
+        format: number format of the model and its inputs; None leaves them unchanged.
+        output_format: number format of the model's outputs for the task; None leaves them unchanged.
         keeps_masters: True if the optimizer steps float32 weights, and the model has their rounded values.
         retries_overflow: True if an update with inf or NaN gradients is tried again at a lower loss scale.
     """
@@ -53,7 +38,6 @@ class Precision:
     format: ClassVar[torch.dtype | None] = None
     keeps_masters: ClassVar[bool] = False
     retries_overflow: ClassVar[bool] = False
-    transfer_format = None
     output_format = None
 
     def build_loss_scale(self) -> LossScale:
@@ -107,11 +91,7 @@ class FullPrecision(Precision):
 
 @option
 class Bf16Mixed(Precision):
-    """bf16-mixed: bfloat16 autocast.
-
-    bfloat16 has the exponent range of float32, so no loss scale is needed. Reference: Kalamkar et al., "A study of
-    BFLOAT16 for deep learning training", 2019.
-    """
+    """bf16-mixed: bfloat16 autocast, without a loss scale: bfloat16 has the exponent range of float32."""
 
     name = "bf16-mixed"
     autocast = torch.bfloat16
@@ -133,9 +113,6 @@ class LossScaled(Precision):
     """The loss scale at the start of the run."""
     growth_updates: Count = 2000
     """Double the scale after this many updates in a row without an overflow."""
-    tolerance: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    """Share of updates since the last change of the scale that may overflow before the scale is lowered for good. With
-    0 each overflow lowers it."""
     floor: Positive = 1e-4
     """The smallest scale. An overflow at this scale stops the run."""
 
@@ -163,16 +140,9 @@ class SixteenBits(Precision):
     """
 
     _: KW_ONLY
-    cast_inputs: Where = "after-transfer"
-    """Time at which floating inputs are cast: after the transfer to the device (outputs of `Task.inputs`), or before it
-    (all tensors of a batch, targets too), which halves the transfer."""
     float32_outputs: bool = True
     """Cast the model's outputs to float32 for `Task.postprocess` and `Task.loss`. Use false if the loss multiplies
     outputs with parameters."""
-
-    @property
-    def transfer_format(self) -> torch.dtype | None:
-        return self.format if self.cast_inputs == "before-transfer" else None
 
     @property
     def output_format(self) -> torch.dtype | None:
@@ -186,9 +156,7 @@ class SixteenBits(Precision):
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
         for name, parameter in trained.items():
             if parameter.dtype not in _REAL:
-                raise _wrong_format(
-                    name, parameter, f"float32, or of 16 bits, with precision '{self.name}'", "'32-true'"
-                )
+                raise _wrong_format(name, parameter, f"float32 or of 16 bits in '{self.name}'", "'32-true'")
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         assert self.format is not None
@@ -223,10 +191,9 @@ class Bf16True(SixteenBits):
 
 @option
 class Bf16NoMaster(SixteenBits):
-    """bf16-true-no-master: a bfloat16 model, rounded stochastically.
+    """bf16-true-no-master: a bfloat16 model, rounded stochastically (Gupta et al., 2015).
 
     Each float32 value is rounded up or down so that its mean is exact, keyed by (seed, update, parameter, element).
-    Reference: Gupta et al., "Deep learning with limited numerical precision", ICML 2015.
     """
 
     name = "bf16-true-no-master"

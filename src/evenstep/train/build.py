@@ -373,7 +373,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         precision=precision,
         loss_scale=precision.build_loss_scale(),
         device=setup.device,
-        transfer=build_transfer(setup.device, precision.transfer_format),
+        transfer=build_transfer(setup.device),
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,

@@ -18,7 +18,7 @@ from evenstep.config.run import HOOKS, DataTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.lazy import load
 from evenstep.options import NonFinite, Training
-from evenstep.precision import Bf16True, Fp16Mixed
+from evenstep.precision import Fp16Mixed
 from evenstep.schema import Count, Instance, Made, json_schema, option, path_of
 from evenstep.train.failures import FAILURE_POLICIES
 from refused import refused
@@ -151,9 +151,8 @@ def test_a_table_has_the_defaults_of_what_is_made_of_it(table: Any, constructor:
 def test_names_in_run_files_are_those_of_the_library() -> None:
     assert set(get_args(NonFinite)) == set(FAILURE_POLICIES)
     assert all(issubclass(load(target), evenstep.Hook) for target in HOOKS.values())
-    assert {"train.precision.initial", "train.precision.cast_inputs", "lr_schedule.factors"} <= set(all_keys())
+    assert {"train.precision.initial", "lr_schedule.factors"} <= set(all_keys())
     assert Fp16Mixed(initial=8.0).initial == 8.0
-    assert not Bf16True(float32_outputs=False).float32_outputs
 
 
 @pytest.mark.parametrize(

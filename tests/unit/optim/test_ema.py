@@ -97,7 +97,6 @@ def test_the_model_has_its_own_values_after_an_error_too() -> None:
     [
         (torch.bfloat16, torch.float32),
         (torch.float8_e4m3fn, torch.float32),
-        (torch.complex32, torch.complex64),
         (torch.float64, torch.float64),
     ],
 )
@@ -122,29 +121,6 @@ def test_integers_and_flags_are_copied() -> None:
         average.after_update(update)
     assert average.state_dict()["count"].tolist() == [7, 7]
     assert average.state_dict()["flag"].item() is True
-
-
-def test_a_buffer_that_grows_is_averaged_anew_from_then_on() -> None:
-    model = line()
-    model.register_buffer("table", torch.zeros(2), persistent=False)
-    table = model.get_buffer("table")
-    average = following(model, decay=0.5)
-    table.resize_(3).fill_(4.0)
-    average.after_update(1)
-    assert torch.equal(average.state_dict()["table"], torch.full((3,), 4.0))
-    table.fill_(8.0)
-    average.after_update(2)
-    with average.swapped():
-        assert torch.equal(table, torch.full((3,), 6.0))
-        table.resize_(5).fill_(1.0)
-    assert torch.equal(table, torch.ones(5))
-
-
-def test_a_buffer_whose_elements_share_memory_is_refused() -> None:
-    model = line()
-    model.register_buffer("mask", torch.ones(1).expand(4), persistent=False)
-    with refused(ArgumentError, "ema"):
-        following(model)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_numbers_of_numpy_are_pythons_from_the_first_step_on_and_the_run_is_save
             ),
             updates=updates,
             folder=folder,
-            precision=Fp16Mixed(initial=np.float64(1024), tolerance=cast("Any", np.float32(0.25))),
+            precision=Fp16Mixed(initial=np.float64(1024)),
             lr_schedule=CosineRestarts(period_updates=2, period_factor=np.float64(2.0)),
             train=Training(ema=Ema(decay=np.float64(0.5))),
             hooks=[Sets()],

@@ -14,19 +14,15 @@ from evenstep.internals import pytree
 Change: TypeAlias = Callable[[Any], Any]
 
 
-def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> Change | None:
+def build_transfer(device: torch.device) -> Change | None:
     """The function that moves a batch to `device`; None where there is nothing to do: loaders give them on the CPU.
-
-    Args:
-        cast_to: what floating tensors become before they are moved; None leaves them.
 
     >>> batch = build_transfer(torch.device("meta"))({"x": [torch.ones(1), "name"]})
     >>> batch["x"][0].device.type, batch["x"][1]
     ('meta', 'name')
     """
-    cast_before = build_cast(cast_to)
     if device.type == "cpu":
-        return cast_before
+        return None
 
     def transfer(item: Any) -> Any:
         if isinstance(item, Tensor):
@@ -39,7 +35,7 @@ def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> 
             return rebuilt(item, transfer)
         return item
 
-    return transfer if cast_before is None else lambda batch: transfer(cast_before(batch))
+    return transfer
 
 
 def build_cast(format: torch.dtype | None) -> Change | None:
