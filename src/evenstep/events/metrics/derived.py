@@ -14,28 +14,23 @@ Counts: TypeAlias = Mapping[tuple[int, str], float]
 
 @final
 class DerivedMetrics:
-    """Functions of other metrics, such as a perplexity, and of counts, by task, in training and in each evaluation.
+    """Functions of other metrics, such as a perplexity, and of counts, in training and in each evaluation.
 
     Args:
         of_tasks: functions by name, by task; the task of a run with a single one is "".
         evaluating: tasks with an `evaluate` of their own, whose evaluations have other metrics than training. Their
-            functions are left out where a metric that they ask for belongs to the other.
+            functions are left out where a metric that they ask for is missing.
     """
 
     def __init__(self, of_tasks: Mapping[str, Mapping[str, Derived]], *, evaluating: Collection[str] = ()) -> None:
         self._of_tasks = {task: functions for task, functions in of_tasks.items() if functions}
         self._evaluating = frozenset(evaluating)
-        self._trained: dict[str, set[str]] = {}  # metrics seen in training, by task
 
     def __bool__(self) -> bool:
         return bool(self._of_tasks)
 
     def __call__(self, records: Sequence[Record], counts: Counts | None = None) -> list[Record]:
-        """Derived records of `records` and `counts`, which were settled together.
-
-        Raises:
-            TaskError: a function raised, or gave no number.
-        """
+        """Derived records of `records` and `counts`, which were settled together."""
         values: dict[tuple[int, str], dict[str, float]] = {}
         weights: dict[tuple[int, str], float] = {}
         for record in records:
@@ -58,30 +53,14 @@ class DerivedMetrics:
 
     def _at(self, place: str, metrics: dict[str, float]) -> dict[str, float]:
         task = "" if "" in self._of_tasks else place.rpartition("/")[2]
-        in_training = place.partition("/")[0] == "train"
-        if in_training:
-            self._trained.setdefault(task, {"loss"}).update(metrics)
-        values: dict[str, float] = {}
-        for name, function in self._of_tasks.get(task, {}).items():
-            asked = _Metrics(metrics)
-            try:
-                values[name] = _value(name, function, asked)
-            except TaskError:
-                known_elsewhere = in_training or asked.missing in self._trained.get(task, {asked.missing})
-                if task not in self._evaluating or asked.missing is None or not known_elsewhere:
-                    raise
-        return values
+        found = {
+            name: _value(name, function, metrics, may_lack=task in self._evaluating)
+            for name, function in self._of_tasks.get(task, {}).items()
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
 
-class _Metrics(dict[str, float]):
-    missing: str | None = None
-
-    def __missing__(self, name: str) -> float:
-        self.missing = name
-        raise KeyError(name)
-
-
-def _value(name: str, function: Derived, metrics: Mapping[str, float]) -> float:
+def _value(name: str, function: Derived, metrics: Mapping[str, float], *, may_lack: bool) -> float | None:
     try:
         return float(function(metrics))
     except OverflowError:
@@ -89,6 +68,8 @@ def _value(name: str, function: Derived, metrics: Mapping[str, float]) -> float:
     except ZeroDivisionError:
         return math.nan  # a rate of nothing ends no run, and is never the best
     except Exception as error:
+        if may_lack and isinstance(error, KeyError):
+            return None
         raise TaskError(
             f"the derived metric `{name}` failed on the metrics {', '.join(metrics)}: {clause(error)}.", field=name
         ) from error
@@ -106,19 +87,14 @@ class Throughput:
     Args:
         losses: metrics whose weights are counted.
         unit: unit of the weights, such as "tokens".
-
-    Attributes:
-        total: Σ weights of all updates so far.
-        flops_per_sample: FLOPs of forward and backward; None if they were not counted.
-        peak_flops: FLOPs per second of all devices together; None if unknown.
     """
 
     def __init__(self, losses: Sequence[str] = (), unit: str = "weight") -> None:
         self._losses = frozenset(losses)
         self._unit = unit
         self.total = 0.0
-        self.flops_per_sample: float | None = None
-        self.peak_flops: float | None = None
+        self.flops_per_sample: float | None = None  # of forward and backward
+        self.peak_flops: float | None = None  # of all devices together
         self.forget()
 
     def __call__(self, records: Sequence[Record]) -> list[Record]:

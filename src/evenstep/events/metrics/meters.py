@@ -1,7 +1,5 @@
 """Metrics with a state, such as torchmetrics' F1 or AUROC, over micro-batches, retries and ranks.
 
-A meter sees each micro-batch. It goes back to its earlier state when an update is given up or an attempt is repeated.
-When metrics settle, the states of all ranks that have seen something are reduced as each metric defines, and computed.
 `merge_state` of torchmetrics can't serve: it refuses most metrics, and its means depend on the order of ranks.
 """
 
@@ -23,15 +21,12 @@ State: TypeAlias = dict[str, tuple[int, dict[str, Any]]]
 @final
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """State of one rank's meter, on the CPU, and the key of its metric, without the prefix of its place.
-
-    Args:
-        later: the metric, if it is not one of those that all ranks were given.
-    """
+    """State of one rank's meter, on the CPU, and the key of its metric, without the prefix of its place."""
 
     key: str
     state: State
     later: Any = None
+    """The metric, if it is not one of those that all ranks were given."""
 
 
 class _Snapshot(NamedTuple):
@@ -58,10 +53,9 @@ class _Meter:
 
 
 class Meters:
-    """Meters of a run: one for each metric and place ("train/", "valid/").
+    """Meters of a run: one for each metric and place ("train/", "valid/"), each a copy of the metric.
 
-    Args:
-        metrics: metrics of torchmetrics, by key; they are copied.
+    A meter goes back to its earlier state when an update is given up or an attempt is repeated.
     """
 
     def __init__(self, metrics: Mapping[str, Any] | None = None) -> None:
@@ -71,11 +65,7 @@ class Meters:
         self._attempt = 0
 
     def observe(self, prefix: str, key: str, values: Mapping[str, Any], *, update: int, later: Any = None) -> None:
-        """Update the metric `key` at the place `prefix` with `values`; states keep copies, and no graph.
-
-        Args:
-            later: the metric, if it is not one of those that were given at first.
-        """
+        """Update the metric `key` at the place `prefix` with `values`; states keep copies, and no graph."""
         if later is not None:
             self._later.setdefault(key, later)
         elif key not in self._metrics:  # in a pass without metrics
@@ -120,14 +110,7 @@ class Meters:
             meter.before.clear()
 
     def records(self, everybody: Sequence[Mapping[tuple[int, str], Any]]) -> list[Record]:
-        """Values over all ranks, the same on each.
-
-        Args:
-            everybody: results of `seen`, by rank, among other things.
-
-        Raises:
-            ArgumentError: a metric computes something else than numbers.
-        """
+        """Values over all ranks, the same on each, of the results of `seen` by rank, among other things."""
         found: dict[str, list[tuple[int, Seen]]] = {}
         for theirs in everybody:
             for (update, name), seen in theirs.items():

@@ -27,11 +27,7 @@ COUNT = "\0"
 
 
 def copied(number: Any, name: str) -> Number:
-    """`number` as it is now: a float, or for an accelerator a detached copy, for which nothing waits.
-
-    Raises:
-        ArgumentError: not one real number.
-    """
+    """`number` as it is now: a float, or for an accelerator a detached copy, for which nothing waits."""
     if type(number) is float:
         return number
     if isinstance(number, Tensor) and not number.dim() and not number.is_cpu:
@@ -68,11 +64,7 @@ def joined(everybody: Sequence[Pairs]) -> Pairs:
 
 
 def means(pairs: Pairs) -> list[Record]:
-    """Σ sums / Σ weights of each metric whose weight is not 0.
-
-    Raises:
-        ArgumentError: for a weight that is negative or not finite.
-    """
+    """Σ sums / Σ weights of each metric whose weight is not 0."""
     records: list[Record] = []
     for (update, name), pair in pairs.items():
         if isinstance(pair, Seen):

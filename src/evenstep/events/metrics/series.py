@@ -36,11 +36,6 @@ class Series:
             for column, number in zip(self.columns, (update, value, weight), strict=True):
                 column.insert(place, number)  # pyright: ignore
 
-    def keep(self, count: int) -> None:
-        """Drop all but the last `count` values."""
-        for column in self.columns:
-            del column[:-count]
-
     def values_before(self, update: int, count: int) -> list[float]:
         """Last `count` values of updates before `update`, or as many as there are."""
         end = bisect_left(self.columns[0], update)

@@ -32,9 +32,6 @@ class Storage:
         history_updates: number of values kept per metric, at least 1; files keep all.
         clip_norm: norm above which gradients are clipped; train/clipped is then 1 for a clipped update, else 0.
 
-    Attributes:
-        settled: number of times that metrics were settled.
-
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
     >>> storage.put("train/loss", 3.0, 1, update=1)
@@ -59,7 +56,7 @@ class Storage:
         self._derived = derived or DerivedMetrics({})
         self._clip_norm = clip_norm
         self.throughput = throughput or Throughput()
-        self.settled = 0
+        self.settled = 0  # times
         self.observe = self._meters.observe
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -70,9 +67,6 @@ class Storage:
         Args:
             sum: sum over the units: a number or a 0-dim tensor.
             weight: number of units, at least 0; 1 for a plain value, such as a learning rate.
-
-        Raises:
-            ArgumentError: not one real number.
         """
         self._pending.append((update, name, copied(sum, name), copied(weight, name)))
 
@@ -81,7 +75,7 @@ class Storage:
         self.put(f"{COUNT}{name}", count, 0.0, update=update)
 
     def show(self, name: str, value: Value, *, update: int) -> None:
-        """Give writers a text, an image or a histogram with the next metrics; the first of one name is kept."""
+        """Give writers a text or an image with the next metrics; the first of one name is kept."""
         shown = Shown(update=update, name=name, value=value)
         if shown not in self._shown:  # equal: of the same update and name
             self._shown.append(shown)
@@ -105,7 +99,7 @@ class Storage:
         self._meters.discard_from(update)
 
     def mark(self) -> tuple[int, int]:
-        """Begin an attempt; the mark is for `drop_after`. Earlier marks are no longer valid."""
+        """Begin an attempt; returns a mark for `drop_after`, which is valid until the next."""
         self._meters.begin_attempt()
         return len(self._pending), len(self._shown)
 
@@ -132,9 +126,6 @@ class Storage:
 
         Args:
             gather: collects the pairs of all ranks, by rank. If it loses a rank, everything stays pending.
-
-        Raises:
-            ArgumentError: for a weight that is negative or not finite, or a name that no file can hold.
         """
         pending = self._pending.copy()
         self._pending.clear()
@@ -178,10 +169,7 @@ class Storage:
         return self._series[name].values_before(update, count) if name in self._series else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Newest settled values of every metric, as plain lists.
-
-        Left out are times (`perf/…`), which differ between equal runs, and `progress/…`, but for the sum of weights.
-        """
+        """Newest settled values of every metric; without times (`perf/…`), which differ between equal runs."""
         state: dict[str, Any] = {
             name: [column[-_SAVED_VALUES:].tolist() for column in series.columns]
             for name, series in self._series.items()
@@ -210,4 +198,4 @@ class Storage:
             series = self._series.setdefault(name, Series())
             series.add(theirs)
             if len(series) > 2 * self._limit:
-                series.keep(self._limit)
+                self._series[name] = Series([column[-self._limit :] for column in series.columns])

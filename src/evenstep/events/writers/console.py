@@ -16,7 +16,7 @@ from evenstep.events.writers.writer import Writer
 _LATEST = ("lr", "loss_scale")
 """Training metrics that are not averaged."""
 _WIDTH = 6
-"""Least width of a number, so that columns are aligned from the first line on."""
+"""Width of a number, so that columns are aligned."""
 _LINE_S = 1.0
 """Least time between two lines above a live one."""
 
@@ -29,15 +29,7 @@ class ConsoleWriter(Writer, Hook):
     terminal or in a notebook a live line shows the newest settled values; there is then at most one line a second. The
     values of an evaluation are one line. Metrics of groups and layers, and of speed and memory, are left to the files.
 
-    Args:
-        every_updates: updates per line, and per average.
-        stream: standard output by default.
-
-    >>> writer = ConsoleWriter(every_updates=2, stream=sys.stdout)
-    >>> writer.open(None, 0)
-    >>> writer.write([Record(1, "train/loss", 3.0, 1.0), Record(2, "train/loss", 1.0, 3.0)])
-    ... # doctest: +ELLIPSIS
-    update 2  loss 1.5     ... updates/s
+    >>> writer = ConsoleWriter(every_updates=50)
     """
 
     first_rank_only = True
@@ -47,8 +39,6 @@ class ConsoleWriter(Writer, Hook):
         self._every = every_updates
         self._stream = stream
         self._live: LiveLine | None = None
-        self._widths: dict[str, int] = {}
-        """Widest text of each metric so far."""
         self._last_incident = ""
         self._updates: int | None = None
         self._begin(0)
@@ -161,27 +151,15 @@ class ConsoleWriter(Writer, Hook):
         return update, self._updates, self._cells(newest)
 
     def _cells(self, metrics: Mapping[str, float]) -> list[str]:
-        cells: list[str] = []
-        for name, value in sorted(metrics.items(), key=lambda item: item[0] != "loss"):
-            text = f"{value:.4g}"
-            self._widths[name] = max(self._widths.get(name, _WIDTH), len(text))
-            cells.append(f"{name} {text:<{self._widths[name]}}")
-        return cells
+        ordered = sorted(metrics.items(), key=lambda item: item[0] != "loss")
+        return [f"{name} {f'{value:.4g}':<{_WIDTH}}" for name, value in ordered]
 
     def _print_cells(self, update: int, cells: Sequence[str]) -> None:
-        """Print cells behind the number of the update, in as many lines as they need."""
         place = f"update {update}"
         if self._updates is not None:
             last = f"update {self._updates}/{self._updates}"
             place = f"{place}/{self._updates}".ljust(len(last))
-        width = None if self._live is None else self._live.width
-        line = place
-        for cell in cells:
-            if width is not None and len(line) + 2 + len(cell.rstrip()) > width and line.strip():
-                self._print(line)
-                line = " " * len(place)
-            line += f"  {cell}"
-        self._print(line)
+        self._print("  ".join([place, *cells]))
 
     def _print(self, line: str) -> None:
         if self._live is None:

@@ -54,11 +54,6 @@ class LiveLine:
         _guard_forks()
         self._thread.start()
 
-    @property
-    def width(self) -> int | None:
-        """Columns of the terminal; None in a notebook."""
-        return self._bar.console.width if self._handle is None else None
-
     def _run(self) -> None:
         while not self._ended.wait(TICK_S):
             self.draw()
@@ -72,9 +67,10 @@ class LiveLine:
             task = self._bar.tasks[0]
             count = f"{update}" if updates is None else f"{update}/{updates}"
             pace = [per_second(task.speed)] if task.speed else []
+            width = self._bar.console.width if self._handle is None else sys.maxsize
             if pace and task.time_remaining is not None:
                 pace.append(f"{clock(task.time_remaining)} left")
-            while len(values) > 1 and len("  ".join([count, *values, *pace])) + _BAR > (self.width or sys.maxsize):
+            while len(values) > 1 and len("  ".join([count, *values, *pace])) + _BAR > width:
                 values = values[:-1]
             text = "  ".join([count, *values, *pace]).rstrip()
             self._bar.update(self._task, description=text, refresh=True)
@@ -101,10 +97,7 @@ class LiveLine:
 
 
 def live_on(stream: TextIO | None, content: Callable[[], Content]) -> LiveLine | None:
-    """A live line on `stream`; None where lines can only follow each other.
-
-    That is also so under CI, and on terminals without a cursor (TERM=dumb).
-    """
+    """A live line on `stream`; None under CI and without a terminal, where lines can only follow each other."""
     if stream is None:  # a program without standard output
         return None
     if not stream.isatty():
@@ -139,20 +132,12 @@ def _guard_forks() -> None:
 
 
 def per_second(rate: float) -> str:
-    """Rate as text.
-
-    >>> per_second(12.345), per_second(0.025)
-    ('12.3/s', '40 s each')
-    """
+    """Rate as text: 12.3/s, or 40 s each."""
     return f"{rate:.3g}/s" if rate >= 0.1 or not rate else f"{1 / rate:.3g} s each"
 
 
 def clock(seconds: float) -> str:
-    """Time as text.
-
-    >>> clock(59.7), clock(3723)
-    ('1:00', '1:02:03')
-    """
+    """Time as text: 0:59, 1:02:03."""
     minutes, second = divmod(round(max(seconds, 0.0)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,7 +1,6 @@
 """Writers whose faults never reach the run: calls that a writer can't take wait for it, and training goes on.
 
-The first failure is an incident. The writer is then tried again after a while, twice as long after each further
-failure. Before a new try it is closed and opened anew behind the last flushed update, so that nothing half written
+Before a new try the writer is closed and opened anew behind the last flushed update, so that nothing half written
 stays. Calls before the first opening wait as well.
 """
 
