@@ -227,16 +227,8 @@ class Logging:
     writers: WriterName | Sequence[WriterName | Writer] | Writer | None = None
     """Where metrics go: names, or `Writer` objects. By default `console` and `jsonl` in a run with a folder. Without
     one `console` on a terminal or in a notebook; else incidents alone go to Python's logger "evenstep"."""
-    flops: bool = False
-    """Count the floating-point operations of a micro-batch before training, for the metrics perf/flops_per_s and
-    perf/mfu."""
-    peak_tflops: Positive | None = None
-    """Peak speed of one device in 10¹² operations per second, for perf/mfu. By default that of its model, if evenstep
-    knows it."""
 
     def __post_init__(self) -> None:
-        if self.peak_tflops is not None and not self.flops:
-            raise ArgumentError("`peak_tflops` needs `flops=True`.", field="peak_tflops")
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
         twice = [name for name in sorted(names) if names.count(name) > 1]
         if twice:

@@ -59,7 +59,7 @@ class Bus:
         self.on_error = on_error
         self.report = report
         self._listeners = [_Listener(key, hook) for key, hook in _by_key(self.hooks).items()]
-        self._kind: type[Hook] | None = Hook  # the hooks that are called
+        self._kind = Hook  # class of the hooks that are called
         self._failing: set[str] = set()
         self.heard = frozenset[str]().union(*(one.methods for one in self._listeners))
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
@@ -90,10 +90,10 @@ class Bus:
         and none can hide an error in flight, from which `end` builds their event.
         """
         is_heard = f"before_{name}" in self.heard or f"after_{name}" in self.heard
-        return _Span(self, name, begin, end) if is_heard and self._kind is not None else _NOTHING
+        return _Span(self, name, begin, end) if is_heard else _NOTHING
 
     @contextmanager
-    def silent(self, *, but: type[Hook] | None = None) -> Generator[None]:
+    def silent(self, *, but: type[Hook]) -> Generator[None]:
         """Inside the `with` only hooks of the class `but` are called."""
         self._kind = but
         try:
@@ -103,8 +103,7 @@ class Bus:
 
     def listeners(self) -> "list[_Listener]":
         """Hooks that are called now, in order."""
-        kind = self._kind
-        return [one for one in self._listeners if kind is not None and isinstance(one.hook, kind)]
+        return [one for one in self._listeners if isinstance(one.hook, self._kind)]
 
     def call(self, method: str, listener: "_Listener", event: Event) -> None:
         """Call a method of a hook with keyed random numbers; survive its error if the run's policy says so."""

@@ -4,7 +4,6 @@ It decides how often the verdict of an update is read, and runs nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from evenstep.checkpoint import Mirror
@@ -23,7 +22,6 @@ from evenstep.train.requests import Requests
 from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.tasks.now import task_hooks
-from evenstep.train.tryouts.flops import count_flops
 
 
 def evaluations_of(given: Any) -> dict[str, Data]:
@@ -73,7 +71,6 @@ def build_loop(
     planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
     engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
     folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
-    tryout = partial(count_flops, engine, reporter.report, log.peak_tflops) if log.flops else None
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.compute.reads_at_once or (data.state is not None and data.state.positions != "all")
     requests = Requests(pollers=_overriding(reporter.bus.hooks, "poll"))
@@ -109,7 +106,6 @@ def build_loop(
         epochs=epochs,
         log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
-        tryout=tryout,
         settlers=_overriding(reporter.bus.hooks, "needs_settled"),
     )
 

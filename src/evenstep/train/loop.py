@@ -11,7 +11,7 @@ and before anything that can't be undone, such as a checkpoint. A failure policy
 taken again or left out, or the run goes back to a checkpoint (`Rewind`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -42,7 +42,6 @@ class Loop:
         epochs: how many epochs to take; None: as many as the updates need.
         log_every_updates: period of writing metrics.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
-        tryout: called once with the first global batch, before training.
         settlers: hooks that need some updates settled before they are called.
 
     Attributes:
@@ -61,7 +60,6 @@ class Loop:
     epochs: int | None
     log_every_updates: int
     settle_every_updates: int
-    tryout: Callable[[GlobalBatch], None] | None = None
     settlers: Sequence[Hook] = ()
     number: int = 0
     has_begun: bool = False
@@ -196,7 +194,7 @@ class Loop:
             with engine.phases.only("check"):
                 engine.parts.check_loss(batch)
         if not self.has_begun:
-            self._begin(batch)
+            self._begin()
         number, data_s, skipped = engine.progress.update + 1, self.feed.data_s, 0
         began, waited_s = lap("loop"), engine.reducers.group.waited_s
         if batch.faults:
@@ -251,13 +249,11 @@ class Loop:
         self.engine.group.at(self.engine.progress.update + 1)
         return end
 
-    def _begin(self, batch: GlobalBatch) -> None:
+    def _begin(self) -> None:
         self.has_begun = True
         self._report_losses_of_resume()
         self._report_not_in_optimizer()
         self.evaluator.try_out()
-        if self.tryout is not None:
-            self.tryout(batch)
 
     def _report_losses_of_resume(self) -> None:
         state = self.feed.data.state

@@ -17,7 +17,7 @@ RUN = {
 def test_every_key_with_a_default_has_it_whatever_was_set() -> None:
     found = defaults_of(RUN)
     assert found["train"]["precision"] == "32-true"
-    assert found["log"] == {"every_updates": 10, "writers": ["console", "jsonl"], "flops": False}
+    assert found["log"] == {"every_updates": 10, "writers": ["console", "jsonl"]}
     assert found["lr_schedule"]["end_factor"] != 0.25  # of the kind that was set
     assert found["failures"]["non_finite"] == "stop"  # of a table that was left out
 
@@ -32,7 +32,7 @@ def test_what_must_be_set_and_arguments_have_no_default() -> None:
 
 def test_tables_are_completed_by_their_defaults() -> None:
     found = completed(RUN)
-    assert found["log"] == {"every_updates": 3, "writers": ["csv"], "flops": False}
+    assert found["log"] == {"every_updates": 3, "writers": ["csv"]}
     assert found["lr_schedule"] == {"kind": "cosine", "warmup_updates": 0, "end_factor": 0.25}
     assert found["model"] == RUN["model"]
     assert completed(found) == found

@@ -77,12 +77,10 @@ def _value(name: str, function: Derived, metrics: Mapping[str, float], *, may_la
 
 @final
 class Throughput:
-    """Units of weight and FLOPs, in all and per second, over windows of updates; computed from settled records.
+    """Units of weight, in all and per second, over windows of updates; computed from settled records.
 
         progress/tokens      Σ weights of all updates so far, for a task with `unit = "tokens"`; else progress/weight
         perf/tokens_per_s    Σ weights of the window's updates per second
-        perf/flops_per_s     FLOPs of the window's updates per second, over all ranks
-        perf/mfu             perf/flops_per_s over the peak of the devices
 
     Args:
         losses: metrics whose weights are counted.
@@ -93,8 +91,6 @@ class Throughput:
         self._losses = frozenset(losses)
         self._unit = unit
         self.total = 0.0
-        self.flops_per_sample: float | None = None  # of forward and backward
-        self.peak_flops: float | None = None  # of all devices together
         self.forget()
 
     def __call__(self, records: Sequence[Record]) -> list[Record]:
@@ -106,11 +102,6 @@ class Throughput:
                 self.total += weight
                 self._weight += weight
                 self._updates.add(update)
-            elif name == "perf/samples_per_s" and self.flops_per_sample is not None:
-                flops = value * self.flops_per_sample
-                found.append(Record(update, "perf/flops_per_s", flops, weight))
-                if self.peak_flops is not None:
-                    found.append(Record(update, "perf/mfu", flops / self.peak_flops, weight))
             elif name == "perf/update_s" and self._updates:
                 seconds = value * len(self._updates)
                 found.append(Record(update, f"progress/{self._unit}", self.total, 1.0))

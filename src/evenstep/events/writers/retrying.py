@@ -36,8 +36,6 @@ class RetryingWriter:
         self._writer = writer
         self._report = report
         self._calls: list[Call] = []
-        self._taken = 0
-        """Number of the first calls that the writer took, perhaps into a buffer, since its last flush."""
         self._folder: Path | None = None
         self._flushed_update = 0
         self._latest_update = 0
@@ -86,7 +84,6 @@ class RetryingWriter:
         self._flushed_update = min(self._flushed_update, update)
         self._latest_update = update
         self._calls = list(_until(update, self._calls))
-        self._taken = 0
         try:
             self._reopen()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
@@ -121,22 +118,15 @@ class RetryingWriter:
         try:
             if self._wait_s:
                 self._reopen()
-            while self._taken < len(self._calls):
-                method, arguments = self._calls[self._taken]
+            while self._calls:
+                method, arguments = self._calls[0]
                 getattr(self._writer, method)(*arguments)
                 if method == "write":
-                    self._taken += 1
-                else:
-                    del self._calls[self._taken]
-            if self._calls:
-                self._writer.flush()
-                updates = [_last_update(records) for _, (records,) in self._calls]
-                self._flushed_update = max([self._flushed_update, *updates])
-                self._calls.clear()
-                self._taken = 0
+                    self._writer.flush()
+                    self._flushed_update = max(self._flushed_update, _last_update(*arguments))
+                del self._calls[0]
             self._wait_s = 0.0
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            self._taken = 0  # opened anew, it no longer has them
             self._fail(error)
 
     def _reopen(self) -> None:
