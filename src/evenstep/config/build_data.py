@@ -75,7 +75,7 @@ def build_evaluation(name: str, table: DataTable, dataset: Any, collate: Call | 
             return StreamData(dataset, shared=table.shared, micro_batch_size=whole, **options)
         if size is None:
             options |= {
-                "global_batch_tokens": table.micro_batch_tokens or largest(table.global_batch_tokens),
+                "global_batch_tokens": table.micro_batch_tokens or table.global_batch_tokens,
                 "lengths": _lengths(dataset, table),
                 "oversized": table.oversized,
                 "packed": table.packed,

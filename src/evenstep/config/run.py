@@ -13,7 +13,6 @@ from annotated_types import Ge, Lt
 from evenstep.data.batching import Oversized
 from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End
-from evenstep.data.sampling import Unit
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.optim.schedules import AnySchedule, Constant, LrSchedule
@@ -119,13 +118,10 @@ class DataTable:
     evaluations: dict[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
     """The evaluation sets. Their names begin the names of their metrics: `valid` gives `valid/loss`."""
     global_batch_size: Count | Pairs | None = None
-    """Samples of one update, over all ranks together. To change it during the run give pairs of a start and a size:
+    """Samples of one update, over all ranks together. To change it during the run give pairs of an update and a size:
     [[1, 64], [1000, 128]]. Give either this or `global_batch_tokens`."""
-    global_batch_tokens: Count | Pairs | None = None
-    """Most tokens of one update, padding included: the number of samples times the tokens of the longest one. To change
-    it during the run give pairs of an epoch and a number, with `batch_size_unit` epochs."""
-    batch_size_unit: Unit = "updates"
-    """Unit of the starts in such pairs: updates or epochs, from 1."""
+    global_batch_tokens: Count | None = None
+    """Most tokens of one update, padding included: the number of samples times the tokens of the longest one."""
     micro_batch_size: Count | Literal["auto"] | None = None
     """Samples that go through forward and backward at once; the gradients of an update's micro-batches are accumulated.
     By default the whole global batch. auto finds at the start, by trying, how many fit into memory; with a pipeline it

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, Self, cast, final, runtime_checkable
+from typing import Any, Literal, Protocol, Self, cast, final, runtime_checkable
 from zlib import crc32
 
 from torch.utils.data import DataLoader
@@ -169,12 +169,6 @@ class _Cursor:
         self._number += 1
         seed_generators(mix(self._epoch_key ^ self._number))
         return next(self._iterator, _END)
-
-
-class _Piece(NamedTuple):
-    items: Any  # of one micro-batch
-    num_samples: int
-    task: str = ""
 
 
 class StreamData(Data):
@@ -380,14 +374,18 @@ class StreamData(Data):
             if cursor.items is None:
                 with self._reading(position):
                     cursor.items = cursor.take()
-            pieces = self._pieces(cursor.items, share.read.ranks)
+            pieces = self._pieces(cursor.items, share.first, share.read.ranks)
+            num_here = sum(piece.num_samples for piece in pieces)
             mine = share.read.share(len(pieces)) if share.shared else range(len(pieces))
-            microbatches = [self._microbatch(pieces[one], share.first + one, position) for one in mine]
-            for microbatch in microbatches if pins else ():
-                microbatch.data = pin(microbatch.data)
+            microbatches = [pieces[one] for one in mine]
+            for microbatch in microbatches:
+                if not self._batched:
+                    self._collate_in(microbatch, position)
+                if pins:
+                    microbatch.data = pin(microbatch.data)
             is_last = position.batch + 1 == self.limit_batches
             more = not cursor.waiting and cursor.ahead is not _END and not is_last
-            num_samples, cursor.in_epoch = share.total(sum(piece.num_samples for piece in pieces), more=more)
+            num_samples, cursor.in_epoch = share.total(num_here, more=more)
             faults = self._faults(share, cursor.items)
             cursor.items = None
             cursor.waiting = not more
@@ -420,31 +418,34 @@ class StreamData(Data):
         cursor.in_epoch = cursor.share.begin(cursor.position.epoch, gives=not cursor.waiting, over=not can_iterate)
         return cursor.in_epoch
 
-    def _pieces(self, items: list[Any], ranks: int) -> list[_Piece]:
+    def _pieces(self, items: list[Any], first: int, ranks: int) -> list[Microbatch]:
         if self._batched:
-            return [_Piece(item, self._samples_in(item)) for item in items]
+            return [self._ready(first + place, item) for place, item in enumerate(items)]
         edges = self._cut(len(items), ranks if self._shared else 1) if items else []
-        return [_Piece(items[begin:end], end - begin) for begin, end in pairwise(edges)]
+        return [
+            Microbatch(index=first + place, data=items[begin:end], num_samples=end - begin)
+            for place, (begin, end) in enumerate(pairwise(edges))
+        ]
 
-    def _microbatch(self, piece: _Piece, index: int, position: Position) -> Microbatch:
-        made = Microbatch(index=index, data=piece.items, num_samples=piece.num_samples, task=piece.task)
-        if self._batched:
-            made.counted = self._samples_in is not _BY_SHAPE
-            return made
+    def _ready(self, index: int, item: Any, task: str = "") -> Microbatch:
+        counted = self._samples_in is not _BY_SHAPE
+        return Microbatch(index=index, data=item, num_samples=self._samples_in(item), task=task, counted=counted)
+
+    def _collate_in(self, microbatch: Microbatch, position: Position) -> None:
+        items = cast("list[Any]", microbatch.data)
         try:
-            made.data = self._collate(piece.items)
+            microbatch.data = self._collate(items)
         except Exception as error:
             raise DataError(
                 f"collating batch {position.batch} of epoch {position.epoch} of the stream raised {clause(error)}; "
                 f"make its samples alike, or pass a `collate` function that makes one batch of a list of them.",
                 field="collate",
             ) from error
-        made.in_columns = self._collate is DEFAULT_COLLATE
-        if not made.in_columns:
-            made.num_samples = num_arrived(made.data, piece.items)
-        return made
+        microbatch.in_columns = self._collate is DEFAULT_COLLATE
+        if not microbatch.in_columns:
+            microbatch.num_samples = num_arrived(microbatch.data, items)
 
-    def _parts(self, pieces: Sequence[_Piece]) -> tuple[Part, ...]:
+    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
         return ()
 
     def _faults(self, share: _Share, items: list[object]) -> tuple[DataFault, ...]:
@@ -495,10 +496,10 @@ class UpdateData(StreamData):
         """The stream's own `fingerprint`."""
         return {"kind": "updates", "stream": fingerprint_of(self._stream)}
 
-    def _pieces(self, items: list[Any], ranks: int) -> list[_Piece]:
-        return [_Piece(one.data, self._samples_in(one.data), one.task) for one in batches_in(items[0])]
+    def _pieces(self, items: list[Any], first: int, ranks: int) -> list[Microbatch]:
+        return [self._ready(place, one.data, one.task) for place, one in enumerate(batches_in(items[0]))]
 
-    def _parts(self, pieces: Sequence[_Piece]) -> tuple[Part, ...]:
+    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
         return tuple(Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces)
 
 

@@ -221,8 +221,7 @@ class InlineLoader:
 
 @final
 class _Requests:
-    def __init__(self) -> None:
-        self.source: Iterator[Request] = iter(())
+    source: Iterator[Request] = iter(())
 
     def __iter__(self) -> Iterator[Request]:
         return self.source
@@ -230,13 +229,7 @@ class _Requests:
 
 @final
 class WorkerLoader:
-    """Processes that answer requests ahead of time.
-
-    Args:
-        prefetch: requests that each process answers ahead.
-        timeout_s: longest wait for a reply, in seconds.
-        pins: whether replies are put in pinned memory.
-    """
+    """Processes that answer `prefetch` requests each ahead of time; replies may be put in pinned memory."""
 
     def __init__(self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pins: bool) -> None:
         self.pins = pins
@@ -268,14 +261,7 @@ class WorkerLoader:
         try:
             with _signals_wait() if self._replies is None else nullcontext(), _sigchld_kept():
                 self._replies = iter(self._loader)
-        except (TypeError, AttributeError, PicklingError) as error:
-            self.is_lost = True
-            raise DataError(
-                f"the data workers could not be started: {clause(str(error))}. Dataset and collate are pickled "
-                f"for them: define both at the top of a module, without lambdas or open files.",
-                field="num_workers",
-            ) from error
-        except (RuntimeError, OSError, EOFError) as error:
+        except (TypeError, AttributeError, PicklingError, RuntimeError, OSError, EOFError) as error:
             raise self._loss(error) from error
         if self._finalize is None:
             # At exit Python sends a signal that the workers ignore, and waits for them; this comes before.
@@ -305,8 +291,9 @@ class WorkerLoader:
         self.is_lost = True
         return DataError(
             f"the {self._num_workers} data workers failed: {clause(str(error) or type(error).__name__)}. "
-            f"`num_workers=0` shows why; a killed worker may have run out of memory, under `spawn` a script needs `if "
-            f"__name__ == '__main__':`, and a wait may take {self._timeout_s:g} s.",
+            f"`num_workers=0` shows why; a killed worker may have run out of memory, a wait may take "
+            f"{self._timeout_s:g} s, and under `spawn` dataset and collate are pickled and a script needs `if __name__ "
+            f"== '__main__':`.",
             field="num_workers",
         )
 
@@ -317,15 +304,13 @@ def _unchanged(reply: Any) -> Any:
 
 def _end(replies: object, *, at_once: bool = False) -> None:
     workers = workers_of(replies)
-    with _sigchld_kept(meanwhile=signal.SIG_DFL):
-        if at_once:
-            for worker in workers:
-                worker.kill()  # torch would wait 5 s for a worker that hangs
-        end_workers(replies)
-        for worker in workers:
-            if worker.is_alive():  # it does not end at torch's SIGTERM
-                worker.kill()
-                worker.join()
+    for worker in workers if at_once else ():
+        worker.kill()  # torch would wait 5 s for a worker that hangs
+    end_workers(replies)
+    for worker in workers:
+        if worker.is_alive():  # it does not end at torch's SIGTERM
+            worker.kill()
+            worker.join()
 
 
 @contextmanager
@@ -339,18 +324,14 @@ def _signals_wait() -> Generator[None]:
 
 
 @contextmanager
-def _sigchld_kept(meanwhile: signal.Handlers | None = None) -> Generator[None]:
+def _sigchld_kept() -> Generator[None]:
     # torch's SIGCHLD handler raises anywhere, also halfway through an optimizer step.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGCHLD)
     try:
-        if meanwhile is not None:
-            signal.signal(signal.SIGCHLD, meanwhile)
         yield
     finally:
-        signal.signal(signal.SIGCHLD, before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before)
 
 
 def _outlive_signals(_worker: int) -> None:

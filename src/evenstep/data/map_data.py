@@ -11,7 +11,7 @@ from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, R
 from evenstep.data.batching import Lengths, Oversized
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, InlineLoader, Reading, Reply, Request, WorkerLoader
-from evenstep.data.sampling import Sampling, Sizes, Unit, Weights
+from evenstep.data.sampling import Sampling, Sizes, Weights
 from evenstep.data.tree import can_pin
 from evenstep.errors import DataError
 
@@ -43,7 +43,7 @@ class MapData(Data):
             the epoch changes; its `fingerprint` (str, or a method that returns one) is checked on resume.
         global_batch_size: samples of one update, over all ranks; or pairs (n, samples): that many from update n on.
             Give this or `global_batch_tokens`.
-        global_batch_tokens: token budget of one update, longest sample × count; or pairs (n, tokens) by epoch.
+        global_batch_tokens: token budget of one update, longest sample × count.
         micro_batch_size: most samples of a micro-batch.
         micro_batch_tokens: token budget of a micro-batch. Without size or budget a global batch is divided evenly among
             the ranks.
@@ -53,7 +53,6 @@ class MapData(Data):
         shuffle: whether epochs are shuffled.
         sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement. Or a
             `WeightedRandomSampler` of torch, for its number of draws, also without replacement.
-        batch_size_unit: unit of the n of pairs, from 1: "updates" (global batches of these data) or "epochs".
         collate: makes a batch from a list of samples.
         num_workers: processes that read samples ahead; 0 reads in this process.
         reading: how far ahead they read, and what to do about samples that fail.
@@ -74,7 +73,7 @@ class MapData(Data):
         dataset: MapDataset,
         *,
         global_batch_size: Sizes = None,
-        global_batch_tokens: Sizes = None,
+        global_batch_tokens: int | None = None,
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
@@ -82,7 +81,6 @@ class MapData(Data):
         oversized: Oversized = "error",
         shuffle: bool = True,
         sampling: Weights = None,
-        batch_size_unit: Unit = "updates",
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
         reading: Reading = Reading(),
@@ -100,7 +98,6 @@ class MapData(Data):
             oversized=oversized,
             shuffle=shuffle,
             sampling=sampling,
-            batch_size_unit=batch_size_unit,
         )
         self.limit_batches = limit_batches
         self._dataset = dataset

@@ -6,8 +6,9 @@ Global batch sizes may change over a run: the order of an epoch stays the same, 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Literal, NamedTuple, cast, final, get_args
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple, cast, final, get_args
 from zlib import crc32
 
 import numpy as np
@@ -34,83 +35,57 @@ from evenstep.data.order import Draws, Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-Unit = Literal["updates", "epochs"]
 Sizes = int | Sequence[tuple[int, int]] | None
 Weights = Sequence[float] | Tensor | WeightedRandomSampler | None
 
 _LENGTH_WINDOW = 8192  # shuffled samples that are sorted by length together
 
 
-class BatchSizes(NamedTuple):
-    """Sizes of the global batches of a run.
+def pairs_of(name: str, given: Sizes) -> tuple[tuple[int, int], ...]:
+    """Pairs (number of the global batch in the run, from 1; size from there on) of one number or of pairs."""
+    if not isinstance(given, Sequence):
+        return ((1, require_count(name, given)),)
+    begins = [begin for begin, _ in given]
+    ordered = begins[:1] == [1] and all(one < other for one, other in pairwise(begins))
+    if not ordered or any(size < 1 for _, size in given):
+        raise ArgumentError(
+            f"`{name}` must be a whole number, or pairs of an update from 1 on, in order, and a size, such as "
+            f"[(1, 64), (1000, 128)], but is {given!r}.",
+            field=name,
+        )
+    return tuple((begin, size) for begin, size in given)
 
-    Args:
-        begins: the global batch of the run, or the epoch, from 0, that each size begins with; the first is 0.
-        sizes: in samples or tokens.
+
+def cut_by_pairs(
+    pairs: Sequence[tuple[int, int]], num_samples: int, epoch: int, limit: int | None = None
+) -> Sequence[int]:
+    """Places in the order of an epoch where each of its global batches begins.
+
+    >>> sizes = (1, 2), (4, 4)
+    >>> [list(cut_by_pairs(sizes, 10, epoch)) for epoch in range(2)]  # batches of 2, 2, 2, 4 and 4, 4, 2 samples
+    [[0, 2, 4, 6], [0, 4, 8]]
     """
+    number = 1  # of the epoch's first batch in the run
+    for _ in range(epoch):
+        if number >= pairs[-1][0]:
+            break
+        number += min(len(_cut_from(number, pairs, num_samples)), limit or num_samples)
+    return _cut_from(number, pairs, num_samples)
 
-    begins: tuple[int, ...]
-    sizes: tuple[int, ...]
-    unit: Unit
 
-    @classmethod
-    def of(cls, name: str, given: Sizes, unit: Unit) -> "BatchSizes":
-        """Sizes from one number, or from pairs (begin, size), which are counted from 1."""
-        if not isinstance(given, Sequence):
-            return cls((0,), (require_count(name, given),), "epochs")
-        begins = [begin for begin, _ in given]
-        ordered = begins[:1] == [1] and all(one < other for one, other in pairwise(begins))
-        if not ordered or any(size < 1 for _, size in given):
-            raise ArgumentError(
-                f"`{name}` must be a whole number, or pairs of a number of {unit} from 1 on, in order, and a size, "
-                f"such as [(1, 64), (1000, 128)], but is {given!r}.",
-                field=name,
-            )
-        return cls(tuple(begin - 1 for begin in begins), tuple(size for _, size in given), unit)
-
-    def of_epoch(self, epoch: int) -> int:
-        """The size in an epoch, where they change by epochs."""
-        return self.sizes[bisect_right(self.begins, epoch) - 1]
-
-    def cut(self, num_samples: int, epoch: int, limit: int | None = None) -> Sequence[int]:
-        """Places in the order of an epoch where each of its global batches begins.
-
-        >>> sizes = BatchSizes(begins=(0, 3), sizes=(2, 4), unit="updates")
-        >>> [list(sizes.cut(10, epoch)) for epoch in range(2)]  # batches of 2, 2, 2, 4 and 4, 4, 2 samples
-        [[0, 2, 4, 6], [0, 4, 8]]
-        """
-        if self.unit == "epochs":
-            return range(0, num_samples, self.of_epoch(epoch))
-        number = 0  # of the epoch's first batch in the run
-        for _ in range(epoch):
-            if number >= self.begins[-1]:
-                break
-            number += min(len(self._cut_from(number, num_samples)), limit or num_samples)
-        return self._cut_from(number, num_samples)
-
-    def _cut_from(self, number: int, num_samples: int) -> Sequence[int]:
-        if number >= self.begins[-1]:  # all that follow are of one size
-            return range(0, num_samples, self.sizes[-1])
-        pieces: list[range] = []
-        place = 0
-        while place < num_samples:
-            segment = bisect_right(self.begins, number) - 1
-            size = self.sizes[segment]
-            count = -(-(num_samples - place) // size)
-            if segment + 1 < len(self.begins):
-                count = min(count, self.begins[segment + 1] - number)
-            pieces.append(range(place, place + count * size, size))
-            place += count * size
-            number += count
-        return list(chain(*pieces))
+def _cut_from(number: int, pairs: Sequence[tuple[int, int]], num_samples: int) -> Sequence[int]:
+    if number >= pairs[-1][0]:  # all that follow are of one size
+        return range(0, num_samples, pairs[-1][1])
+    begins: list[int] = []
+    place = 0
+    while place < num_samples:
+        begins.append(place)
+        place += pairs[bisect_right(pairs, number + len(begins) - 1, key=itemgetter(0)) - 1][1]
+    return begins
 
 
 def largest(size: Sizes) -> int | None:
-    """The largest of the sizes of global batches over a run.
-
-    >>> largest(8), largest(((1, 8), (100, 32), (200, 16)))
-    (8, 32)
-    """
+    """The largest of the sizes of global batches over a run."""
     return max(one for _, one in size) if isinstance(size, Sequence) else size
 
 
@@ -140,33 +115,24 @@ class Sampling:
 
     num_samples: int
     global_batch_size: Sizes = None
-    global_batch_tokens: Sizes = None
+    global_batch_tokens: int | None = None
     micro_batch_size: int | None = None
     micro_batch_tokens: int | None = None
     lengths: Lengths | None = None
     oversized: Oversized = "error"
     shuffle: bool = True
-    batch_size_unit: Unit = "updates"
     packed: bool = False
     sampling: Weights = None
 
     def __post_init__(self) -> None:
         check_one_of_two("global_batch_size", "global_batch_tokens", self.global_batch_size, self.global_batch_tokens)
         require_word("oversized", self.oversized, get_args(Oversized))
-        for name in ("micro_batch_size", "micro_batch_tokens"):
+        for name in ("global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
             if getattr(self, name) is not None:
                 setattr(self, name, require_count(name, getattr(self, name)))
-        by_tokens = self.global_batch_tokens is not None
-        name = "global_batch_tokens" if by_tokens else "global_batch_size"
-        self._sizes = BatchSizes.of(name, getattr(self, name), self.batch_size_unit)
-        if by_tokens and self._sizes.unit == "updates":
-            raise ArgumentError(
-                "`global_batch_tokens` can change by epochs only; set `batch_size_unit` to 'epochs', or let "
-                "`global_batch_size` change.",
-                field="global_batch_tokens",
-            )
-        budgets = [*self._sizes.sizes] if by_tokens else []
-        budgets += [] if self.micro_batch_tokens is None else [self.micro_batch_tokens]
+        if self.global_batch_size is not None:
+            self._pairs = pairs_of("global_batch_size", self.global_batch_size)
+        budgets = [one for one in (self.global_batch_tokens, self.micro_batch_tokens) if one is not None]
         if budgets and self.lengths is None:
             raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
         self.measured = measure(self.lengths, self.num_samples) if budgets and self.lengths is not None else None
@@ -186,16 +152,13 @@ class Sampling:
 
     def fingerprint(self) -> dict[str, JSON]:
         """Options that choose the samples of an update; `cut` holds those of its micro-batches."""
-        size, tokens = (
-            cast("JSON", given if not isinstance(given, Sequence) else [self.batch_size_unit, *map(list, given)])
-            for given in (self.global_batch_size, self.global_batch_tokens)
-        )
+        size = self.global_batch_size
         fingerprint: dict[str, JSON] = {
             "num_samples": self.num_samples,
-            "global_batch_size": size,
-            "global_batch_tokens": tokens,
+            "global_batch_size": [list(pair) for pair in size] if isinstance(size, Sequence) else size,
+            "global_batch_tokens": self.global_batch_tokens,
             "num_skipped": self.num_skipped,
-            "packed": self.packed and tokens is not None,
+            "packed": self.packed and self.global_batch_tokens is not None,
             "shuffle": self.shuffle,
             "lengths": None if self.measured is None else crc32(self.measured.data),
             "cut": {"micro_batch_size": self.micro_batch_size, "micro_batch_tokens": self.micro_batch_tokens},
@@ -210,15 +173,15 @@ class Sampling:
         num_samples = self.epoch_size
         epoch_key = key(seed, "sample", epoch)
         if self._fits is None:
-            begins = self._sizes.cut(num_samples, epoch, limit)
+            begins = cut_by_pairs(self._pairs, num_samples, epoch, limit)
             return EpochBatches(visited, num_samples, begins, epoch_key, limit)
         samples = visited(0, num_samples)
         samples = samples[self._fits[samples % self.num_samples]]
         if self.global_batch_tokens is None:
-            begins = self._sizes.cut(len(samples), epoch, limit)
+            begins = cut_by_pairs(self._pairs, len(samples), epoch, limit)
         else:
             shuffle_key = key(seed, "batches", epoch) if self.shuffle else None
-            samples, edges = self._cut_by_tokens(samples, self._sizes.of_epoch(epoch), shuffle_key)
+            samples, edges = self._cut_by_tokens(samples, self.global_batch_tokens, shuffle_key)
             begins = edges[:-1]
 
         def visit(start: int, stop: int) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from evenstep.data import GlobalBatch, MapData, Mixture, Position, ReadOptions
 from evenstep.data.dataset import count_samples, draws_nothing, epoch_setters, fetches_many, fingerprint_of, rows_of
-from evenstep.data.sampling import BatchSizes, Sampling
+from evenstep.data.sampling import Sampling, cut_by_pairs
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -256,26 +256,20 @@ def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 @settings(deadline=None, max_examples=60)
-@given(pairs(), st.integers(1, 30), st.sampled_from(["updates", "epochs"]))
-def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(
-    given: list[tuple[int, int]], num_samples: int, unit: Any
-) -> None:
-    sizes = BatchSizes.of("global_batch_size", given, unit)
+@given(pairs(), st.integers(1, 30))
+def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(given: list[tuple[int, int]], num_samples: int) -> None:
     number = 0
     for epoch in range(12):
         expected, place = [], 0
         while place < num_samples:
             expected.append(place)
-            at = number if unit == "updates" else epoch
-            place += [size for begin, size in given if begin <= at + 1][-1]
+            place += [size for begin, size in given if begin <= number + 1][-1]
             number += 1
-        begins = sizes.cut(num_samples, epoch)
-        assert [begins[n] for n in range(len(begins))] == [*begins] == expected
+        assert list(cut_by_pairs(given, num_samples, epoch)) == expected
 
 
 def test_a_long_run_is_not_walked_through() -> None:
-    sizes = BatchSizes(begins=(0, 10), sizes=(2, 4), unit="updates")
-    assert len(sizes.cut(10**6, 10**9)) == 10**6 // 4
+    assert len(cut_by_pairs([(1, 2), (11, 4)], 10**6, 10**9)) == 10**6 // 4
 
 
 def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None:
@@ -285,17 +279,6 @@ def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None
     mixture = Mixture({"a": some, "b": MapData([*range(9)], global_batch_size=3, shuffle=False)})
     given = [[len(one.samples) for one in batch.microbatches] for batch in taken(mixture, 5)]  # type: ignore[arg-type]
     assert given == [[1, 3], [1, 3], [2, 3], [2, 3], [2, 3]]
-
-
-def test_budgets_of_tokens_change_by_epochs_and_the_longest_sample_must_fit_the_smallest() -> None:
-    lengths = [1 + n % 5 for n in range(40)]
-    options: Any = {"global_batch_tokens": [(1, 10), (2, 40)], "batch_size_unit": "epochs"}
-    for batch in taken(MapData([*range(40)], lengths=lengths, num_epochs=2, **options)):
-        some = [lengths[sample] for sample in batch.microbatches[0].samples]
-        assert max(some) * len(some) <= (10 if batch.position.epoch == 0 else 40)
-    with pytest.raises(DataError):
-        MapData([0, 1, 2], lengths=[1, 2, 11], **options)
-    assert MapData([0, 1, 2], lengths=[1, 2, 11], oversized="skip", **options).num_skipped == 1
 
 
 @pytest.mark.parametrize("given", [[], [(2, 8)], [(1, 8), (1, 16)], [(1, 0)], 0])

@@ -267,13 +267,12 @@ def test_a_coefficient_follows_updates_only() -> None:
 
 
 @pytest.mark.parametrize("stop", [3, 4, 6, 7])
-@pytest.mark.parametrize("unit", ["updates", "epochs"])
-def test_batch_sizes_that_change_are_resumed_at_their_border(unit: Any, stop: int, tmp_path: Path) -> None:
+def test_batch_sizes_that_change_are_resumed_at_their_border(stop: int, tmp_path: Path) -> None:
     """20 samples: by 4, which are 5 updates an epoch, then by 8; each update is the mean over its own batch."""
-    sizes = [(1, 4), (7, 8)] if unit == "updates" else [(1, 4), (2, 8)]
+    sizes = [(1, 4), (7, 8)]
 
     def run(stop: int | None, folder: Path | None) -> Trainer:
-        data = MapData(POINTS, global_batch_size=sizes, batch_size_unit=unit, micro_batch_size=3)
+        data = MapData(POINTS, global_batch_size=sizes, micro_batch_size=3)
         return trainer_of(Rates(stop), Constant(), data=data, folder=folder, epochs=3)
 
     whole = run(None, None)
@@ -295,7 +294,7 @@ def test_batch_sizes_that_change_are_resumed_at_their_border(unit: Any, stop: in
     for epoch in range(3):
         order = [s for b in _epoch_of(epoch) for m in b.microbatches for s in m.samples]
         while order:
-            size = [n for begin, n in sizes if begin <= (number if unit == "updates" else epoch) + 1][-1]
+            size = [n for begin, n in sizes if begin <= number + 1][-1]
             taken, order, number = order[:size], order[size:], number + 1
             reference.zero_grad()
             inputs, targets = (torch.stack([POINTS[s][part] for s in taken]) for part in (0, 1))

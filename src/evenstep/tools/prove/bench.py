@@ -180,12 +180,12 @@ def _cut(config: RunConfig, cut: Cut, tokens: Mapping[str, int]) -> dict[str, ob
         whole = min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
         if _by_tokens(table):
             unit = "tokens"
-            whole = tokens.get(key) or largest(table.global_batch_tokens) or SAMPLES
+            whole = tokens.get(key) or table.global_batch_tokens or SAMPLES
         part = max(1, -(-whole * up // down))
         if cut == "ragged" and unit == "size":
             part = _ragged(whole, part)
-        made |= dict.fromkeys((f"{key}.{name}" for name in ("batch_size_unit", "micro_batch_size")), "none")
-        made |= {f"{key}.micro_batch_tokens": "none", f"{key}.global_batch_{unit}": whole}
+        made |= dict.fromkeys((f"{key}.{name}" for name in ("micro_batch_size", "micro_batch_tokens")), "none")
+        made[f"{key}.global_batch_{unit}"] = whole
         made[f"{key}.micro_batch_{unit}"] = part
     return made
 
