@@ -62,7 +62,7 @@ from evenstep.train.linear_layers import choose_linear_layers, convert_linear_la
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
 from evenstep.train.recompute import recompute
-from evenstep.train.state.pipeline_state import build_pipeline_state_sharding
+from evenstep.train.state.pipeline_state import StageState
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.metrics import build_storage
@@ -465,7 +465,6 @@ def _saved(
 ) -> TrainState:
     model, optimizer, precision, reducers = setup.model, setup.optimizer, setup.precision, execution.reducers
     peers = execution.trainer.peers
-    sharding = build_pipeline_state_sharding(model, peers and peers.wire)
     stepper = _stepper(setup, rounded, reducers.layout)  # rounds the parameters of the model
     by_name = named_parameters(model)
     averaged_as: dict[str, torch.dtype] = {}
@@ -481,7 +480,7 @@ def _saved(
         stepper=stepper,
         averaged_as=averaged_as,
         trained=TrainedParameters(model, optimizer, names, reducers, precision),
-        sharding=sharding,
+        stages=StageState(model, peers.wire) if isinstance(model, PipelineModel) and peers is not None else None,
     )
 
 

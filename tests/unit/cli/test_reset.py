@@ -21,8 +21,8 @@ def test_what_was_asked_for_begins_afresh_and_the_run_goes_on_as_any_other(evens
     given = ["--resume", first, "--reset", "optimizer,data", "--train.updates", "10", "--optimizer.name", "SGD"]
     done = evenstep("train", "run.toml", *given)
     assert done.code == 0, done.err
-    assert "the optimizer is reset" in done.out
-    assert "the data begin with their first batch" in done.out
+    assert "`optimizer` is reset" in done.out
+    assert "`data` is reset" in done.out
     state = read_checkpoint("runs/tiny").state
     assert state["optimizer"]["class"] == "SGD"
     assert state["progress"]["update"] == 10
@@ -37,7 +37,7 @@ def test_check_tries_it(evenstep: Run, first: str) -> None:
     given = ["--resume", first, "--optimizer.name", "SGD", "--train.updates", "10"]
     refused = evenstep("check", "run.toml", *given).err
     assert "the checkpoint's optimizer is AdamW" in refused
-    assert 'another `name` with `resume = "PATH"` and `reset = ["optimizer"]`' in refused
+    assert '`resume = "PATH"` and `reset = ["optimizer"]`' in refused
     assert evenstep("check", "run.toml", *given, "--reset", '["optimizer"]').code == 0
 
 
@@ -45,7 +45,6 @@ def test_check_tries_it(evenstep: Run, first: str) -> None:
     ("part", "changed"),
     [
         ("optimizer", ["--optimizer.weight_decay_on", "matrices"]),
-        ("optimizer", ["--optimizer.args.amsgrad", "true"]),
         ("data", ["--data.train.args.count", "48"]),
     ],
 )

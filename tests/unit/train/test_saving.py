@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Best, Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
+from evenstep import Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import CheckpointReader, complete_checkpoints, locked, read_checkpoint, tensor_file
 from evenstep.checkpoint.background import Staging
 from evenstep.checkpoint.tensor_file import TensorFile
@@ -448,36 +448,6 @@ def test_a_run_that_begins_from_another_ones_checkpoint_has_something_to_go_back
     with pytest.raises(NonFiniteError):
         second.train()
     assert [path.name for path in complete_checkpoints(tmp_path / "second/checkpoints")] == ["step-00000003"]
-
-
-def test_after_going_back_latest_and_best_name_checkpoints_that_are_there(tmp_path: Path) -> None:
-    class FailsTwice(Square):
-        left = 2
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            total = super().loss(output, batch)
-            if self.now.is_training and self.now.update == 5 and self.left:
-                self.left -= 1
-                return total * float("nan")
-            return total
-
-    class Score(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            self.trainer.storage.put("train/score", float(-event.update), update=event.update)
-            if event.update == 3:  # after having gone back to 2, from 4 at first
-                named.append((tmp_path / "best").read_text())
-
-    named = list[str]()
-    trainer_of(
-        tmp_path,
-        data=MapData([(torch.ones(4), torch.tensor(0.5))] * 8, global_batch_size=4),
-        updates=5,
-        task=FailsTwice(),
-        hooks=[Score(), Best("train/score")],
-        checkpoint=Checkpointing(every_updates=2, asynchronous=False),
-        failures=Failures(non_finite="rewind"),
-    ).train()
-    assert named == ["step-00000002\n"] * 2
 
 
 def test_a_finished_run_that_is_resumed_evaluates_no_second_time(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """State of a run as a dict of parts. All parts are compared before any is changed; a part that is reset is left out.
 
-model, optimizer, ema, precision, trained, training    see `TrainState`
-progress, tasks, lr_schedule                           of the engine
-data                                                   fingerprint, and states of streams by rank
-hooks, storage                                         by name; metrics
-run                                                    seed, settings, config, and what is due
+Beside the parts of `TrainState`: progress, tasks, lr_schedule (of the engine), data, hooks, storage (metrics), and run
+(seed, settings, config, and what is due).
 """
 
 from collections.abc import Collection
@@ -14,17 +11,18 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from torch import Tensor
 
-from evenstep.checkpoint import CheckpointReader, Replica, on_all_ranks
+from evenstep.checkpoint import CheckpointReader, Replica, on_all_ranks, outline
+from evenstep.checkpoint.shard import whole_shard
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.options import Reset
-from evenstep.parallel import Group
+from evenstep.parallel import mapped
 from evenstep.tensors import named_parameters
 from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
-from evenstep.train.state.each_rank import of_all_ranks, own_of
+from evenstep.train.state.pipeline_state import once_per_tensor
 from evenstep.train.state.resets import without
 from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from evenstep.train.requests import Requests
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
+_OF_EACH_RANK = ("model", "optimizer", "ema", "precision", "trained", "training", "tasks")
 
 
 @final
@@ -59,12 +58,39 @@ class RunState:
         Args:
             whole: False keeps tensors that are cut over ranks as they are.
         """
-        data = self._own_data()
+        engine = self.engine
+        rank, ranks = self._stream
+        own = {} if self.data.state is None else self.data.state.state_dict(engine.progress.position)
+        states = {rank: own}
         if self._reads_own_stream:
-            everybody = self.engine.reducers.data_group.gather(data["states"])
-            data["states"] = {rank: state for theirs in everybody for rank, state in theirs.items()}
-        state = self._with_counters(self.engine.tensors(whole=whole), data)
-        return of_all_ranks(state, self.engine.group, whole=whole) if self.holds_own_model else state
+            states = {rank: state for one in engine.reducers.data_group.gather(states) for rank, state in one.items()}
+        counters = engine.counters()
+        state = {
+            **engine.tensors(whole=whole),
+            **counters,
+            "data": {"fingerprint": self._fingerprint(), "ranks": ranks, "states": states},
+            "hooks": engine.bus.state_dict(),
+            "storage": engine.storage.state_dict(),
+            "run": {
+                **counters["run"],
+                "evaluate": self.requests.evaluate,
+                "evaluated_at": dict(self.evaluations.evaluated_at),
+                "cuts": self.reporter.limits,
+                "config": self.config,
+            },
+        }
+        return self._of_all_ranks(state, whole=whole) if self.holds_own_model else state
+
+    def _of_all_ranks(self, state: Tree, *, whole: bool) -> Tree:
+        group = self.engine.group
+        own = {part: state[part] for part in _OF_EACH_RANK}
+        if whole:
+            everybody = group.gather(own)
+        else:  # each rank writes its own tensors
+            everybody = group.gather(mapped(own, once_per_tensor(outline)))
+            everybody[group.rank] = mapped(own, once_per_tensor(whole_shard))
+        others = {str(rank): theirs for rank, theirs in enumerate(everybody) if rank}
+        return {**state, **everybody[0], "each_rank": others}
 
     def replica(self) -> Replica | None:
         """Parameters of which other ranks hold copies; None where each rank trains its own model."""
@@ -95,25 +121,8 @@ class RunState:
         group = self.engine.reducers.data_group
         return (group.rank, group.ranks) if self._reads_own_stream else (0, 0)
 
-    def _own_data(self) -> Tree:
-        rank, ranks = self._stream
-        state = {} if self.data.state is None else self.data.state.state_dict(self.engine.progress.position)
-        return {"fingerprint": self._fingerprint(), "ranks": ranks, "states": {rank: state}}
-
     def _fingerprint(self) -> Tree:
         return {name: value for name, value in self.data.fingerprint().items() if name != "cut"}
-
-    def _with_counters(self, tensors: Tree, data: Tree) -> Tree:
-        counters = self.engine.counters()
-        run = {
-            **counters["run"],
-            "evaluate": self.requests.evaluate,
-            "evaluated_at": dict(self.evaluations.evaluated_at),
-            "cuts": self.reporter.limits,
-            "config": self.config,
-        }
-        own = {"data": data, "hooks": self.engine.bus.state_dict(), "storage": self.engine.storage.state_dict()}
-        return {**tensors, **counters, **own, "run": run}
 
     def load_state_dict(self, state: Tree) -> list[str]:
         """Restore a state of `state_dict`; returns messages about reset or changed parts.
@@ -171,16 +180,19 @@ class RunState:
             verify()  # damage is the first cause to tell
             raise
         verify()
-        texts = {
-            "optimizer": "the optimizer is reset to its state and options as it was built",
-            "lr_schedule": f"the LR schedule counts from update {own['progress']['update']}",
-            "metrics": "earlier metrics are forgotten",
-            "data": "the data begin with their first batch",
-        }
-        return reader.path, [*self._restore(own), *(texts[part] for part in reset)]
+        return reader.path, [*self._restore(own), *(f"`{part}` is reset" for part in reset)]
 
     def _of_this_rank(self, state: Tree) -> Tree:
-        return own_of(state, self.engine.group if self.holds_own_model else Group())
+        others = state.get("each_rank")
+        if others is None or not self.holds_own_model:  # of ranks that trained one model together: all begin with it
+            return state
+        group = self.engine.group
+        if len(others) + 1 != group.ranks:
+            raise CheckpointError(
+                f"the checkpoint is of {len(others) + 1} ranks that train a model each, but this run has "
+                f"{group.ranks}; resume on as many ranks, or begin with its weights by `load_weights`."
+            )
+        return {**state, **others.get(str(group.rank), {})}
 
     def _check(self, state: Tree) -> None:
         engine = self.engine
@@ -193,10 +205,8 @@ class RunState:
         then = state["data"]["ranks"]
         if then != ranks or rank not in state["data"]["states"]:
             raise CheckpointError(
-                f"the checkpoint has the places of {then} streams, but this run reads {ranks}: each rank reads its "
-                f"own, so resume on as many ranks as saved it; or start a new run with a stream that all ranks "
-                f"read whole (`StreamData(…, shared=True)`, in a run file `data.shared = true`) or with `MapData`, "
-                f"which resume on any number of ranks.",
+                f"the checkpoint has the places of {then} streams, but this run reads {ranks}: resume on as many ranks "
+                f"as saved it. `StreamData(…, shared=True)` and `MapData` resume on any number of ranks.",
                 field="data",
             )
 
@@ -230,9 +240,9 @@ class RunState:
             engine.stretch(self._planned(begun_at))
         if "storage" in own:
             engine.storage.load_state_dict(own["storage"])
-        self.requests.evaluate = run.get("evaluate", False)
-        self.evaluations.evaluated_at = dict(run.get("evaluated_at", {}))
-        limits: list[int | None] = run.get("cuts", [])
+        self.requests.evaluate = run["evaluate"]
+        self.evaluations.evaluated_at = dict(run["evaluated_at"])
+        limits: list[int | None] = run["cuts"]
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == engine.group.ranks and not engine.parts.execution.in_stages
         engine.parts.context.cuts.limit = limits[engine.group.rank] if same else min(known, default=None)

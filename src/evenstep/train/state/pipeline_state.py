@@ -1,12 +1,11 @@
-"""Parts of a state on pipeline ranks: gathered for a checkpoint, and taken out of a whole state."""
+"""State of the stages on pipeline ranks: gathered for a checkpoint, and taken out of a whole state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenstep.checkpoint import Shard, is_sharded, outline
-from evenstep.errors import ArgumentError
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
@@ -17,20 +16,8 @@ from evenstep.train.state import Tree
 T = TypeVar("T")
 
 
-class PipelineStateSharding:
-    """Sharding of a whole model: nothing is gathered."""
-
-    def gathered(self, state: Tree) -> Tree:
-        """The whole state, at least on the first rank; all ranks call it together."""
-        return state
-
-    def own(self, state: Tree) -> Tree:
-        """This rank's part of a whole state."""
-        return state
-
-
-class StageStateSharding(PipelineStateSharding):
-    """The stages of one pipeline rank.
+class StageState:
+    """State of the stages of one pipeline rank.
 
     Args:
         wire: sends states to the first rank.
@@ -47,8 +34,10 @@ class StageStateSharding(PipelineStateSharding):
 
         Where tensors are cut over ranks, each rank gives its own, and an empty `Shard` for each tensor of another.
         """
-        if any(self._pipeline.gather(_has_shards(state))):
-            states = self._pipeline.gather(_outlined(state))
+        leaves: list[object] = []
+        _each_leaf(state, leaves.append)
+        if any(self._pipeline.gather(any(map(is_sharded, leaves)))):
+            states = self._pipeline.gather(_each_leaf(state, once_per_tensor(outline)))
             states[self._pipeline.rank] = state
             return self._merged(states)
         if self._model.mesh.data.rank:
@@ -61,6 +50,7 @@ class StageStateSharding(PipelineStateSharding):
         return self._merged([state, *others])
 
     def own(self, state: Tree) -> Tree:
+        """This rank's part of a whole state."""
         mine = state_of(self._model)
         known = {name for names in self._pipeline.gather(set(mine)) for name in names}
         trained = list(named_parameters(self._model))
@@ -69,7 +59,7 @@ class StageStateSharding(PipelineStateSharding):
             **state,
             "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
             "ema": self._under(averaged, state["ema"]),
-            "trained": self._under(trained, state.get("trained", {})),
+            "trained": self._under(trained, state["trained"]),
         }
         if "optimizer" in state:
             saved: Tree = state["optimizer"]
@@ -87,18 +77,11 @@ class StageStateSharding(PipelineStateSharding):
         return {name: values[one] for name, one in stored.items() if one in values}
 
     def _merged(self, states: list[Tree]) -> Tree:
-        counts = [len(state["optimizer"]["groups"]) for state in states]
-        if len(set(counts)) > 1:
-            raise ArgumentError(
-                f"the optimizers of all pipeline ranks must have the same number of parameter groups, but have "
-                f"{counts}; a rank without a parameter of some group must give that group empty.",
-                field="optimizer",
-            )
         first = states[0]["optimizer"]
         groups: list[Tree] = []
-        for number, group in enumerate(first["groups"]):
-            names = (n for state in states for n in state["optimizer"]["groups"][number]["parameters"])
-            groups.append({**group, "parameters": self._ordered(names)})
+        for same in zip(*(state["optimizer"]["groups"] for state in states), strict=True):
+            names = (name for group in same for name in group["parameters"])
+            groups.append({**same[0], "parameters": self._ordered(names)})
         states_of = _union(state["optimizer"]["state"] for state in states)
         averages = _union(state["ema"] for state in states)
         values = _union(state["model"] for state in states)
@@ -115,13 +98,7 @@ class StageStateSharding(PipelineStateSharding):
         return in_order(self._model, [name for name in names if name not in self._aliases])
 
 
-def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:
-    if isinstance(model, PipelineModel) and wire is not None:
-        return StageStateSharding(model, wire)
-    return PipelineStateSharding()
-
-
-def once_per_tensor(act: Any) -> Any:
+def once_per_tensor(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`act` for tensors, which gives one result for one tensor under several names.
 
     Ranks then give tied tensors the same names, as `checkpoint.state.pack` does.
@@ -137,24 +114,12 @@ def once_per_tensor(act: Any) -> Any:
     return once
 
 
-def _outlined(state: Tree) -> Tree:
-    return _each_leaf(state, once_per_tensor(outline))
-
-
-def _each_leaf(tree: Any, act: Any) -> Any:
+def _each_leaf(tree: Any, act: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: _each_leaf(value, act) for key, value in cast("Tree", tree).items()}
     if type(tree) in (list, tuple):
         return type(tree)(_each_leaf(value, act) for value in tree)
     return act(tree) if isinstance(tree, Tensor | Shard) else tree
-
-
-def _has_shards(tree: object) -> bool:
-    if isinstance(tree, dict):
-        return any(_has_shards(value) for value in cast("Tree", tree).values())
-    if type(tree) in (list, tuple):
-        return any(_has_shards(value) for value in cast("list[object]", tree))
-    return is_sharded(tree)
 
 
 def _address(rank: int) -> Address:

@@ -1,11 +1,6 @@
 """Resets: parts of a checkpoint that a run does not load when it goes on from it.
 
-    optimizer      moments, counts and options are those that the optimizer was built with
-    lr_schedule    counts from here, and stretches over the remaining updates
-    metrics        earlier ones are forgotten; hooks that follow a metric begin again
-    data           the next batch is the first of the data that the trainer was given, also of other data
-
-A reset leaves a key out of the state. The count of updates stays, and with it everything that is keyed by it.
+The count of updates stays, and with it everything that is keyed by it.
 """
 
 from collections.abc import Collection
@@ -18,15 +13,12 @@ from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 
 RESETS: tuple[str, ...] = get_args(Reset)
-_STOPPED_FOR_LR = {"rate_before"}  # key in the state of `StopBelowLr`
+_STOPPED_FOR_LR = {"fallen_to", "before"}  # keys in the state of a hook such as `StopBelowLr`
 _FOLLOWS_A_METRIC = {"metric", "mode"}  # keys in the state of a hook with a `MetricTarget`
 
 
 def resets_of(given: object) -> tuple[Reset, ...]:
     """Parts of a checkpoint that are not loaded, from one word or several.
-
-    Raises:
-        ArgumentError: an unknown word.
 
     >>> resets_of("data"), resets_of(("optimizer", "data", "data"))
     (('data',), ('optimizer', 'data'))
@@ -47,10 +39,7 @@ def check_resets(resets: Collection[Reset], source: object) -> None:
 
 
 def how_to_reset(part: Reset) -> str:
-    return (
-        f'`trainer.resume(PATH, reset="{part}")`, in a run file another `name` with `resume = "PATH"` and '
-        f'`reset = ["{part}"]`'
-    )
+    return f'`trainer.resume(PATH, reset="{part}")`, in a run file `resume = "PATH"` and `reset = ["{part}"]`'
 
 
 def without(state: Tree, reset: Collection[Reset]) -> Tree:
@@ -61,7 +50,7 @@ def without(state: Tree, reset: Collection[Reset]) -> Tree:
     left = {name: part for name, part in state.items() if name not in reset}
     if "lr_schedule" in reset:
         begun["lr_schedule"] = update
-        run["settings"] = {name: one for name, one in run.get("settings", {}).items() if name != "lr_schedule"}
+        run["settings"] = {name: one for name, one in run["settings"].items() if name != "lr_schedule"}
         left["hooks"] = _without_keys(left["hooks"], _STOPPED_FOR_LR)
     if "metrics" in reset:
         run["evaluated_at"] = {}

@@ -1,11 +1,6 @@
 """Tensors and flags of a run by name: gathered for a checkpoint, compared with a saved state, and restored.
 
-model       the model's `state_dict`, with masters where parameters have them
-optimizer   see `optimizer_state`
-ema         tensors of the average; empty without one
-precision   loss scale
-trained     `requires_grad` of parameters
-training    `training` flags of modules
+The parts "model" (with masters where parameters have them), "optimizer", "ema", "precision", "trained", "training".
 """
 
 from collections.abc import Callable, Mapping
@@ -29,16 +24,14 @@ from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import LossScale
 from evenstep.tensors import load_state, named_parameters, plain, state_of
 from evenstep.train.state import Tree
-from evenstep.train.state.module_flags import ModuleFlags
 from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
     load_optimizer,
-    make_plain,
     optimizer_state,
     options_of,
 )
-from evenstep.train.state.pipeline_state import PipelineStateSharding
+from evenstep.train.state.pipeline_state import StageState
 from evenstep.train.trained import TrainedParameters
 
 Take: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -51,12 +44,11 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     """Parameter names of each group."""
     names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
     for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
+        for parameter in group["params"]:
             if id(parameter) not in names:
                 raise ArgumentError(
-                    f"parameter {place} of the optimizer's group {number}, of shape {list(parameter.shape)}, is not a "
-                    f"parameter of the model; build the optimizer from this model's `parameters()`, after everything "
-                    f"that replaces them.",
+                    f"group {number} of the optimizer has a parameter of shape {list(parameter.shape)} that is not the "
+                    f"model's; build the optimizer from this model's `parameters()`, after all that replaces them.",
                     field="optimizer",
                 )
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
@@ -64,6 +56,38 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
     return layout.divides != "nothing" or in_stages(model)
+
+
+@final
+class ModuleFlags:
+    """`training` flags of modules that differ from those at the run's beginning, by module name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = {plain(name): module for name, module in model.named_modules()}
+        self._built: dict[str, bool] = {}
+        self._loaded: Tree = {}
+
+    def begin(self) -> None:
+        """The first time, take the flags for those at the run's beginning, and set loaded flags."""
+        if not self._built:
+            self._built = {name: module.training for name, module in self._modules.items()}
+            self._set_loaded()
+
+    def state_dict(self) -> Tree:
+        if not self._built:
+            return self._loaded
+        now = {name: module.training for name, module in self._modules.items()}
+        return {name: {"now": now[name], "built": was} for name, was in self._built.items() if now[name] != was}
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Set the flags of a saved run; a module that begins otherwise in this run keeps its own."""
+        self._loaded = state
+        self._set_loaded()
+
+    def _set_loaded(self) -> None:
+        for name, built in self._built.items():
+            saved = self._loaded.get(name)
+            self._modules[name].training = saved["now"] if saved is not None and saved["built"] == built else built
 
 
 @final
@@ -76,7 +100,7 @@ class TrainState:
         optimizer: of its parameters, or of those that this rank steps.
         names: parameter names of each group, over all ranks.
         averaged_as: formats of the average of parameters that have another format, by name.
-        sharding: which part of the whole model this rank holds.
+        stages: of a model in stages.
     """
 
     model: nn.Module
@@ -88,7 +112,7 @@ class TrainState:
     trained: TrainedParameters
     stepper: Stepper
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
-    sharding: PipelineStateSharding = field(default_factory=PipelineStateSharding)
+    stages: StageState | None = None
     average: Average | None = field(init=False)
     flags: ModuleFlags = field(init=False)
     _own: list[list[str]] = field(init=False)
@@ -96,7 +120,6 @@ class TrainState:
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
-        make_plain(self.optimizer)
         self._built = options_of(self.optimizer)
         self.average = None if self.ema is None else Average(self.ema, self.model, self.averaged_as)
         self.flags = ModuleFlags(self.model)
@@ -126,7 +149,7 @@ class TrainState:
             "trained": self.trained.state_dict(),
             "training": self.flags.state_dict(),
         }
-        return self.sharding.gathered(tree)
+        return tree if self.stages is None else self.stages.gathered(tree)
 
     def changed_options(self, state: Tree) -> list[str]:
         return changed_options(state["optimizer"], self._built) if "optimizer" in state else []
@@ -139,7 +162,7 @@ class TrainState:
             take: `ParameterLayout.scatter_like` by default; or a reader's.
             ranks: all of which raise if one does.
         """
-        own = self.sharding.own(state)
+        own = state if self.stages is None else self.stages.own(state)
 
         def fitting() -> Tree:
             self._check(own)
@@ -153,7 +176,6 @@ class TrainState:
         live = {name: one for name, one in state_of(self.model).items() if name not in late}
         saved = {name: one for name, one in state["model"].items() if name not in late}
         _check_fits(saved, live, "model", formats=masters)
-        _check_tied(state["model"], self.model)
         if "optimizer" in state:
             check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.average is not None and state["ema"]:
@@ -189,15 +211,12 @@ class TrainState:
         if "optimizer" in state:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
         self.loss_scale.load_state_dict(state["precision"])
-        self.trained.load_state_dict(state.get("trained", {}))
-        self.flags.load_state_dict(state.get("training"))
-        return self._load_average(state["ema"])
-
-    def _load_average(self, saved: Tree) -> list[str]:
+        self.trained.load_state_dict(state["trained"])
+        self.flags.load_state_dict(state["training"])
         if self.average is None:
-            return ["the average of the parameters is dropped"] if saved else []
-        if saved:
-            self.average.load_state_dict(saved)
+            return ["the average of the parameters is dropped"] if state["ema"] else []
+        if state["ema"]:
+            self.average.load_state_dict(state["ema"])
             return []
         self.average.restart()
         return ["the average of the parameters is new and begins as a copy of them"]
@@ -247,17 +266,12 @@ def _check_fits(
     *,
     formats: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    faults = [f"{name} is missing" for name in live if name not in saved]
-    faults += [f"{name} is not known here" for name in saved if name not in live]
-    for name, tensor in live.items():
-        if name not in saved:
-            continue
-        shape, dtype = list(saved[name].shape), saved[name].dtype
-        wanted = formats.get(name, tensor.dtype)
-        if shape != list(tensor.shape):
-            faults.append(f"{name} has shape {shape} instead of {list(tensor.shape)}")
-        if dtype != wanted:
-            faults.append(f"{name} is of {format_name(dtype)} instead of {format_name(wanted)}")
+    faults: list[str] = []
+    for name in {**live, **saved}:
+        wanted = _described(live.get(name), formats.get(name))
+        found = _described(saved.get(name), None)
+        if found != wanted:
+            faults.append(f"{name} is {found} instead of {wanted}")
     if faults:
         raise CheckpointError(
             f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model that the "
@@ -265,16 +279,5 @@ def _check_fits(
         )
 
 
-def _check_tied(saved: Mapping[str, Tensor], model: nn.Module) -> None:
-    firsts: dict[int, str] = {}
-    for full, parameter in model.named_parameters(remove_duplicate=False):
-        name = plain(full)
-        first = firsts.setdefault(id(parameter), name)
-        one, other = saved.get(first), saved.get(name)
-        if one is None or other is None or one is other or one.is_meta or other.is_meta or torch.equal(one, other):
-            continue
-        raise CheckpointError(
-            f"`{first}` and `{name}` are one parameter of the model, but differ in the checkpoint. Build the model "
-            f"that the checkpoint was saved from.",
-            field=name,
-        )
+def _described(tensor: Tensor | None, dtype: torch.dtype | None) -> str:
+    return "missing" if tensor is None else f"{format_name(dtype or tensor.dtype)} {list(tensor.shape)}"
