@@ -4,7 +4,7 @@ Samples lie along dim 0 of tensors and arrays, or are the items of lists. A task
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.tree import PLAIN, contents, is_container, is_list, leaves, named_parts, rebuilt
+from evenstep.data.tree import PLAIN, contents, is_container, is_list, leaves, named_parts, parts, rebuilt
 from evenstep.errors import DataError, TaskError
 
 
@@ -28,7 +28,7 @@ def num_samples(batch: Any, known: int | None = None) -> int | None:
     >>> num_samples(features_first), num_samples(features_first, known=8), num_samples(torch.zeros(6, 8), known=8)
     (None, 8, None)
     """
-    rows = {_rows(leaf) for _, leaf in _columns(batch)}
+    rows = {_rows(leaf) for leaf in _columns(batch)}
     if known is None:
         return rows.pop() if len(rows) == 1 else None
     return known if not rows or known in rows or known in _list_lengths(batch) else None
@@ -39,11 +39,11 @@ def num_arrived(batch: Any, samples: Sequence[Any]) -> int:
     put_in = len(samples)
     if is_list(batch) and batch and any(batch[0] is sample for sample in samples):
         return len(batch)
-    columns = [leaf for _, leaf in _columns(batch)]
+    columns = _columns(batch)
     rows = {_rows(column) for column in columns}
-    parts = named_parts(batch, "") if is_container(batch) else []
+    parted = parts(batch) if is_container(batch) else []
     has_other_dim = all(put_in in column.shape for column in columns)
-    if len(rows) != 1 or has_other_dim or any(put_in in _list_lengths(part) for _, part in parts):
+    if len(rows) != 1 or has_other_dim or any(put_in in _list_lengths(part) for part in parted):
         return put_in
     return min(put_in, *rows)
 
@@ -76,13 +76,13 @@ def samples_in(batch: object) -> int:
     )
 
 
-def samples_of_parts(parts: Sequence[Any], whole: Any, count: int) -> list[int | None]:
+def samples_of_parts(pieces: Sequence[Any], whole: Any, count: int) -> list[int | None]:
     """Numbers of samples of the parts of a batch of `count`, from the tensors with one row per sample."""
     paths = [path for path, leaf in leaves(whole) if leaf.ndim and _rows(leaf) == count]
-    rows = [{path: _rows(leaf) for path, leaf in leaves(part) if leaf.ndim} for part in parts]
+    rows = [{path: _rows(leaf) for path, leaf in leaves(piece) if leaf.ndim} for piece in pieces]
     found = {tuple(one.get(path, -1) for one in rows) for path in paths}
     found = {counts for counts in found if -1 not in counts and sum(counts) == count}
-    return list(found.pop()) if len(found) == 1 else [None] * len(parts)
+    return list(found.pop()) if len(found) == 1 else [None] * len(pieces)
 
 
 def halves(batch: Any, known: int | None = None) -> list[Any]:
@@ -152,7 +152,7 @@ def _cut(item: Any, count: int, part: slice, path: str, in_columns: bool) -> Any
 
 def _count(batch: Any, known: int | None) -> int | None:
     count = num_samples(batch, known)
-    rows = [_rows(leaf) for _, leaf in _columns(batch)]
+    rows = [_rows(leaf) for leaf in _columns(batch)]
     if count is not None or known is not None or not rows:
         return count
     most, times = Counter(rows).most_common(1)[0]
@@ -168,16 +168,16 @@ def _is_array(item: Any) -> bool:
     return is_plain_tensor or isinstance(item, np.ndarray)
 
 
-def _columns(item: Any, path: str = "", *, nested: bool = False) -> Iterator[tuple[str, Any]]:
-    if _is_array(item) and item.ndim:
-        yield path, item
-    elif is_container(item) and not (nested and is_list(item)):
-        for name, part in named_parts(item, path):
-            yield from _columns(part, name, nested=True)
+def _columns(item: Any, *, nested: bool = False) -> list[Any]:
+    if _is_array(item):
+        return [item] if item.ndim else []
+    if not is_container(item) or (nested and is_list(item)):
+        return []
+    return [column for part in parts(item) for column in _columns(part, nested=True)]
 
 
 def _list_lengths(item: Any) -> set[int]:
     if not is_container(item):
         return set()
     own = {len(cast("list[Any]", item))} if is_list(item) else set[int]()
-    return own.union(*(_list_lengths(part) for _, part in named_parts(item, "")))
+    return own.union(*map(_list_lengths, parts(item)))

@@ -127,9 +127,18 @@ def is_list(item: Any) -> bool:
 
 def is_container(item: Any) -> bool:
     """True for a mapping, list, tuple or dataclass."""
-    if isinstance(item, Mapping | tuple | list):
+    if isinstance(item, tuple | list | Mapping):  # the slow check last
         return not isinstance(item, torch.Size | PackedSequence)
     return dataclasses.is_dataclass(item) and not isinstance(item, type)
+
+
+def parts(item: Any) -> list[Any]:
+    """Parts of a container, in the order of `rebuilt`."""
+    if isinstance(item, tuple | list):
+        return list(cast("list[Any]", item))
+    if isinstance(item, Mapping):
+        return list(cast("Mapping[Any, Any]", item).values())
+    return [getattr(item, field.name) for field in dataclasses.fields(item)]
 
 
 def named_parts(item: Any, path: str) -> list[tuple[str, Any]]:

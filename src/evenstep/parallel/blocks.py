@@ -87,8 +87,7 @@ class Dealing:
 
     def ends_of(self, rank: int) -> dict[int, Place]:
         """For the last micro-batch of each place of `rank`, the place."""
-        last = {place: number for number, place in self.places_of(rank).items()}
-        return {number: place for place, number in last.items()}
+        return _ends(self.owners, self.blocks, rank)
 
     def further_sets(self, rank: int) -> int:
         """Largest number of sets of gradients that `rank` holds beside its current block.
@@ -174,6 +173,12 @@ def _places(owners: tuple[int, ...], blocks: tuple[int, ...], rank: int) -> dict
         block = blocks[number]
         places[number] = place
     return places
+
+
+@lru_cache(maxsize=256)
+def _ends(owners: tuple[int, ...], blocks: tuple[int, ...], rank: int) -> dict[int, Place]:
+    last = {place: number for number, place in _places(owners, blocks, rank).items()}
+    return {number: place for place, number in last.items()}
 
 
 def _joined(left: Gradients, right: Gradients) -> Gradients:

@@ -222,7 +222,7 @@ class Engine:
                 pending, aborted = self.dispatch(batch), self.settle()
                 if aborted is None:
                     self.after_update(pending.number)
-                    self._last_loss = SummedLoss(self.storage.pending_sum(LOSS, update=update), self.group)
+                    self._last_loss = SummedLoss(self.storage.pending(LOSS, update=update), self.group)
                     return Committed.of(pending, self._last_loss, partial(self._metrics, update))
                 if aborted.incident.kind != "overflow":
                     return aborted

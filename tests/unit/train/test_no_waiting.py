@@ -145,14 +145,6 @@ def test_no_number_format_is_waited_for(monkeypatch: pytest.MonkeyPatch, name: s
     dispatched(engine_of(monkeypatch, model, Squares(), precision=precision, clip_norm=1.0))
 
 
-def test_the_loss_of_an_update_is_summed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(monkeypatch, network(), Squares())
-    dispatched(engine)
-    with no_waiting():
-        total = engine.storage.pending_sum("train/loss", update=1)
-    assert total.device == FAKE
-
-
 @pytest.mark.parametrize(
     "waits",
     [

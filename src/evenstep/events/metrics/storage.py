@@ -6,7 +6,6 @@ from math import fsum
 from operator import itemgetter
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, LostRankError
@@ -15,7 +14,6 @@ from evenstep.events.metrics.meters import Meters
 from evenstep.events.metrics.pairs import COUNT, Entry, Number, Pairs, copied, joined, means, pairs_of
 from evenstep.events.metrics.series import Record, Series
 from evenstep.events.shown import Shown, Value
-from evenstep.tensors import scalar_on
 
 _NORM = "train/grad_norm"
 _CLIPPED = "train/clipped"
@@ -110,14 +108,9 @@ class Storage:
         del self._shown[shown:]
         self._meters.drop_attempt()
 
-    def pending_sum(self, name: str, *, update: int) -> Tensor:
-        """Pending Σ sums and Σ weights of metric `name` at `update`, shape [2]; no accelerator is waited for."""
-        numbers = [one for entry in self._pending if entry[:2] == (update, name) for one in entry[2:]]
-        device = next((one.device for one in numbers if isinstance(one, Tensor)), torch.device("cpu"))
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        if not numbers:
-            return torch.zeros(2, dtype=wide, device=device)
-        return torch.stack([scalar_on(one, device, wide) for one in numbers]).view(-1, 2).sum(0)
+    def pending(self, name: str, *, update: int) -> list[Tensor | float]:
+        """Pending sums and weights of metric `name` at `update`, in turn."""
+        return [one for entry in self._pending if entry[:2] == (update, name) for one in entry[2:]]
 
     def settle(self, gather: Callable[[Pairs], list[Pairs]] = lambda pairs: [pairs]) -> list[Record]:
         """Read and remember all pending metrics; records come by update, then in the order first put.

@@ -54,6 +54,8 @@ class Rollback:
             self._batch = batch
             self._batch_versions = _versions_in(batch)
             self._num_begun += 1
+        else:
+            self._check_batch()
         self._update = update
         if self._num_begun <= _CHECKED:
             self._check_unsaved()
@@ -67,7 +69,6 @@ class Rollback:
 
     def begin_passes(self) -> Callable[[], None]:
         """Begin passes; gives the function that undoes a failed attempt."""
-        self._check_batch()
         self._is_unjudged = True
         self._states.begin(self._update)
         return partial(self._undo, self._context.storage.mark())
