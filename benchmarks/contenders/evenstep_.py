@@ -71,7 +71,7 @@ def train(
     checkpoint: Checkpointing | None = None,
 ) -> list[float]:
     """Train, on several ranks with a `strategy`: each rank's feed then holds its own micro-batches."""
-    ranks = 1 if strategy is None else strategy.ranks
+    ranks = 1 if strategy is None else strategy.group.ranks
     with tempfile.TemporaryDirectory() as own:
         folder = own if strategy is None else strategy.group.gather(own)[0]
         trainer = Trainer(

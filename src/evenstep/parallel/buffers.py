@@ -12,7 +12,6 @@ from evenstep.parallel.group import Group
 
 _OF_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *_OF_SAMPLES)
-_NAMES_OF_NORMS = {kind.__name__ for kind in _NORMS}
 
 
 class Before(Protocol):
@@ -24,8 +23,7 @@ class Before(Protocol):
 
 
 def is_norm(module: nn.Module) -> bool:
-    compiled = isinstance(module, torch.jit.ScriptModule)
-    return isinstance(module, _NORMS) or (compiled and getattr(module, "original_name", "") in _NAMES_OF_NORMS)
+    return isinstance(module, _NORMS)
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -34,16 +32,11 @@ def is_batch_norm(module: nn.Module) -> bool:
     >>> is_batch_norm(nn.BatchNorm1d(3)), is_batch_norm(nn.InstanceNorm1d(3))
     (True, False)
     """
-    name = getattr(module, "original_name", type(module).__name__)  # `original_name`: what `torch.jit` has compiled
-    return is_norm(module) and not (isinstance(module, _OF_SAMPLES) or name.startswith("InstanceNorm"))
+    return is_norm(module) and not isinstance(module, _OF_SAMPLES)
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:
-    """The buffers that torch's normalisation layers change in their forward.
-
-    >>> [tuple(buffer.shape) for buffer in running_statistics(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()))]
-    [(3,), (3,), ()]
-    """
+    """The buffers that torch's normalisation layers change in their forward."""
     norms = (part for part in module.modules() if is_norm(part))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
@@ -60,7 +53,6 @@ class Looks:
         self.updates, self._next = 0, 1
 
     def advance(self) -> bool:
-        """Count one more update: whether to look in it."""
         self.updates += 1
         if self.updates < self._next:
             return False
@@ -89,7 +81,8 @@ class SharedBuffers:
 
     def _add(self, norm: nn.Module) -> None:
         buffers = dict(norm.named_buffers(recurse=False))
-        counters = {name: place for place, name in enumerate(_counters_of(buffers), start=len(self._counters))}
+        counted = [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
+        counters = {name: place for place, name in enumerate(counted, start=len(self._counters))}
         self._counters += [buffers[name] for name in counters]
         cumulative = getattr(norm, "momentum", 0.1) is None
         for name, buffer in buffers.items():
@@ -143,10 +136,6 @@ class SharedBuffers:
             movers = heard[number * ranks : (number + 1) * ranks]
             if any(movers):
                 self._group.broadcast([self._others[place].detach()], movers.index(1.0))
-
-
-def _counters_of(buffers: dict[str, Tensor]) -> list[str]:
-    return [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

@@ -500,7 +500,7 @@ def units(module: nn.Module) -> list[nn.Module]:
 
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(item, torch.jit.ScriptModule) or type(item).forward is not nn.Module.forward:
+    if type(item).forward is not nn.Module.forward:
         yield item
         return
     for child in item.children():

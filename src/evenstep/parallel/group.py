@@ -80,21 +80,18 @@ class Group:
     def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
         """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left.
 
-        Messages of one channel arrive in their order, whatever happens on others; tensors on hosts only have several.
+        Messages of one channel arrive in order; tensors on hosts only have several channels.
         """
         raise AssertionError("a group of one has nobody to send to")
 
     def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        """Begin to receive into `tensor` what `rank` sends; call the result to wait for it.
-
-        What is sent may be shorter if it is on hosts; then the rest of `tensor` stays as it is.
-        """
+        """Begin to receive into `tensor` what `rank` sends, which on hosts may be shorter; call the result to wait."""
         raise AssertionError("a group of one has nobody to receive from")
 
     def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
-        """Begin to send a tensor to each rank and to receive one from each; call the result to wait for all.
+        """Begin to send a tensor to each other rank and to receive one from each; call the result to wait.
 
-        Both lists are by rank; a rank sends itself nothing, and nobody a tensor without elements.
+        Tensors without elements are not sent.
         """
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         waits = [self.begin_receive(received[rank], rank) for rank in others if received[rank].numel()]
@@ -140,28 +137,18 @@ class Group:
         return f"rank {self.rank} failed{self.where()}: {line}"
 
     def begin_work(self) -> int:
-        """Note that this rank begins what all compute together next; gives its number, the same on all ranks.
-
-        A rank that breaks it off (`interrupt`) takes nothing from others that are still at the work before.
-        """
+        """Begin what all ranks compute together next; gives its number, the same on all ranks."""
         return 0
 
     def interrupt(self, reason: str) -> None:
-        """Interrupt the current work of all ranks: their collectives raise `Interrupted`.
-
-        Then all `meet`. Called on the group of all ranks; those that were split off from it are broken with it.
-        """
+        """Interrupt the current work of all ranks, whose collectives raise `Interrupted`; then all `meet`."""
 
     def interrupted(self) -> str:
         """Reason of another rank for interrupting the current work; "" without one."""
         return ""
 
     def meet(self, value: T) -> list[T]:
-        """After `interrupt`: wait for all ranks, reconnect them, and gather their values by rank.
-
-        Raises:
-            LostRankError: a rank is gone, or has failed for good.
-        """
+        """After `interrupt`: wait for all ranks, reconnect them, and gather their values by rank."""
         return [value]
 
     def explained(self, error: BaseException) -> BaseException:

@@ -55,45 +55,26 @@ def mapped(tree: Any, act: Callable[[Any], Any]) -> Any:
 class ParameterLayout:
     """Every rank holds every tensor whole.
 
-    Args:
-        group: the data-parallel ranks.
-
     Attributes:
         divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
             of each.
-        exact: whether sums over elements are made of gathered tensors, so that they have the bits of one process.
-
-    >>> layout = ParameterLayout(Group())
-    >>> layout.shard_index, layout.num_shards, layout.local_shard(torch.ones(2))
-    (0, 1, tensor([1., 1.]))
+        exact: sums over elements are made of gathered tensors, so that they have the bits of one process.
+        num_shards: into how many parts the state is cut.
+        shard_index: number of this rank's part; ranks with equal numbers hold copies of one part.
     """
 
     divides: Literal["nothing", "parameters", "elements"] = "nothing"
-    exact: bool = False
+    exact: bool = True
+    num_shards: int = 1
+    shard_index: int = 0
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    @property
-    def shard_index(self) -> int:
-        """Number of this rank's part of the state, below `num_shards`."""
-        return 0
-
-    @property
-    def num_shards(self) -> int:
-        """Into how many parts the state is cut; ranks with equal `shard_index` hold copies of one part."""
-        return 1
-
-    @property
-    def sums_are_partial(self) -> bool:
-        """True if a sum over elements of `local_shard` needs `all_reduce_shards`."""
-        return False
-
     def local_shard(self, tensor: Tensor) -> Tensor:
         """The elements of `tensor` that this rank answers for, sharing its memory: of each, one rank does.
 
-        With `exact` those are all, on every rank: the tensor is gathered, so all ranks must ask for the same ones in
-        the same order.
+        With `exact` those are all, on every rank: the tensor is gathered, by all ranks together.
         """
         return tensor
 
@@ -137,29 +118,16 @@ class Shards(ParameterLayout):
 
     def __init__(self, group: Group, *, num_shards: int, exact: bool = False) -> None:
         super().__init__(group)
-        self._num_shards = num_shards
+        self.num_shards, self.shard_index = num_shards, group.rank % num_shards
         self.exact = exact
-
-    @property
-    def shard_index(self) -> int:
-        return self.group.rank % self._num_shards
-
-    @property
-    def num_shards(self) -> int:
-        return self._num_shards
-
-    @property
-    def sums_are_partial(self) -> bool:
-        return not self.exact
+        self._is_copy = group.rank >= num_shards
 
     def local_shard(self, tensor: Tensor) -> Tensor:
         if self.exact:
             return self.gather_full(tensor)
         local = local_tensor(tensor)
         is_whole = local is tensor  # a parameter of a single number, which every rank holds
-        if self.group.rank >= self._num_shards or (is_whole and self.group.rank):
-            return local.new_empty(0)
-        return local
+        return local.new_empty(0) if self._is_copy or (is_whole and self.group.rank) else local
 
     def all_reduce_shards(self, values: Tensor) -> None:
         if not self.exact:
@@ -171,10 +139,10 @@ class Shards(ParameterLayout):
         for one in tensors:
             local = local_tensor(one)
             if local is one or one.numel() >= _PIECES * _LEAST:
-                whole[id(one)] = whole_tensor(one)
+                whole[id(one)] = self.gather_full(one)
                 continue
             flat = local.new_zeros(one.numel())
-            if self.group.rank < self._num_shards:  # other ranks hold copies
+            if not self._is_copy:
                 first = self.first_element(one)
                 flat[first : first + local.numel()] = local.reshape(-1)
             flats.setdefault(one.dtype, []).append(flat)
@@ -187,27 +155,37 @@ class Shards(ParameterLayout):
         return [whole[id(one)] for one in tensors]
 
     def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
-        if _PIECES % self._num_shards:
+        if _PIECES % self.num_shards:
             return super().piece_norms(self.whole(tensors), norms)
-        count = _PIECES // self._num_shards
+        count = _PIECES // self.num_shards
         own = norms([piece for one in tensors for piece in local_tensor(one).chunk(count)]).view(len(tensors), count)
         each = own.new_zeros(len(tensors), _PIECES)
-        if self.group.rank < self._num_shards:  # other ranks hold copies
+        if not self._is_copy:
             each[:, self.shard_index * count : (self.shard_index + 1) * count] = own
         self.group.sum(each.view(-1))()
         return each
 
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        return whole_tensor(cast("Tensor", tensor))
+        mesh = getattr(tensor, "device_mesh", None)  # set on a `DTensor`, found without an import
+        if mesh is None:
+            return cast("Tensor", tensor)
+        here = cast("Any", tensor).to(mesh.device_type)  # with `offload` it waits on the CPU
+        return here.full_tensor().to(cast("Tensor", tensor).device)
 
     def first_element(self, tensor: Tensor) -> int:
         if local_tensor(tensor) is tensor:
             return 0
         rows = tensor.shape[0]  # split evenly, as `torch.chunk` does
-        return min(self.shard_index * -(-rows // self._num_shards), rows) * (tensor.numel() // rows)
+        return min(self.shard_index * -(-rows // self.num_shards), rows) * (tensor.numel() // rows)
 
     def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
-        return cut_like(live, full)
+        mesh: Any = getattr(live, "device_mesh", None)
+        if mesh is None or live.shape != full.shape:
+            return full
+        from torch.distributed.tensor import distribute_tensor
+
+        # Without a source rank each rank cuts its own copy.
+        return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
 
 
 @final
@@ -218,15 +196,8 @@ class Owners(ParameterLayout):
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
+        self.num_shards, self.shard_index = group.ranks, group.rank
         self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
-
-    @property
-    def shard_index(self) -> int:
-        return self.group.rank
-
-    @property
-    def num_shards(self) -> int:
-        return self.group.ranks
 
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
         if isinstance(tensor, Tensor):
@@ -272,11 +243,7 @@ class Owners(ParameterLayout):
 
 
 def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
-    """Each rank's parameters: the largest first, always to the rank that has least.
-
-    >>> [[p.numel() for p in own] for own in dealt([nn.Parameter(torch.zeros(n)) for n in (4, 1, 2, 5)], 2)]
-    [[5, 1], [4, 2]]
-    """
+    """Each rank's parameters: the largest first, always to the rank that has least."""
     owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
@@ -284,24 +251,6 @@ def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parame
         owned[owner].append(parameter)
         load[owner] += parameter.numel()
     return owned
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    mesh = getattr(tensor, "device_mesh", None)  # set on a `DTensor`, found without an import
-    if mesh is None:
-        return tensor
-    there: Any = tensor if tensor.device.type == mesh.device_type else tensor.to(mesh.device_type)
-    return there.full_tensor().to(tensor.device)
-
-
-def cut_like(live: Tensor, full: Tensor) -> Tensor:
-    mesh: Any = getattr(live, "device_mesh", None)
-    if mesh is None or live.shape != full.shape:
-        return full
-    from torch.distributed.tensor import distribute_tensor
-
-    # Without a source rank each rank cuts its own copy.
-    return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
 
 
 def _is_large(tensor: Tensor) -> bool:
@@ -318,7 +267,7 @@ def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) ->
         gradients: this rank's, complete, perhaps in shards.
         norms: gives the norm of each of some tensors, as one tensor.
     """
-    if layout.sums_are_partial:
+    if not layout.exact:
         squares = norms([layout.local_shard(gradient) for gradient in gradients]).square()
         layout.all_reduce_shards(squares)
         return squares.sqrt()
@@ -342,7 +291,7 @@ def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms)
     >>> squared_norm(ParameterLayout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
     tensor(25.)
     """
-    if layout.sums_are_partial:
+    if not layout.exact:
         each = norms([layout.local_shard(gradient) for gradient in gradients])
         squared = each.dot(each)
         layout.all_reduce_shards(squared)

@@ -64,9 +64,6 @@ class ElasticRank:
 def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
     """The place that the environment gives to this process, in torchft's own names; None where it gives none.
 
-    Raises:
-        ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
-
     >>> elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
     ElasticRank(number=1, count=3, lighthouse='http://a:29510')
     >>> elastic_rank_of({}) is None
@@ -74,14 +71,9 @@ def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
     """
     if ADDRESS not in environ or NUMBER not in environ:
         return None
-    texts = [environ.get(name, "") for name in (NUMBER, COUNT)]
-    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
-        raise ArgumentError(
-            f"beside {ADDRESS} a process needs {COUNT}, how many are started, and {NUMBER}, its own number from 0 on, "
-            f"but they are {texts[1] or 'not set'} and {texts[0] or 'not set'}; set both, or start the run with "
-            f"`--launch.ranks`, which does."
-        )
-    return ElasticRank(number=int(texts[0]), count=int(texts[1]), lighthouse=environ[ADDRESS])
+    count = _number(environ, COUNT, least=1)
+    number = _below(count, environ, NUMBER)
+    return ElasticRank(number=number, count=count, lighthouse=environ[ADDRESS])
 
 
 def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
@@ -95,16 +87,17 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     >>> rank_info_of({"HOME": "/"}) is None
     True
     """
-    if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return _rank_in_slurm(environ)
-    ranks = _number(environ, "WORLD_SIZE", least=1)
-    rank = _number(environ, "RANK", least=0)
-    if rank >= ranks:
-        raise ArgumentError(
-            f"RANK must be below the WORLD_SIZE of {ranks}, as ranks are counted from 0, but is {rank}; give each "
-            f"process a RANK of its own from 0 to {ranks - 1}."
-        )
-    local_rank = _number(environ, "LOCAL_RANK", least=0) if "LOCAL_RANK" in environ else 0
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        ranks = _number(environ, "WORLD_SIZE", least=1)
+        rank = _below(ranks, environ, "RANK")
+        local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else 0
+    elif "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
+        ranks = _number(environ, "SLURM_STEP_NUM_TASKS", least=1)
+        rank = _below(ranks, environ, "SLURM_PROCID")
+        local_rank = _number(environ, "SLURM_LOCALID")
+        environ = _addresses_in_slurm(environ) if ranks > 1 else environ
+    else:
+        return None
     if ranks == 1:
         return RankInfo(rank=rank, ranks=ranks, local_rank=local_rank)
     return RankInfo(
@@ -112,9 +105,9 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
         ranks=ranks,
         local_rank=local_rank,
         address=_given(environ, "MASTER_ADDR"),
-        port=_port(environ),
+        port=_number(environ, "MASTER_PORT", least=1),
         store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_number(environ, _RESTARTS, least=0) if _RESTARTS in environ else 0,
+        attempt=_number(environ, _RESTARTS) if _RESTARTS in environ else 0,
     )
 
 
@@ -127,24 +120,13 @@ def is_restarted() -> bool:
     return is_launched() and any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
-def _rank_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
-    if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
-        return None
-    ranks = _number(environ, "SLURM_STEP_NUM_TASKS", least=1)
-    rank = _number(environ, "SLURM_PROCID", least=0)
-    local_rank = _number(environ, "SLURM_LOCALID", least=0)
-    if ranks == 1:
-        return RankInfo(rank=rank, ranks=1, local_rank=local_rank)
+def _addresses_in_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
     nodes = environ.get("SLURM_STEP_NODELIST") or _given(environ, "SLURM_JOB_NODELIST")
-    job, step = _number(environ, "SLURM_JOB_ID", least=0), _number(environ, "SLURM_STEP_ID", least=0)
-    return RankInfo(
-        rank=rank,
-        ranks=ranks,
-        local_rank=local_rank,
-        address=environ.get("MASTER_ADDR") or first_host(nodes),
-        # jobs on one node have different numbers, so their ports nearly always differ
-        port=_port(environ) if "MASTER_PORT" in environ else FIRST_PORT + (job * 7 + step) % NUM_PORTS,
-    )
+    job, step = _number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID")
+    # jobs on one node have different numbers, so their ports nearly always differ
+    port = FIRST_PORT + (job * 7 + step) % NUM_PORTS
+    own = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
+    return {"MASTER_ADDR": first_host(nodes), "MASTER_PORT": str(port), **own}
 
 
 def first_host(nodes: str) -> str:
@@ -153,13 +135,8 @@ def first_host(nodes: str) -> str:
     >>> first_host("gpu[003-005,9],login"), first_host("a1,a2"), first_host("r[1-2]n[07-08]-ib")
     ('gpu003', 'a1', 'r1n07-ib')
     """
-    depth, end = 0, len(nodes)
-    for place, letter in enumerate(nodes):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and not depth:
-            end = place
-            break
-    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes[:end].strip())
+    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes)
+    return first.partition(",")[0].strip()
 
 
 def _given(environ: Mapping[str, str], name: str) -> str:
@@ -172,9 +149,9 @@ def _given(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _number(environ: Mapping[str, str], name: str, *, least: int) -> int:
+def _number(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
     value = _given(environ, name)
-    if not re.fullmatch(r"-?[0-9]+", value) or int(value) < least:
+    if not value.isdecimal() or int(value) < least:
         raise ArgumentError(
             f"{name} in the environment must be a whole number of at least {least}, but is '{value}'; start the run "
             f"with a launcher that sets it, such as torchrun."
@@ -182,14 +159,16 @@ def _number(environ: Mapping[str, str], name: str, *, least: int) -> int:
     return int(value)
 
 
-def _port(environ: Mapping[str, str]) -> int:
-    return _number(environ, "MASTER_PORT", least=1)
+def _below(count: int, environ: Mapping[str, str], name: str) -> int:
+    number = _number(environ, name)
+    if number >= count:
+        raise ArgumentError(
+            f"{name} must be below the number of processes, {count}, but is {number}; give each process a number of "
+            f"its own from 0 to {count - 1}."
+        )
+    return number
 
 
 def this_process() -> str:
-    """Name of a process, with its machine.
-
-    >>> "process" in this_process()
-    True
-    """
+    """Name of a process, with its machine."""
     return f"process {os.getpid()} on {socket.gethostname()}"

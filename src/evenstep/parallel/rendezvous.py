@@ -18,28 +18,19 @@ from evenstep.parallel.rank_info import RankInfo, this_process
 from evenstep.version import __version__
 
 _ALL = "all"  # "" once all have come, else why they cannot go on
-_JOINED, _TERMS = "rank {} joined", "terms"
 _LINGER_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2  # between two looks for the others
-_TRY_S, _BETWEEN_TRIES_S = 5.0, 0.2  # to reach rank 0
+_TRY_S = 5.0  # to reach rank 0
 
 
 def meet(info: RankInfo, *, timeout_s: float) -> Store:
-    """Wait for all ranks; gives the store through which they go on to find each other.
-
-    Args:
-        timeout_s: the longest wait, in seconds.
-    """
-    began = monotonic()
+    """Wait for all ranks; gives the store through which they go on to find each other."""
+    until = monotonic() + timeout_s
     served = _connected(info, timeout_s)
     # a launcher's store keeps keys of earlier attempts
     store = PrefixStore(f"evenstep/{info.attempt}/{info.ranks}" if info.store_is_served else "evenstep", served)
-    fault = ""
     try:
-        fault = _announce(store, info)
-        if not fault:
-            left_s = max(timeout_s - (monotonic() - began), 0.1)
-            fault = _wait(store, info, timeout_s=timeout_s, left_s=left_s)
+        fault = _announce(store, info) or _wait(store, info, timeout_s=timeout_s, left_s=until - monotonic())
         if fault:
             _let_others_read(store, info)
     except (RuntimeError, ValueError) as error:  # torch's DistError and its kin
@@ -55,8 +46,8 @@ def meet(info: RankInfo, *, timeout_s: float) -> Store:
 def _connected(info: RankInfo, timeout_s: float) -> Store:
     serves = info.rank == 0 and not info.store_is_served
     try:
-        if not serves:
-            _wait_for_rank_0(info, timeout_s)
+        if not serves and not wait_until(lambda: _listens(info), timeout_s, longest_s=_LONGEST_PAUSE_S):
+            raise TimeoutError("no answer")
         return TCPStore(
             info.address,
             info.port,
@@ -66,36 +57,28 @@ def _connected(info: RankInfo, timeout_s: float) -> Store:
             multi_tenant=True,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        if serves:
-            raise EvenstepError(
-                f"{info} could not listen at {_at(info)}, where the ranks are to meet: {_first_line(error)} "
-                f"MASTER_ADDR must be rank 0's own machine, and MASTER_PORT free on it; set them so on all ranks."
-            ) from error
+        what = f"could not listen at {_at(info)}, where the ranks are to meet"
+        if not serves:
+            what = f"found nobody listening at {_at(info)} within {timeout_s:g} s"
         raise EvenstepError(
-            f"{info} found nobody listening at {_at(info)} within {timeout_s:g} s: rank 0 has not been started, "
-            f"listens elsewhere, or a firewall stands between; give all ranks the same MASTER_ADDR and MASTER_PORT. "
-            f"({_first_line(error)})"
+            f"{info} {what}: {_first_line(error)} MASTER_ADDR must be rank 0's machine, and MASTER_PORT a free port of "
+            f"it; set both alike on all ranks, and let no firewall stand between."
         ) from error
 
 
-def _wait_for_rank_0(info: RankInfo, timeout_s: float) -> None:
-    until = monotonic() + timeout_s
-    while True:
-        try:
-            left_s = max(until - monotonic(), 0.1)
-            with socket.create_connection((info.address, info.port), timeout=min(left_s, _TRY_S)) as tried:
-                if tried.getsockname() != tried.getpeername():  # a port that is free may be given to the one who asks
-                    return
-        except OSError:
-            if monotonic() + _BETWEEN_TRIES_S > until:
-                raise
-        sleep(_BETWEEN_TRIES_S)
+def _listens(info: RankInfo) -> bool:
+    """Try rank 0 quietly: torch's store logs every try, and hears no signal."""
+    try:
+        with socket.create_connection((info.address, info.port), timeout=_TRY_S) as tried:
+            return tried.getsockname() != tried.getpeername()  # a port that is free may be given to the one who asks
+    except OSError:
+        return False
 
 
 def _announce(store: Store, info: RankInfo) -> str:
     terms = {"WORLD_SIZE": str(info.ranks), "evenstep": __version__, "torch": torch.__version__}
     mine = json.dumps({"who": this_process(), "rank": info.rank, "terms": terms})
-    first = json.loads(store.compare_set(_TERMS, "", mine))
+    first = json.loads(store.compare_set("terms", "", mine))
     for name, value in terms.items():
         if first["terms"].get(name) != value:
             fault = (
@@ -103,35 +86,26 @@ def _announce(store: Store, info: RankInfo) -> str:
                 f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']})."
             )
             return _say(store, fault) or fault  # the others may have gone on: then it is this rank's alone
-    before = store.compare_set(_of(info.rank), "", this_process()).decode()
-    fault = ""
+    before = store.compare_set(f"rank {info.rank}", "", this_process()).decode()
     if before != this_process():
         fault = (
             f"two processes say that they are rank {info.rank}: {before}, and {this_process()}; give each process a "
             f"RANK of its own."
         )
-    elif store.add(_JOINED.format(info.rank), 1) > 1:  # only who was first counts, so that it counts itself alone
-        fault = (
-            f"this process ({before}) has joined the ranks already, which it can once only; keep one "
-            f"`group = Processes(device)` for the whole script, as in `Ddp(group)`, or give `strategy` by its name."
-        )
-    if fault:
         return _say(store, fault) or fault
-    if store.add("came", 1) == info.ranks:
-        return _say(store, "")
-    return ""
+    return _say(store, "") if store.add("came", 1) == info.ranks else ""
 
 
 def _wait(store: Store, info: RankInfo, *, timeout_s: float, left_s: float) -> str:
     if not wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
         ranks = range(info.ranks)
-        missing = [rank for rank in ranks if not store.check([_of(rank)])]
-        came = [f"rank {rank} ({store.get(_of(rank)).decode()})" for rank in ranks if rank not in missing]
+        missing = [rank for rank in ranks if not store.check([f"rank {rank}"])]
+        came = [f"rank {rank} ({store.get(f'rank {rank}').decode()})" for rank in ranks if rank not in missing]
         return _say(
             store,
-            f"{_ranks(missing)} of {info.ranks} did not come to {_at(info)} within {timeout_s:g} s; "
-            f"{first_of(came, 16)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was "
-            f"started.",
+            f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {info.ranks} did not come to {_at(info)} "
+            f"within {timeout_s:g} s; {first_of(came, 16)} came. Look at what the missing ones say, and whether "
+            f"WORLD_SIZE is what was started.",
         )
     return store.get(_ALL).decode().strip()
 
@@ -166,16 +140,8 @@ def _let_others_read(store: Store, info: RankInfo) -> None:
         sleep(0.1)  # the last answer may be on its way
 
 
-def _of(rank: int) -> str:
-    return f"rank {rank}"
-
-
 def _at(info: RankInfo) -> str:
     return f"{info.address}:{info.port}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {first_of(ranks, 16)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,4 @@
-"""Compares replicas: equal at the start, and equal in buffers and parameters later.
-
-Buffers are compared bit by bit after the first updates, parameters now and then.
-"""
+"""Comparison of replicas: equal at the start, and equal in buffers and parameters later."""
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +7,15 @@ from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.internals import is_saved
 from evenstep.parallel.group import Group
 from evenstep.tensors import byte_sum, named_parameters
+
+_OF_PARAMETERS = (
+    "something has changed it on one rank only, such as a hook, a task that is not the same everywhere, or a memory "
+    "fault. Go on from the last checkpoint when it is found."
+)
+_OF_BUFFERS = (
+    "code outside of the forward (`after_update` of a hook or task?) has changed it by one rank's micro-batches only. "
+    "Sum over ranks there (`torch.distributed.all_reduce`), or register the buffer with `persistent=False`."
+)
 
 
 def synchronise(module: nn.Module, group: Group) -> None:
@@ -42,8 +48,6 @@ def is_compared(update: int) -> bool:
 def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
     """Compare the buffers that checkpoints hold after the first two updates, and parameters now and then.
 
-    What forwards begin to change later is shared from the next look on (`Looks`), so buffers may differ for a while.
-
     Args:
         replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
             Buffers are whole on each rank.
@@ -65,17 +69,6 @@ def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ra
                 f"after update {update} rank {', '.join(map(str, others))} differs from rank {others[0] % places}, "
                 f"first in {what}: {_OF_PARAMETERS if what.startswith('parameter') else _OF_BUFFERS}"
             )
-
-
-_OF_PARAMETERS = (
-    "something has changed it on one rank only, such as a hook, a task that is not the same everywhere, or a memory "
-    "fault. Go on from the last checkpoint when it is found."
-)
-_OF_BUFFERS = (
-    "what changes it outside of the forward (`after_update` of a hook or task?) has only seen the micro-batches of one "
-    "rank. Let it see all ranks' (`torch.distributed.all_reduce`), or register the buffer with `persistent=False` if "
-    "it is each rank's own."
-)
 
 
 def _saved_buffers(module: nn.Module) -> dict[str, Tensor]:

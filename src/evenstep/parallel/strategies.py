@@ -57,16 +57,6 @@ class Strategy(ABC):
         self.layout = layout or ParameterLayout(self.group)
 
     @property
-    def rank(self) -> int:
-        """This process's number among the data-parallel ranks."""
-        return self.group.rank
-
-    @property
-    def ranks(self) -> int:
-        """Number of data-parallel ranks."""
-        return self.group.ranks
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Settings that the bits of an update depend on, by their names in a run file."""
         blocks = {"parallel.blocks": self.blocks} if self.is_ordered else {}
@@ -96,9 +86,6 @@ class Single(Strategy):
     Args:
         ranks: the ranks of the run, which need such a hook (`contrib.local_sgd`); none for a single process.
         reduction, blocks: see `Strategy`.
-
-    >>> Single().ranks
-    1
     """
 
     def __init__(self, ranks: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
@@ -117,9 +104,6 @@ class Ddp(Strategy):
         group: the ranks, such as `Processes(device)`.
         reduction, blocks: see `Strategy`.
         bucket_bytes: bytes of gradients that are sent in one message.
-
-    >>> Ddp(Group()).ranks
-    1
     """
 
     _layout_class: type[ParameterLayout] = ParameterLayout
@@ -146,9 +130,6 @@ class Zero1(Ddp):
 
     Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
     The arguments are those of `Ddp`.
-
-    >>> Zero1(Group()).ranks
-    1
     """
 
     _layout_class = Owners

@@ -51,7 +51,7 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         strategy: as it was given; None if it was not.
     """
     _check_elastic(strategy, environ)
-    alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
+    alone = isinstance(strategy, Strategy) and strategy.group.ranks == 1 and not isinstance(strategy, Single)
     if alone and dist.is_initialized():
         return  # a process that has joined the others trains by itself on purpose
     if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):

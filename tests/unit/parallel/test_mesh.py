@@ -26,20 +26,6 @@ def test_without_a_pipeline_all_ranks_are_replicas(on_ranks: Callable[..., list[
     assert on_ranks(2, act) == [(2, 1), (2, 1)]
 
 
-def test_groups_that_are_not_those_of_one_grid_are_refused(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> None:
-        mesh = Mesh.of(group, pipeline=2)
-        Mesh(world=group, data=mesh.data, pipeline=mesh.pipeline)
-        with pytest.raises(ArgumentError):
-            Mesh(world=group, data=mesh.data)
-        swapped = {"data": mesh.pipeline, "pipeline": mesh.data}
-        if group.rank in (1, 2):
-            with pytest.raises(ArgumentError):
-                Mesh(world=group, **swapped)
-
-    on_ranks(4, act)
-
-
 def test_a_part_of_the_ranks_can_not_be_split_again() -> None:
     part = Processes.__new__(Processes)
     part.rank, part.ranks, part.part_of = 0, 2, 4

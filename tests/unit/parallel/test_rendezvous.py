@@ -18,36 +18,9 @@ def test_the_last_to_come_lets_all_go_on() -> None:
     assert rendezvous._wait(store, RankInfo(rank=1, ranks=2), timeout_s=1, left_s=1) == ""
 
 
-def test_a_process_that_joins_a_second_time_is_told_to_keep_its_group() -> None:
-    store = HashStore()
-    assert [came(store, 0), came(store, 1)] == ["", ""]
-    said = came(store, 1)
-    assert "this process (process " in said and "keep one `group = Processes(device)`" in said
-    assert "two processes" not in said and "RANK of its own" not in said
-
-
 def came_from_elsewhere(monkeypatch: pytest.MonkeyPatch, store: HashStore, rank: int) -> str:
     monkeypatch.setattr(rendezvous, "this_process", lambda: "process 1 on elsewhere")
     return came(store, rank)
-
-
-def test_of_two_processes_of_one_rank_the_first_is_not_told_that_it_came_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Overtaken(HashStore):
-        """Lets the other process say all that it has to say while the first is at its own."""
-
-        other = ""
-
-        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-            found = super().compare_set(key, expected, desired)
-            if key == "rank 1" and not self.other:
-                self.other = "now"
-                with monkeypatch.context() as elsewhere:
-                    self.other = came_from_elsewhere(elsewhere, self, 1)
-            return found
-
-    store = Overtaken()
-    assert came(store, 1) == ""
-    assert store.other.startswith("two processes say that they are rank 1")
 
 
 def test_what_was_said_first_counts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

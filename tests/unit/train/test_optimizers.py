@@ -33,7 +33,7 @@ def shards() -> Strategy:
 
 
 def parts() -> Strategy:
-    return Zero1(Single())
+    return Zero1(Group())
 
 
 class Unknown(torch.optim.SGD):

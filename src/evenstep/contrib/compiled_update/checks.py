@@ -43,7 +43,7 @@ def check(setup: Setup) -> None:
         if applies:
             raise _refusal(reason)
     _check_optimizer(optimizer)
-    _check_model(setup.model, ranks=strategy.ranks)
+    _check_model(setup.model, ranks=strategy.group.ranks)
 
 
 def check_hooks(hooks: Iterable[Hook]) -> None:
