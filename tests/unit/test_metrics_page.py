@@ -106,5 +106,4 @@ def test_the_lines_of_the_page_are_those_that_are_written() -> None:
     assert kinds == {
         "text": {"update", "name", "kind", "text"},
         "image": {"update", "name", "kind", "file", "caption"},
-        "histogram": {"update", "name", "kind", "edges", "counts", "num_not_finite"},
     }
