@@ -112,13 +112,12 @@ def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]
 
 
 def failed(error: BaseException, group: Group, update: int) -> Incident:
-    """The error that ends a run on this rank, as an incident: with the last collectives, if others are waited for."""
+    """The error that ends a run on this rank, as an incident."""
     lost = isinstance(error, LostRankError)
     return Incident(
         kind="lost_rank" if lost else "failed",
         update=update,
         message=f"{type(error).__name__}: {error}",
-        details={"collectives": list(group.recorded())} if group.ranks > 1 else {},
         rank=group.rank,
         traceback="".join(traceback.format_exception(error)),
     )
