@@ -98,15 +98,6 @@ def test_it_is_final_and_documented_with_an_example(kind: type[Hook]) -> None:
 
 
 @every_hook
-def test_all_its_methods_are_called_by_some_event_and_it_listens_to_at_least_one(
-    kind: type[Hook], tmp_path: Path
-) -> None:
-    trainer = FakeTrainer(tmp_path, updates=None)
-    bus = Bus([built(kind)], trainer)
-    assert bus.heard
-
-
-@every_hook
 def test_training_twice_works_with_one_instance(kind: type[Hook], tmp_path: Path) -> None:
     trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)
@@ -146,10 +137,3 @@ def test_two_of_its_class_are_both_restored(kind: type[Hook], tmp_path: Path) ->
     fresh = Bus([built(kind), built(kind)], trainer)
     fresh.load_state_dict(bus.state_dict())
     assert fresh.state_dict() == bus.state_dict()
-
-
-@every_hook
-def test_building_it_does_nothing_visible(kind: type[Hook], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    built(kind)
-    assert capfd.readouterr() == ("", "")
-    assert list(tmp_path.iterdir()) == []

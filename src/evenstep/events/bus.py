@@ -4,8 +4,7 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
-from typing import Any, Literal, TypeAlias, cast, final
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class Bus:
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = lambda place, event: _NOTHING
         self.on_error = on_error
         self.report = report
-        self._listeners = [_Listener(key, hook) for key, hook in _by_key(self.hooks).items()]
+        self._listeners = [_Listener(key, hook, _overridden(hook)) for key, hook in _by_key(self.hooks).items()]
         self._kind = Hook  # class of the hooks that are called
         self._failing: set[str] = set()
         self.heard = frozenset[str]().union(*(one.methods for one in self._listeners))
@@ -75,8 +74,8 @@ class Bus:
 
     def tell(self, incident: Incident) -> None:
         """Call every listener of incidents; the first error is raised after all were called."""
-        listeners = [one for one in self.listeners() if "on_incident" in one.methods]
-        error = self.call_all("on_incident", listeners, incident)
+        listeners = [one for one in self._called() if "on_incident" in one.methods]
+        error = self._call_all("on_incident", listeners, incident)
         try:
             if error is not None:
                 raise error
@@ -90,7 +89,31 @@ class Bus:
         and none can hide an error in flight, from which `end` builds their event.
         """
         is_heard = f"before_{name}" in self.heard or f"after_{name}" in self.heard
-        return _Span(self, name, begin, end) if is_heard else _NOTHING
+        return self._span(name, begin, end) if is_heard else _NOTHING
+
+    @contextmanager
+    def _span(self, name: SpanName, begin: Callable[[], Event], end: End) -> Generator[None]:
+        before = f"before_{name}"
+        after = f"after_{name}"
+        entered: list[_Listener] = []  # hooks that get their `after_`
+        error: BaseException | None = None
+        event = begin()
+        try:
+            for one in self._called():
+                if before in one.methods:
+                    self._call(before, one, event)
+                if after in one.methods:
+                    entered.append(one)
+            yield
+        except BaseException as raised:  # noqa: BLE001 - raised below
+            error = raised
+        if entered:
+            error = self._call_all(after, entered, end(error), error)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # whose traceback holds this frame: a reference cycle
 
     @contextmanager
     def silent(self, *, but: type[Hook]) -> Generator[None]:
@@ -101,12 +124,10 @@ class Bus:
         finally:
             self._kind = Hook
 
-    def listeners(self) -> "list[_Listener]":
-        """Hooks that are called now, in order."""
+    def _called(self) -> "list[_Listener]":
         return [one for one in self._listeners if isinstance(one.hook, self._kind)]
 
-    def call(self, method: str, listener: "_Listener", event: Event) -> None:
-        """Call a method of a hook with keyed random numbers; survive its error if the run's policy says so."""
+    def _call(self, method: str, listener: "_Listener", event: Event) -> None:
         hook = listener.hook
         place = f"{method} {listener.key}"
         try:
@@ -129,14 +150,14 @@ class Bus:
                 trace = traceback.format_exc()
                 self.report(Incident(kind="hook", update=event.update, message=message, traceback=trace))
 
-    def call_all(
+    def _call_all(
         self, method: str, listeners: "Sequence[_Listener]", event: Event, error: BaseException | None = None
     ) -> BaseException | None:
         """Call all `listeners`; returns `error`, or else the first error of a hook, with later ones as its notes."""
         try:
             for one in listeners:
                 try:
-                    self.call(method, one, event)
+                    self._call(method, one, event)
                 except BaseException as raised:  # noqa: BLE001 - not lost: the caller raises the first, with the rest
                     if error is None:
                         error = raised
@@ -171,61 +192,15 @@ class Bus:
         return {name for hook in self.hooks for name in hook.kept_checkpoints()}
 
 
-@final
-class _Listener:
+class _Listener(NamedTuple):
     """A hook, its key in checkpoints, and the methods that it overrides."""
 
-    __slots__ = ("hook", "key", "methods")
-
-    def __init__(self, key: str, hook: Hook) -> None:
-        self.key = key
-        self.hook = hook
-        self.methods = frozenset(method for method in _METHODS if _overrides(hook, method))
+    key: str
+    hook: Hook
+    methods: frozenset[str]
 
     def named(self, method: str) -> str:
         return f"`{method}` of hook `{self.hook.name}`"
-
-
-@final
-class _Span(AbstractContextManager[None]):
-    __slots__ = ("_begin", "_bus", "_end", "_entered", "_name")
-
-    def __init__(self, bus: Bus, name: str, begin: Callable[[], Event], end: End) -> None:
-        self._bus = bus
-        self._name = name
-        self._begin = begin
-        self._end = end
-        self._entered: list[_Listener] = []
-        """Hooks that get their `after_`."""
-
-    def __enter__(self) -> None:
-        event = self._begin()
-        before = f"before_{self._name}"
-        after = f"after_{self._name}"
-        try:
-            for one in self._bus.listeners():
-                if before in one.methods:
-                    self._bus.call(before, one, event)
-                if after in one.methods:
-                    self._entered.append(one)
-        except BaseException as error:
-            self._finish(error)
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        raised = self._finish(error)
-        try:
-            if raised is not None and raised is not error:
-                raise raised
-        finally:
-            del raised, error  # whose traceback holds this frame: a reference cycle
-
-    def _finish(self, error: BaseException | None) -> BaseException | None:
-        if not self._entered:
-            return error
-        return self._bus.call_all(f"after_{self._name}", self._entered, self._end(error), error)
 
 
 def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
@@ -240,8 +215,9 @@ def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
     return keyed
 
 
-def _overrides(hook: Hook, method: str) -> bool:
-    return getattr(getattr(hook, method), "__func__", None) is not getattr(Hook, method)
+def _overridden(hook: Hook) -> frozenset[str]:
+    own = {method: getattr(getattr(hook, method), "__func__", None) for method in _METHODS}
+    return frozenset(method for method, function in own.items() if function is not getattr(Hook, method))
 
 
 def _has_state(hook: Hook) -> bool:

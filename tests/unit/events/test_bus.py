@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evenstep.checkpoint.state import pack, unpack
 from evenstep.errors import HookError, LostRankError
-from evenstep.events import Bus, EpochEvent, Event, Hook, Incident, MicrobatchEvent
+from evenstep.events import Bus, EpochEvent, Event, Hook, Incident
 from refused import refused
 
 BEGIN = EpochEvent(update=0, epoch=0)
@@ -83,26 +81,6 @@ def test_hooks_are_called_in_the_order_given(trainer: Any) -> None:
         pass
     assert trace == ["before a", "before b", "body", "after a", "after b"]
     assert len(bus.hooks) == 2
-
-
-@given(priorities=st.lists(st.integers(-2, 2), max_size=8))
-def test_hooks_are_ordered_by_priority_and_ties_are_stable(priorities: list[int]) -> None:
-    hooks: list[Hook] = []
-    for priority in priorities:
-        hook = Hook()
-        hook.priority = priority
-        hooks.append(hook)
-    ordered = Bus(hooks, Stateful()).hooks
-    expected = [hook for priority in range(-2, 3) for hook in hooks if hook.priority == priority]
-    assert [id(hook) for hook in ordered] == [id(hook) for hook in expected]
-
-
-def test_a_method_set_on_the_instance_is_called(trainer: Any) -> None:
-    hook = Hook()
-    got: list[Incident] = []
-    hook.on_incident = got.append  # type: ignore[method-assign]
-    Bus([hook], trainer).tell(INCIDENT)
-    assert got == [INCIDENT]
 
 
 def test_an_event_without_listeners_is_not_built(trainer: Any) -> None:
@@ -312,9 +290,3 @@ def test_texts_of_incidents_can_be_written_whatever_is_in_them() -> None:
         incident = Incident(kind="x", update=1, message=said, traceback=said)
         assert incident.message == incident.traceback
         assert len(incident.message.encode()) < 20_100
-
-
-def test_events_with_tensors_can_be_compared_and_printed() -> None:
-    one, other = (MicrobatchEvent(update=1, microbatch=0, output=torch.ones(2) * number) for number in (1, 2))
-    assert one == other
-    assert repr(one) == "MicrobatchEvent(update=1, microbatch=0, task='')"

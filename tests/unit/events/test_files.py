@@ -25,11 +25,3 @@ def test_lines_that_do_not_stay_and_a_half_written_last_one_are_dropped(tmp_path
     path.write_bytes(b"1\n2\n30\n4\n5")
     keep_lines(path, lambda line: int(line) < 10)
     assert path.read_bytes() == b"1\n2\n4\n"
-
-
-def test_a_file_of_which_all_stays_is_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"1\n2\n")
-    before = path.stat().st_ino
-    keep_lines(path, lambda line: True)
-    assert path.stat().st_ino == before

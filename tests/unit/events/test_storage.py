@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import Record, Storage
 from evenstep.events.metrics.derived import Throughput
-from evenstep.events.metrics.pairs import pack
 from refused import refused
 
 NUMBERS = st.integers(-1000, 1000).map(float)
@@ -70,14 +69,6 @@ def test_a_late_value_of_a_settled_update_is_kept() -> None:
     assert [(record.update, record.value) for record in storage.history("a")] == [(1, 1.0), (1, 3.0), (2, 5.0)]
 
 
-def test_scalars_of_a_device_are_packed_exactly() -> None:
-    scalars = [torch.tensor(0.1), torch.tensor(2**40 + 1), torch.tensor(True), torch.tensor(0.1, dtype=torch.float64)]
-    packed = pack([*scalars, torch.tensor(0.1, dtype=torch.bfloat16), torch.tensor(1.0, requires_grad=True)])
-    assert packed.shape == (6,)
-    assert not packed.requires_grad
-    assert packed.tolist() == [torch.tensor(0.1).item(), 2**40 + 1, 1.0, 0.1, torch.tensor(0.1).bfloat16().item(), 1.0]
-
-
 def test_putting_never_reads_the_tensor() -> None:
     storage = Storage()
     scalar = torch.empty((), device="meta")  # a tensor without data: reading it raises
@@ -85,15 +76,6 @@ def test_putting_never_reads_the_tensor() -> None:
     storage.put("a", scalar, 2.0, update=1)
     with pytest.raises((RuntimeError, NotImplementedError)):
         storage.settle()
-
-
-def test_numbers_of_numpy_become_floats() -> None:
-    storage = Storage()
-    storage.put("a", np.float32(1.5), np.int64(3), update=1)  # type: ignore[arg-type]
-    storage.put("b", np.float64(1.5), True, update=1)
-    records = storage.settle()
-    assert records == [(1, "a", 0.5, 3.0), (1, "b", 1.5, 1.0)]
-    assert all(type(number) is float for record in records for number in record[2:])
 
 
 @pytest.mark.parametrize("one", [torch.ones(3), np.ones(2), torch.tensor(1j), "a"])
@@ -148,22 +130,6 @@ def test_metrics_stay_pending_when_a_rank_is_lost() -> None:
     storage.put("train/loss", 8.0, 2, update=3)
     storage.follow(2)  # others have heard of it, and this rank alone has not
     assert not storage.settle()
-
-
-def test_ranks_may_lack_metrics_of_others() -> None:
-    storage = Storage()
-    storage.put("a", torch.tensor(3.0), 1, update=1)
-    records = storage.settle(lambda pairs: [pairs, {(1, "a"): (1.0, 3.0), (1, "b"): (5.0, 2.0)}, {}])
-    assert records == [(1, "a", 1.0, 4.0), (1, "b", 2.5, 2.0)]
-
-
-@given(
-    value=st.floats(allow_nan=False, allow_infinity=False, max_value=1e300, min_value=-1e300), ranks=st.integers(1, 8)
-)
-def test_a_value_that_all_ranks_put_is_that_value(value: float, ranks: int) -> None:
-    storage = Storage()
-    storage.put("train/lr", value, update=1)
-    assert storage.settle(lambda pairs: [pairs] * ranks) == [(1, "train/lr", value, float(ranks))]
 
 
 def test_weights_of_other_ranks_count_in_their_window() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Best, Evaluation, Hook, Logging, MapData, PipelineModel, Task, Trainer
-from evenstep.events import Save, UpdateEvent
+from evenstep import Evaluation, Hook, Logging, MapData, PipelineModel, Task, Trainer
+from evenstep.events import UpdateEvent
 from evenstep.parallel import Mesh, Single
 from evenstep.pipeline import Layer, Layers
 
@@ -65,27 +65,6 @@ def test_every_evaluation_of_every_set_is_written_whatever_the_periods_and_in_a_
     one.train()
     found = written(tmp_path)
     assert found["valid/loss"] == found["test/loss"] == [3, 6, 7, 9, 10]
-
-
-def test_of_negative_values_the_best_few_are_kept_and_a_worse_one_as_long_as_there_is_room(tmp_path: Path) -> None:
-    """fairseq drops a worse score although there is room, and never deletes by a metric below 0."""
-    values = iter([-3.0, -1.0, -2.0, -4.0])
-
-    class Score(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            self.trainer.storage.put("train/score", next(values), update=event.update)
-
-    one = trainer(
-        nn.Linear(3, 1),
-        updates=4,
-        folder=tmp_path,
-        hooks=[Score(), Best("train/score", "max", keep=2), Save(every_updates=1)],
-        log=Logging(every_updates=1, writers=()),
-    )
-    one.train()
-    kept = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "checkpoints").glob("step-*"))
-    assert {2, 3} <= set(kept)
-    assert (tmp_path / "best").read_text().strip().endswith("step-00000002")
 
 
 def test_nothing_is_printed_by_updates_and_evaluations(capfd: pytest.CaptureFixture[str]) -> None:

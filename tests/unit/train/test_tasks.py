@@ -260,8 +260,6 @@ def test_metrics_are_routed_by_task_and_the_loss_of_all_is_their_weighted_sum(se
         )
         assert both == pytest.approx(a + 0.5 * b, rel=1e-12)
         assert trainer.storage.history("train/a/loss")[update].weight == 6
-    assert trainer.storage.latest("perf/a/samples_per_s") is not None
-    assert trainer.storage.latest("perf/b/data_s") is not None
 
 
 @pytest.mark.parametrize("late", ["", "a", "b"])

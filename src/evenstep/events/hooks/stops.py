@@ -81,7 +81,9 @@ class EarlyStop(Hook):
         self.best_value = state["best_value"]
         self.evaluations_since_best = state["evaluations_since_best"]
         self._counted_at = state["counted_at"]
-        return None
+        if self.evaluations_since_best < self._patience:
+            return None
+        return f"had stopped the run after {self.evaluations_since_best} evaluations, and counts from 0 again"
 
 
 @final

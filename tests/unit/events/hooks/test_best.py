@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Best, Bus, EpochEvent, EvaluateEvent, Hook, SaveEvent, TrainEvent
+from evenstep.events import Best, Bus, EpochEvent, EvaluateEvent, SaveEvent, TrainEvent
 from evenstep.events.hooks.target import MetricTarget
 from refused import refused
 
@@ -56,21 +56,6 @@ def test_a_save_is_requested_for_each_of_the_best(
     assert again.kept_checkpoints() == hook.kept_checkpoints()
     again.after_evaluate(evaluated(20, 9.0))  # worse than those before the resume
     assert trainer.asked == []
-
-
-def test_the_link_names_the_best_checkpoint_of_its_hook(trainer: Any) -> None:
-    trainer.folder.mkdir()
-    low = Best()
-    high = Best("valid/accuracy", "max", link="best-accuracy")
-    bus = Bus([low, high], trainer)
-    for update, loss, accuracy in ((1, 1.0, 0.5), (2, 0.5, 0.4)):
-        metrics = {"valid/loss": loss, "valid/accuracy": accuracy}
-        for hook in (low, high):
-            hook.after_evaluate(EvaluateEvent(update=update, name="valid", metrics=metrics))
-            hook.after_save(saved(trainer.folder, update))
-    assert link_of(trainer) == "step-00000002\n"
-    assert (trainer.folder / "best-accuracy").read_text() == "step-00000001\n"
-    assert bus.kept_checkpoints() == {"step-00000001", "step-00000002"}
 
 
 def test_a_checkpoint_that_was_not_saved_is_none_of_the_best(trainer: Any) -> None:
@@ -140,9 +125,3 @@ def test_better_is_strict_in_both_directions(value: float, than: float, min_delt
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_never_better(value: float) -> None:
     assert not any(target(mode).better(value, than) for mode in ("min", "max") for than in (None, 0.0))
-
-
-def test_other_and_failed_evaluations_have_no_value() -> None:
-    assert target().value(Hook(), EvaluateEvent(update=1, name="test", metrics={"test/loss": 1.0})) is None
-    assert target().value(Hook(), EvaluateEvent(update=1, name="valid")) is None
-    assert target().value(Hook(), evaluated(1, 1.0)) == 1.0

@@ -14,11 +14,9 @@ import torch
 from torch import nn
 
 from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
-from evenstep.errors import HookError
 from evenstep.events import Bus, EpochEvent, Status, TrainEvent, UpdateEvent
 from evenstep.events.hooks import status as module
 from evenstep.events.hooks.status import git_state, write_start
-from refused import refused
 
 BEGIN = TrainEvent(update=5, updates=100, resumed=True)
 
@@ -63,12 +61,6 @@ def test_the_status_has_the_end_and_its_reason(trainer: Any, outcome: Any, error
     hook.after_train(TrainEvent(update=7, outcome=outcome, reason="all is done", error=error))
     status = read(trainer)
     assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
-
-
-def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
-    trainer.folder = None
-    with refused(HookError, "Status"):
-        attached(trainer).before_train(BEGIN)
 
 
 def test_each_start_is_a_line_with_command_layout_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,16 +134,3 @@ def test_a_trace_names_updates_and_actions_and_changes_no_bit(tmp_path: Path) ->
     update, forward = (next(one for one in named if one["name"] == name) for name in ("update 2", "0F0 forward"))
     assert update["ts"] <= forward["ts"]
     assert forward["ts"] + forward["dur"] <= update["ts"] + update["dur"]
-
-
-def test_profiles_end_with_the_run_and_a_second_one_at_once_is_reported(tmp_path: Path) -> None:
-    class StopAt(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            if event.update == 4:
-                self.trainer.request_stop("enough")
-
-    train(tmp_path, Profile(first=2, last=3), Profile(first=3, last=9), StopAt())
-    names = {path.name for path in (tmp_path / "profile").glob("*")}
-    assert names == {"updates-2-3-rank-0.trace.json.gz", "updates-4-4-rank-0.trace.json.gz"}
-    (incident,) = (tmp_path / "incidents").iterdir()
-    assert "update 3 is not profiled" in incident.read_text()

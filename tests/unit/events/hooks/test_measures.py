@@ -67,19 +67,6 @@ def test_a_window_is_time_over_updates_and_samples_over_time(trainer: Any, clock
     assert settled(trainer)["perf/update_s"] == 3.0
 
 
-def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) -> None:
-    hook = attached(trainer, Timer(every_updates=2))
-    update(hook, clock, 1, 1.0)
-    hook.before_evaluate(EvaluateEvent(update=1, name="valid"))
-    clock.now += 50
-    hook.after_evaluate(EvaluateEvent(update=1, name="valid"))
-    hook.before_save(SaveEvent(update=1))
-    clock.now += 70
-    hook.after_save(SaveEvent(update=1))
-    update(hook, clock, 2, 2.0)
-    assert settled(trainer)["perf/update_s"] == 1.5
-
-
 @pytest.mark.parametrize("ends", ["in the midst", "before the next update", "at the end of the run"])
 def test_an_evaluation_during_a_background_save_is_left_out_once(trainer: Any, clock: Clock, ends: str) -> None:
     hook = attached(trainer, Timer(every_updates=2))
@@ -172,13 +159,3 @@ def test_norms_of_gradients_are_those_of_each_layer_without_the_loss_scale(train
             "train/grad_norm/2": math.sqrt(2 * 4**2),
         }
     )
-
-
-def test_statistics_wait_for_no_device(trainer: Any) -> None:
-    trainer.model.to("meta")  # tensors without data: reading one raises
-    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
-    hook = attached(trainer, Statistics(every_updates=1, update_ratio=True, gradient_norms=True))
-    hook.before_update(UpdateEvent(update=1, num_microbatches=1))
-    trainer.model.weight.grad = trainer.model.weight.detach()
-    hook.before_step(StepEvent(update=1, divisor=torch.ones((), device="meta")))
-    hook.after_update(UpdateEvent(update=1, committed=True))

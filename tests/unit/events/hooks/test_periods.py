@@ -33,18 +33,6 @@ def test_committed_updates_and_complete_epochs_are_due(trainer: Any, kind: Any) 
         kind()
 
 
-def test_evaluations_begin_at_from_update(trainer: Any) -> None:
-    hook = Evaluate(every_updates=2, every_epochs=1, from_update=6)
-    Bus([hook], trainer)
-    asked: list[int] = []
-    for update in range(1, 10):
-        hook.after_update(UpdateEvent(update=update, committed=True))
-        if update % 3 == 0:
-            hook.after_epoch(EpochEvent(update=update, epoch=update // 3 - 1, complete=True))
-        asked += [update] * requests(trainer)
-    assert asked == [6, 6, 8, 9]
-
-
 def test_checkpoints_are_at_most_so_many_minutes_apart(trainer: Any, monkeypatch: Any) -> None:
     now = 0.0
     monkeypatch.setattr(module, "monotonic", lambda: now)

@@ -121,16 +121,6 @@ def test_a_run_stops_below_a_rate_and_goes_on_only_with_another(
     assert again.train().update == update
 
 
-def test_the_largest_rate_of_the_groups_counts(trainer: Any) -> None:
-    hook = attached(trainer, StopBelowLr(0.1))
-    trainer.optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "lr": 0.01})
-    for update, rate in enumerate([0.2, 0.1, 0.05], 1):
-        assert trainer.asked == []
-        trainer.optimizer.param_groups[0]["lr"] = rate
-        hook.after_update(UpdateEvent(update=update, committed=True, num_samples=1))
-    assert trainer.asked == ["stop: the learning rate has fallen to 0.05, below 0.1"]
-
-
 def test_a_stop_file_is_removed_and_stops_the_run(trainer: Any, clock: Clock) -> None:
     hook = attached(trainer, StopFile())
     trainer.folder.mkdir()

@@ -59,11 +59,6 @@ def losses(updates: Iterable[int]) -> list[Record]:
     return [Record(update, "train/loss", float(update), 1.0) for update in updates]
 
 
-def drawn(stream: io.StringIO) -> str:
-    """The last line that was drawn, without what moves the cursor."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").rstrip("\n").splitlines()[-1]
-
-
 def test_a_line_shows_weighted_means_the_latest_rate_and_the_time_left(clock: Clock, trainer: Any) -> None:
     stream = io.StringIO()
     writer = opened(trainer, stream)
@@ -93,22 +88,6 @@ def test_each_period_is_a_line_and_the_rest_is_one_at_the_end(clock: Clock, trai
         "update 94  loss 93.5    5 updates/s",
         "update 95  loss 95      5 updates/s",
     ]
-
-
-@pytest.mark.parametrize("is_resumed", [False, True])
-def test_the_start_shows_parameters_device_and_length(is_resumed: bool, trainer: Any) -> None:
-    trainer.folder = None if is_resumed else Path("runs/x")
-    trainer.model.bias.requires_grad_(False)
-    stream = io.StringIO()
-    writer = ConsoleWriter(stream=stream)
-    Bus([writer], trainer)
-    if is_resumed:
-        writer.before_train(TrainEvent(update=7, updates=None, resumed=True))
-        expected = "resuming 6 parameters on cpu from update 7 until the data ends\n"
-    else:
-        writer.before_train(TrainEvent(update=0, updates=100, resumed=False))
-        expected = "training 6 parameters on cpu from update 0 to update 100, in runs/x\n"
-    assert stream.getvalue() == expected
 
 
 def test_evaluations_checkpoints_and_incidents_are_one_line_each(clock: Clock, trainer: Any) -> None:
@@ -164,37 +143,6 @@ def test_lines_stay_above_a_live_line(clock: Clock, terminal: Terminal, trainer:
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is given back
 
 
-def test_above_a_live_line_there_is_one_line_a_second(clock: Clock, terminal: Terminal, trainer: Any) -> None:
-    writer = opened(trainer, terminal, every_updates=1)
-    for update in range(1, 31):
-        clock.now += 0.125
-        writer.write(losses([update]))
-    writer.close()
-    lines = re.findall(r"update (\d+)/100 +loss ([\d.]+) ", terminal.getvalue())
-    assert lines == [("1", "1"), ("9", "5.5"), ("17", "13.5"), ("25", "21.5"), ("30", "28")]
-
-
-@pytest.mark.parametrize("columns", ["60", "80", "120"])
-def test_a_live_line_fits_with_its_newest_values(
-    terminal: Terminal, trainer: Any, monkeypatch: pytest.MonkeyPatch, columns: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    writer = opened(trainer, terminal, updates=123_456, every_updates=1)
-    assert writer._live is not None
-    for update in (20_000, 30_000):
-        trainer.progress.update = update
-        names = ("train/lr", "train/a_long_name", "train/loss")
-        writer.write([Record(update, name, 1.2345e-05, 1.0) for name in names])
-        writer._live.draw()
-    line = drawn(terminal)
-    writer.close()
-    assert len(line) <= int(columns)
-    assert "━" in line
-    count, *values, pace, _, left = line.split()[1:]
-    assert (count, left) == ("30000/123456", "left") and pace.endswith("/s")
-    assert values[:2] == ["loss", "1.234e-05"] and ("a_long_name" in values) == (columns == "120")
-
-
 def test_a_live_line_moves_while_nothing_is_written(
     terminal: Terminal, trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,9 +186,3 @@ def test_a_notebook_gets_a_live_line_in_its_cell(
     writer.close()
     assert shown[0] == "update 0/4" and shown[-1].endswith("loss 2")
     assert re.search(r"\nupdate 2/4  loss 1.5     .*/s\n$", capsys.readouterr().out)
-
-
-def test_a_program_without_standard_output_has_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    assert not live.is_watched()
-    assert live.live_on(None, lambda: pytest.fail("a live line asked for its content")) is None

@@ -31,12 +31,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_values_of_an_update_share_a_line(tmp_path: Path) -> None:
-    records = [Record(1, "train/loss", 0.1, 8.0), Record(1, "train/lr", 1e-5, 1.0), Record(2, "train/loss", -3.0, 8.0)]
-    expected = '{"update": 1, "train/loss": 0.1, "train/lr": 1e-05}\n{"update": 2, "train/loss": -3.0}\n'
-    assert written(JsonlWriter, tmp_path, records) == expected
-
-
 @given(name=st.text(min_size=1).filter(lambda name: name.isprintable() and name != "update"), value=st.floats())
 def test_every_line_gives_the_same_number_back(
     name: str, value: float, tmp_path_factory: pytest.TempPathFactory

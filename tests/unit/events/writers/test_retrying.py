@@ -85,15 +85,6 @@ class Buffers(JsonlWriter.__base__):  # pyright: ignore[reportGeneralTypeIssues,
         self.buffer = ""
 
 
-def test_each_writer_gets_everything_in_order() -> None:
-    notes: list[Any] = []
-    writers = Writers([Notes(notes, "1"), Notes(notes, "2")], pytest.fail)  # pyright: ignore[reportArgumentType]
-    with writers.opened(None, 0):
-        writers.write([one(1)])
-        writers.event("incident", INCIDENT)
-    assert notes == ["open1", "open2", "write1", "flush1", "write2", "flush2", "event1", "event2", "close1", "close2"]
-
-
 def test_a_full_disk_is_an_incident_and_other_writers_go_on() -> None:
     notes: list[Any] = []
     heard: list[Incident] = []
@@ -218,26 +209,3 @@ def test_lines_that_never_find_room_are_counted_as_lost(tmp_path: Path) -> None:
         writers.write([one(1)])
         writers.write([one(2)])
     assert "lost 2 calls " in heard[-1].message
-
-
-def test_a_failure_that_no_writer_can_take_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    for labels, messages in ((["fails"], 2), (["fails", "works"], 0)):
-        caplog.clear()
-        fails = {"write": RuntimeError("no")}
-        several = [Notes([], label, fails if label == "fails" else None) for label in labels]
-        writers = Writers(several, lambda incident: None)
-        with writers.opened(None, 0):
-            writers.write([one(1)])
-        assert len(caplog.records) == messages
-
-
-def test_a_writer_cannot_change_the_records_of_the_others() -> None:
-    class Takes(Notes):
-        def write(self, records: Any) -> None:
-            records.clear()
-
-    keeps = Notes([])
-    writers = Writers([Takes([]), keeps], lambda incident: None)
-    with writers.opened(None, 0):
-        writers.write([one(1)])
-    assert keeps.got == [one(1)]

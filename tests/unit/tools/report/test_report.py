@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.tools.report import write_report
 from evenstep.tools.report.charts import charts, direction, figures_of
 from evenstep.tools.report.page import write_page
 from evenstep.tools.report.read import read_run
-from refused import refused
 
 VOID = {"meta", "input", "link", "img", "br"}
 
@@ -121,26 +119,6 @@ def test_broken_and_missing_files_are_listed_and_the_rest_is_shown(tmp_path: Pat
     assert "Not everything in the run folder could be read" in read(tmp_path).text
 
 
-def test_later_values_replace_earlier_ones_in_the_order_of_updates(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", *({"update": update, "x": 10 * update} for update in (1, 2, 3)))
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"update": 2, "x": 21}\n{"update": 0, "x": 5}\n')
-    assert list(read_run(tmp_path).metrics["x"].items()) == [(0, 5.0), (1, 10.0), (2, 21.0), (3, 30.0)]
-
-
-@pytest.mark.parametrize("place", [".", "absent"])
-def test_folder_without_a_run_is_refused(place: str, tmp_path: Path) -> None:
-    with refused(ArgumentError, "folder"):
-        read_run(tmp_path / place)
-
-
-def test_page_that_can_not_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").touch()
-    (tmp_path / "report.html" / "inside").mkdir(parents=True)
-    with pytest.raises(EvenstepError):
-        write_report(tmp_path)
-
-
 def test_last_hundred_incidents_are_shown(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
     write_lines(tmp_path / "incidents.jsonl", *({"update": at, "message": f"no. {at}"} for at in range(250)))
@@ -199,15 +177,6 @@ def test_runs_of_a_script_are_compared_by_recorded_settings_and_over_seeds(tmp_p
     assert "optimizer.lr = 0.01" not in text  # a single run has no spread
 
 
-def test_settings_that_can_not_be_written_are_an_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        raise EvenstepError("no space left")
-
-    monkeypatch.setattr("evenstep.train.recorded.replace_text", full)
-    train_line(tmp_path, lr=0.02, seed=1)
-    assert [one.kind for one in read_run(tmp_path).incidents] == ["settings"]
-
-
 def test_charts_group_metrics_of_one_quantity_and_order_them() -> None:
     names = ["perf/update_s", "train/lr", "train/grad_norm/blocks.0", "train/grad_norm", "valid/loss", "train/loss"]
     found = charts([("a", {name: {1: 1.0} for name in names})])
@@ -218,18 +187,6 @@ def test_charts_group_metrics_of_one_quantity_and_order_them() -> None:
         ("grad_norm", "grad_norm/blocks.0", ["train"]),
         ("perf", "perf/update_s", ["update_s"]),
     ]
-
-
-def test_each_run_has_a_colour_and_each_source_a_pattern() -> None:
-    both = {"train/loss": {1: 3.0}, "valid/loss": {1: 2.0}}
-    loss, lr = charts([("a", {**both, "train/lr": {1: 0.1}}), ("b", both)])
-    assert [(curve["label"], curve["color"], curve["dash"]) for curve in loss["curves"]] == [
-        ("a train", 0, 0),
-        ("a valid", 0, 1),
-        ("b train", 1, 0),
-        ("b valid", 1, 1),
-    ]
-    assert [curve["label"] for curve in lr["curves"]] == ["a"]
 
 
 @pytest.mark.parametrize(
