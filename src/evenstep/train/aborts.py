@@ -64,7 +64,7 @@ class AbortCauses:
     execution: Execution
     context: TrainContext
     _overflowing: tuple[int, Position] | None = None  # the update that is tried again at lower and lower scales
-    _scale_before: dict[str, float | int | None] = field(default_factory=dict)
+    _scale_before: dict[str, float | int] = field(default_factory=dict)
 
     def incident(self, pending: PendingUpdate) -> Incident:
         number, position, scale = pending.number, pending.batch.position, self.context.loss_scale

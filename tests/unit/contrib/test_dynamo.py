@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.contrib.compiled_update import dynamo
+from evenstep.contrib.compiled_update import compilations
 
 
 def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modules_are_not() -> None:
@@ -18,7 +18,7 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
         by = 2.0
 
     def choose(guards: Any) -> list[bool]:
-        chosen = dynamo.guards_kept(guards, ("held",))
+        chosen = compilations.guards_kept(guards, ("held",))
         kept.extend(guard.name for guard, is_kept in zip(guards, chosen, strict=True) if is_kept)
         return chosen
 
@@ -32,7 +32,7 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
     Scaling.by = 3.0
     assert not torch.equal(compiled([one], one), first)
     assert not any(name.startswith(("held", "L['held']", "G['__import_torch")) for name in kept)
-    dynamo.keep_address([one])
+    compilations.keep_address([one])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modul
 )
 def test_a_comparison_is_left_out_by_what_it_begins_with(name: str, is_kept: bool) -> None:
     guard = SimpleNamespace(name=name, guard_type="EQUALS_MATCH")
-    assert dynamo.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
+    assert compilations.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
 
 
 def test_what_was_compiled_is_run_and_nothing_else() -> None:
@@ -62,17 +62,17 @@ def test_what_was_compiled_is_run_and_nothing_else() -> None:
         by = 2.0
 
     def scaled(x: torch.Tensor) -> torch.Tensor:
-        dynamo.only_compiled()
+        compilations.only_compiled()
         return x * Scaling.by
 
     Scaling, one = Scaled(), torch.ones(1)
     anew = torch.compile(scaled, backend="eager", fullgraph=True, dynamic=False)
-    known = dynamo.as_compiled(scaled)
-    with pytest.raises(dynamo.NotCompiledError):
+    known = compilations.as_compiled(scaled)
+    with pytest.raises(compilations.NotCompiledError):
         known(one)
     assert torch.equal(anew(one), known(one))
     Scaling.by = 3.0
     for other in (one, torch.ones(2)):
-        with pytest.raises(dynamo.NotCompiledError):
+        with pytest.raises(compilations.NotCompiledError):
             known(other)
         assert torch.equal(anew(other), other * 3) and torch.equal(known(other), other * 3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from evenstep.contrib.compiled_update.formula_state import FormulaState
+from evenstep.contrib.compiled_update.formulas import FormulaState
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.1),

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
-from evenstep.contrib.compiled_update import dynamo
 from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.events import UpdateEvent
 from evenstep.train import Committed
@@ -120,7 +119,7 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
         own = options if backend is not found else None
         return compile(forward, backend=backend, options=own, **given)
 
-    monkeypatch.setattr(dynamo, "compile_graph", found)
+    monkeypatch.setattr(compilations, "compile_graph", found)
     monkeypatch.setattr(torch, "compile", compiled)
 
 

@@ -11,10 +11,9 @@ from evenstep.contrib.compiled_update.formulas import FORMULAS
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
 from evenstep.internals import any_gradient_hooks, has_foreign_hooks, has_step_hooks
-from evenstep.parallel import Ddp, Single
-from evenstep.parallel.buffers import running_statistics
+from evenstep.parallel import Single
 from evenstep.pipeline import PipelineModel
-from evenstep.tensors import named_parameters, parameters_in
+from evenstep.tensors import parameters_in
 from evenstep.train.build import Setup
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -25,12 +24,10 @@ _INSIDE = tuple(
 
 def check(setup: Setup) -> None:
     """Raise ArgumentError for a run whose updates can't be graphs."""
-    strategy, optimizer, tasks = setup.strategy, setup.optimizer, setup.tasks
-    plain = type(strategy) is Single or (type(strategy) is Ddp and not strategy.is_ordered)
+    optimizer, tasks = setup.optimizer, setup.tasks
     refused = {
         "the model is in stages": isinstance(setup.model, PipelineModel),
-        "the strategy is not 'single', or 'ddp' with `reduction` 'fast'": not plain,
-        "ranks may come and go (`lost_rank`)": strategy.group.can_change,
+        "ranks share the model": type(setup.strategy) is not Single,
         f"`precision` is '{setup.precision.name}', and not one of {', '.join(PRECISIONS)}": setup.precision.name
         not in PRECISIONS,
         f"the optimizer is {type(optimizer).__name__}, and not AdamW, Adam or SGD": type(optimizer) not in FORMULAS,
@@ -43,7 +40,7 @@ def check(setup: Setup) -> None:
         if applies:
             raise _refusal(reason)
     _check_optimizer(optimizer)
-    _check_model(setup.model, ranks=strategy.group.ranks)
+    _check_model(setup.model)
 
 
 def check_hooks(hooks: Iterable[Hook]) -> None:
@@ -83,7 +80,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     check_uncalled(optimizer, parameters)
 
 
-def _check_model(model: nn.Module, *, ranks: int) -> None:
+def _check_model(model: nn.Module) -> None:
     for name, part in model.named_modules():
         if getattr(part, "sparse", False) is True:
             raise _refusal(f"`{name}` makes sparse gradients")
@@ -91,7 +88,3 @@ def _check_model(model: nn.Module, *, ranks: int) -> None:
             raise _refusal(f"`{name}` has no `momentum`, so a tensor says how much a batch counts")
     if has_foreign_hooks(model):
         raise _refusal("modules of the model have hooks")
-    if ranks > 1 and running_statistics(model):
-        raise _refusal("the model has running statistics, which ranks make equal between the passes and the step")
-    if ranks > 1 and len({one.dtype for one in named_parameters(model).values()}) > 1:
-        raise _refusal("parameters are of several number formats, while one sum shares all gradients")

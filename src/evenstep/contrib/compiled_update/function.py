@@ -1,10 +1,6 @@
 """One update as a pure function of tensors, in two halves: gradients of all micro-batches, and the step that they make.
 
-    g, B', told  =  gradients(θ, B, micro-batches, factors)      B: the buffers that forwards move
-    θ', s', e', ‖g‖  =  stepped(θ, s, e, B, B', g, numbers)      s: the optimizer's state, e: the average
-
-`torch.compile` follows both through the task's `inputs` and `loss` and through the model. Nothing here looks at what
-tensors hold: whether the gradient is finite selects the old or the new values on the device.
+Nothing here looks at what tensors hold: whether the gradient is finite selects old or new values on the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence

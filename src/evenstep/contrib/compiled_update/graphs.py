@@ -1,38 +1,34 @@
-"""The graphs of an update: one of all of it, or, where ranks share gradients, one up to their sum and one after it.
+"""Graphs of updates; they are compiled anew for micro-batches of new shapes.
 
-They are compiled anew for micro-batches of new shapes. A probe without compiling finds the parameters that get a
-gradient and the buffers that move.
+A probe without compiling finds the parameters that get a gradient and the buffers that move.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evenstep.contrib.compiled_update.compilations import Compilations, Compiled
-from evenstep.contrib.compiled_update.dynamo import NotCompiledError, keep_address, only_compiled
-from evenstep.contrib.compiled_update.formula_state import FormulaState
+from evenstep.contrib.compiled_update.compilations import (
+    Compilations,
+    Compiled,
+    NotCompiledError,
+    keep_address,
+    only_compiled,
+)
+from evenstep.contrib.compiled_update.formulas import FormulaState
 from evenstep.contrib.compiled_update.function import HEAD, Gradients, Held, OptimizerStep, Told
-from evenstep.errors import TaskError
-from evenstep.internals import buffers_of, parameters_of, places_of, pytree
+from evenstep.internals import buffers_of, parameters_of, places_of
 from evenstep.optim.ema import Average
-from evenstep.parallel import Group
 from evenstep.tensors import named_parameters
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
 
-T = TypeVar("T")
-Run: TypeAlias = Callable[[Compiled, Sequence[Any]], Any]
-"""Calls what was compiled: `Compilations.known`, or `run` of an update."""
-
 
 class Work(NamedTuple):
-    """Inputs of an update on this rank.
+    """Inputs of an update.
 
     Args:
         key: shapes, tasks and trained parameters, which select the graph.
@@ -78,27 +74,11 @@ class Outcome(NamedTuple):
     begins: bool
 
 
-def form_of(data: Any) -> Hashable:
-    """The shapes and formats of the tensors in tuples, lists and dicts.
-
-    >>> form_of((torch.zeros(2, 3), "a"))
-    ((torch.Size([2, 3]), torch.float32), <class 'str'>)
-    """
-    if isinstance(data, Tensor):
-        return data.shape, data.dtype
-    held: Any = data
-    if isinstance(data, tuple | list):
-        return tuple(map(form_of, held))
-    if isinstance(data, dict):
-        return tuple([(name, form_of(one)) for name, one in held.items()])
-    return type(data)
-
-
-OURS = (
-    *("parameters", "held", "buffers", "numbers", "flat", "step"),
+_FIXED = (
+    *("parameters", "held", "buffers", "numbers", "step"),
     *(f"gradients.{name}" for name in ("context", "trained", "moving", "autocasts")),
 )
-"""What is as it was whenever a graph is called: lists of the same tensors, and what is made for it."""
+"""Arguments of a graph that never change: lists of the same tensors, and what is made for it."""
 
 
 class _Stepped(NamedTuple):
@@ -116,16 +96,11 @@ class _Entry:
     moving: tuple[tuple[str, ...], ...]
     stepped: _Stepped | None = None
     compiled: Compiled | None = None
-    flags: list[float] = field(default_factory=list[float])
 
 
-class Graphs(ABC):
-    """Computes updates by graphs.
-
-    Args:
-        clip_norm: None does not clip.
-        probe: finds out what micro-batches do.
-    """
+@final
+class Graphs:
+    """Computes updates by graphs; `probe` finds out what micro-batches do."""
 
     def __init__(
         self,
@@ -150,19 +125,16 @@ class Graphs(ABC):
         self._entries: dict[Hashable, list[_Entry]] = {}
         self._rooms: dict[int, tuple[Tensor, NDArray[Any]]] = {}
 
-    @abstractmethod
     def __call__(self, work: Work) -> Outcome | None:
         """Compute an update and change what it changes, unless its gradient is not finite.
 
         Returns:
             None where no parameter gets a gradient: then nothing has happened.
         """
-
-    def _of_form(self, work: Work, run: Callable[["_Entry", Work, Run], T]) -> T:
         entries = self._entries.setdefault(work.key, [])
         for entry in entries:
             try:
-                return run(entry, work, self._compilations.known)
+                return self._run(entry, work, self._compilations.known)
             except NotCompiledError:
                 self._state.forget()
         probed = self._probe()
@@ -174,7 +146,25 @@ class Graphs(ABC):
                 keep_address(moving)
             entry = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
             entries.append(entry)
-        return run(entry, work, self._compilations.run)
+        return self._run(entry, work, self._compilations.run)
+
+    def _run(self, entry: _Entry, work: Work, run: Callable[[Compiled, Sequence[Any]], Any]) -> Outcome | None:
+        state, own = self._state, entry.probed.used
+        if not own:
+            return None
+        begins = state.begin(own)
+        stepped = entry.stepped
+        if stepped is None or stepped.version != state.version:
+            stepped = self._stepped(own, entry.probed.moving)
+            if entry.stepped is None or entry.stepped.step != stepped.step:
+                whole = _whole(self._gradients(work, own, entry.moving), stepped.step)
+                entry.compiled = self._compilations.compile(whole, _FIXED)
+            entry.stepped = stepped
+        numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
+        args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
+        assert entry.compiled is not None
+        norm, aborted, told = run(entry.compiled, args)
+        return Outcome(norm, aborted, told, own, begins)
 
     def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
         names = tuple([self._names[one] for one in own])
@@ -224,32 +214,6 @@ class Graphs(ABC):
         return room[0]
 
 
-@final
-class OneGraph(Graphs):
-    """All of an update in one graph, in one process."""
-
-    def __call__(self, work: Work) -> Outcome | None:
-        return self._of_form(work, self._run)
-
-    def _run(self, entry: _Entry, work: Work, run: Run) -> Outcome | None:
-        state, own = self._state, entry.probed.used
-        if not own:
-            return None
-        begins = state.begin(own)
-        stepped = entry.stepped
-        if stepped is None or stepped.version != state.version:
-            stepped = self._stepped(own, entry.probed.moving)
-            if entry.stepped is None or entry.stepped.step != stepped.step:
-                whole = _whole(self._gradients(work, own, entry.moving), stepped.step)
-                entry.compiled = self._compilations.compile(whole, OURS)
-            entry.stepped = stepped
-        numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
-        args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
-        assert entry.compiled is not None
-        norm, aborted, told = run(entry.compiled, args)
-        return Outcome(norm, aborted, told, own, begins)
-
-
 def _whole(gradients: Gradients, step: OptimizerStep) -> Callable[..., Any]:
     def whole(
         held: Held, buffers: list[Tensor], batches: list[Any], numbers: Tensor, halted: Tensor | None
@@ -261,94 +225,3 @@ def _whole(gradients: Gradients, step: OptimizerStep) -> Callable[..., Any]:
         return norm, aborted, told
 
     return whole
-
-
-@final
-class TwoGraphs(Graphs):
-    """A graph of the gradients, their sum over ranks, and a graph of the step.
-
-    Which parameters have a gradient anywhere travels with the sum, so that one that no rank uses stays alone.
-
-    Args:
-        trained: gives the numbers of the parameters that are trained now.
-    """
-
-    def __init__(self, *, group: Group, trained: Callable[[], tuple[int, ...]], **given: Any) -> None:
-        super().__init__(**given)
-        self._group, self._trained = group, trained
-        self._steps: dict[tuple[int, ...], tuple[_Stepped, Compiled]] = {}
-
-    def __call__(self, work: Work) -> Outcome | None:
-        trained = self._trained()
-        flat, told = self._summed(work, trained)
-        flags = flat[-len(trained) :].tolist()
-        own = tuple([one for one, flag in zip(trained, flags, strict=True) if flag])
-        if not own:
-            return None
-        begins = self._state.begin(own)
-        stepped, compiled = self._step_of(own, trained)
-        numbers = self._packed([work.scale, work.share, *self._state.numbers(stepped.firsts)])
-        args = (stepped.held, flat, numbers, work.halted)
-        norm, aborted = self._compilations.run(compiled, args)
-        return Outcome(norm, aborted, told, own, begins)
-
-    def _summed(self, work: Work, trained: tuple[int, ...]) -> tuple[Tensor, Sequence[Told]]:
-        told: Sequence[Told] = ()
-        if work.tasks:
-            flat, told = self._of_form(work, partial(self._run, trained))
-            if self._compilations.captures:  # the next graph's run writes to what this one has given
-                flat, told = flat.clone(), pytree.tree_map_only(Tensor, Tensor.clone, told)
-        else:
-            size = sum(self._state.parameters[one].numel() for one in trained) + len(trained)
-            flat = torch.zeros(size, dtype=self._format, device=self._context.device)
-        self._group.sum(flat)()
-        return flat, told
-
-    def _run(self, trained: tuple[int, ...], entry: _Entry, work: Work, run: Run) -> tuple[Tensor, Sequence[Told]]:
-        parameters = [self._state.parameters[one] for one in trained]
-        if entry.compiled is None:
-            if entry.probed.moving:
-                raise TaskError(
-                    f"forwards change the buffer `{entry.probed.moving[0]}`, which ranks can't share; "
-                    f"set `compile` to 'model'."
-                )
-            if self._compilations.captures:
-                keep_address(parameters)
-            entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())), OURS)
-            entry.flags = [float(one in entry.probed.used) for one in trained]
-        numbers = self._packed([*work.factors, *entry.flags])
-        args = (parameters, work.batches, numbers)
-        return run(entry.compiled, args)
-
-    def _step_of(self, own: tuple[int, ...], trained: tuple[int, ...]) -> tuple[_Stepped, Compiled]:
-        known = self._steps.get(own)
-        if known is not None and known[0].version == self._state.version:
-            return known
-        stepped = self._stepped(own, ())
-        if known is not None and known[0].step == stepped.step:
-            compiled = known[1]
-        else:
-            sizes = [self._state.parameters[one].numel() for one in trained]
-            places = {one: sum(sizes[:number]) for number, one in enumerate(trained)}
-            compiled = self._compilations.compile(_step_from(tuple([places[one] for one in own]), stepped.step), OURS)
-        self._steps[own] = stepped, compiled
-        return self._steps[own]
-
-
-def _flat(gradients: Gradients) -> Callable[..., Any]:
-    def flat(parameters: list[Tensor], batches: list[Any], numbers: Tensor) -> tuple[Tensor, list[Told]]:
-        only_compiled()
-        found, _, told = gradients(parameters, [], batches, numbers[: len(batches)].unbind(0))
-        return torch.cat([*[one.reshape(-1) for one in found], numbers[len(batches) :]]), told
-
-    return flat
-
-
-def _step_from(places: tuple[int, ...], step: OptimizerStep) -> Callable[..., Any]:
-    def step_from(held: Held, flat: Tensor, numbers: Tensor, halted: Tensor | None) -> tuple[Tensor, Tensor]:
-        only_compiled()
-        pairs = zip(places, held.parameters, strict=True)
-        found = [flat[place : place + one.numel()].view(one.shape) for place, one in pairs]
-        return step(held, [], [], found, numbers.unbind(0), halted)
-
-    return step_from

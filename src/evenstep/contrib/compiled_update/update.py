@@ -1,8 +1,4 @@
-"""Updates that are one compiled graph each.
-
-Numbers of the host are arguments of the graph, so their changes compile nothing. An update without work, and every
-repeated one, is left to `Update`.
-"""
+"""Updates that are one compiled graph each; one without work, and every repeated one, is left to `Update`."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -14,8 +10,8 @@ from torch import Tensor, nn
 
 from evenstep.contrib.compiled_update.checks import check_shows_nothing, check_uncalled
 from evenstep.contrib.compiled_update.compilations import Compilations
-from evenstep.contrib.compiled_update.formula_state import FormulaState
-from evenstep.contrib.compiled_update.graphs import Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
+from evenstep.contrib.compiled_update.formulas import FormulaState
+from evenstep.contrib.compiled_update.graphs import Graphs, Outcome, Probed, Work
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
 from evenstep.internals import NoGrad, buffers_of, pytree, times_written
@@ -47,7 +43,6 @@ class CompiledUpdate:
 
     def __init__(self, parts: ComputeParts) -> None:
         setup, context, execution = parts.setup, parts.context, parts.execution
-        group = execution.reducers.group
         self._core = parts.core
         self._model = setup.model
         self._optimizer = setup.optimizer
@@ -57,17 +52,14 @@ class CompiledUpdate:
         self._state = FormulaState(setup.optimizer)
         self.reads_at_once = context.device.type == "cpu"  # where reading the verdict costs nothing
         self.compilations = Compilations(context.device)
-        given: dict[str, Any] = {
-            "model": setup.model,
-            "context": context,
-            "state": self._state,
-            "average": parts.core.average,
-            "clip_norm": setup.train.clip_norm,
-            "compilations": self.compilations,
-            "probe": self._probe,
-        }
-        self._graphs: Graphs = (
-            TwoGraphs(group=group, trained=self._trained, **given) if group.ranks > 1 else OneGraph(**given)
+        self._graphs = Graphs(
+            model=setup.model,
+            context=context,
+            state=self._state,
+            average=parts.core.average,
+            clip_norm=setup.train.clip_norm,
+            compilations=self.compilations,
+            probe=self._probe,
         )
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._root = branch(context.seed)
@@ -153,9 +145,9 @@ class CompiledUpdate:
             randomness.in_pass = False
 
     def _begin_graph(self) -> None:
-        work, own = cast("Weights", self._weights).work, branch_below(self._root, self._number)
-        first = work[0].index if work else 0  # another one on each rank
-        self._context.randomness.begin(self._context.device, branch_below(own, first, _GRAPH))
+        work = cast("Weights", self._weights).work
+        own = branch_below(self._root, self._number)
+        self._context.randomness.begin(self._context.device, branch_below(own, work[0].index, _GRAPH))
 
     def _work(self, weights: Weights, update: int, own: int) -> Work:
         context = self._context
@@ -166,7 +158,7 @@ class CompiledUpdate:
         factors: list[float] = []
         for one in weights.work:
             batch = self._prepared(one, own)
-            key += one.task, form_of(batch)
+            key += one.task, _form_of(batch)
             tasks.append(context.tasks[one.task])
             batches.append(batch)
             factors.append(scale * value(one.task, update) / divisors[one.task])
@@ -213,9 +205,6 @@ class CompiledUpdate:
                 recording.add_to_all(one, 0.0 if total is None else total, weights.each[one.index])
         return recording
 
-    def _trained(self) -> tuple[int, ...]:
-        return tuple([number for number, one in enumerate(self._state.parameters) if one.requires_grad])
-
     def _probe(self) -> Probed:
         """Run the update's micro-batches once without compiling, forward and backward, and take everything back.
 
@@ -247,7 +236,7 @@ class CompiledUpdate:
         return Probed(used, moving)
 
     def _moving(self, before: dict[str, tuple[Tensor, int]]) -> tuple[str, ...]:
-        silent = {id(one) for part in self._model.modules() if part.training for one in running_statistics_of(part)}
+        silent = {id(one) for part in self._model.modules() if part.training for one in _running_statistics_of(part)}
         standing = {id(one) for part in self._model.modules() for one in buffers_of(part).values() if one is not None}
         return tuple(
             [
@@ -258,6 +247,17 @@ class CompiledUpdate:
         )
 
 
-def running_statistics_of(part: nn.Module) -> Sequence[Tensor]:
-    """The running statistics of a single layer."""
-    return running_statistics(part) if next(part.children(), None) is None else []
+def _running_statistics_of(layer: nn.Module) -> Sequence[Tensor]:
+    return running_statistics(layer) if next(layer.children(), None) is None else []
+
+
+def _form_of(data: Any) -> Hashable:
+    """Shapes and formats of the tensors in tuples, lists and dicts."""
+    if isinstance(data, Tensor):
+        return data.shape, data.dtype
+    held: Any = data
+    if isinstance(data, tuple | list):
+        return tuple(map(_form_of, held))
+    if isinstance(data, dict):
+        return tuple([(name, _form_of(one)) for name, one in held.items()])
+    return type(data)

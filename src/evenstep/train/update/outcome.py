@@ -34,7 +34,7 @@ class PendingUpdate:
 
     batch: GlobalBatch
     before: Progress
-    loss_scale: dict[str, float | int | None]
+    loss_scale: dict[str, float | int]
     rates: Sequence[float]
     aborted: float | Tensor = 1.0
     total: float | Tensor = 0.0
