@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Ema, Engine, Hook, Loss, MapData, Task, Trainer, Training
+from evenstep.contrib.compiled_update import compilations
 from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.events import UpdateEvent
 from evenstep.train import Committed

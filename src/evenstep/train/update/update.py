@@ -83,7 +83,7 @@ class Update:
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-            self._passes = load("evenstep.contrib.multitask.per_task:PerTaskGradients")(
+            self._passes = load("evenstep.contrib.multitask:PerTaskGradients")(
                 accumulate=self._passes, combine=combine, parameters=by_name, context=context, execution=execution
             )
         self._first = 0  # number of the update that is made first
