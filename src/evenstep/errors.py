@@ -1,37 +1,7 @@
 """All errors that evenstep raises on purpose, in one tree.
 
 The text of an error says what was, what must be, and what to do. Faults that training survives are `Incident` events.
-
-    EvenstepError
-    ├── ArgumentError (also ValueError)    a wrong argument
-    │   └── ConfigError                    faults of a run file, environment or command line; exit code 2
-    ├── DataError                          a dataset, sampler or loader that fails
-    ├── TaskError                          a task or model that breaks its contract
-    ├── NonFiniteError (also ArithmeticError)  a loss or gradient that is inf or NaN, or a loss scale at its floor
-    ├── OutOfMemoryError (also MemoryError)  no memory, however small the pieces
-    ├── PlanError                          a plan that is no complete, ordered update
-    ├── CheckpointError                    a checkpoint that can't be written, found, trusted or loaded
-    ├── ReplicaError                       ranks with different parameters, settings or data
-    ├── LostRankError                      another rank that failed, froze or never came
-    ├── HookError                          a wrong hook or writer
-    └── MissingExtraError (also ImportError)   an optional dependency that is not installed
 """
-
-__all__ = [
-    "ArgumentError",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "EvenstepError",
-    "HookError",
-    "LostRankError",
-    "MissingExtraError",
-    "NonFiniteError",
-    "OutOfMemoryError",
-    "PlanError",
-    "ReplicaError",
-    "TaskError",
-]
 
 
 class EvenstepError(Exception):

@@ -14,27 +14,16 @@ SAVING, REPLACED = ".saving-", ".replaced-"
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Generator[Path]:
-    """Write a new file or folder beside `path`, and rename it to `path` at the end of the `with`.
+    """Write a new file or folder at the path given, beside `path`; it gets the name `path` at the end of the `with`.
 
     Readers see the old content or the new content, never a part. If the body raises, the old content stays. A folder
     that is replaced is called `.replaced-NAME` for an instant, so a folder has a moment without its name.
 
     Args:
-        path: file or folder to make or to replace; its parent must exist.
         sync: whether the new content must survive a loss of power.
-
-    Yields:
-        The path `.saving-NAME` to write to, where nothing is yet.
 
     Raises:
         OSError: the disk does not take it; the old content then stays.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     with replacing(Path(folder, "best")) as new:
-    ...         _ = new.write_text("step-00000010")
-    ...     Path(folder, "best").read_text(), [file.name for file in Path(folder).iterdir()]
-    ('step-00000010', ['best'])
     """
     new = path.with_name(f"{SAVING}{path.name}")
     remove(new)
@@ -53,11 +42,7 @@ def replacing(path: Path, *, sync: bool = True) -> Generator[Path]:
 
 
 def put(new: Path, path: Path) -> Path:
-    """Rename `new` to `path`; gives the path that a replaced folder then has, for the caller to remove.
-
-    Raises:
-        OSError: it cannot be renamed; what was at `path` is there still.
-    """
+    """Rename `new` to `path`; gives the path that a replaced folder then has, for the caller to remove."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     if path.is_dir() and not path.is_symlink():
         remove(replaced)

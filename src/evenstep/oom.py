@@ -1,18 +1,12 @@
-"""Errors of all libraries and devices that have run out of memory, and how cached memory is freed.
+"""Errors of libraries and devices that have run out of memory, after which a smaller piece can be tried.
 
-Only caching allocators raise a class of their own. Each of these errors leaves the device as it was, so that a smaller
-piece can be tried. Errors of collectives are not among them: their peers may have received a part.
+Errors of collectives are not among them: their peers may have received a part.
 """
 
 import gc
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from evenstep.errors import ArgumentError, EvenstepError
-
-if TYPE_CHECKING:
-    import torch
+from evenstep.errors import EvenstepError
 
 # in lower case; "out of memory" alone may stand in errors of anything
 WORDS = (
@@ -67,24 +61,3 @@ def give_back() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.accelerator.is_available():
         torch.accelerator.empty_cache()
-
-
-def build_emptying(every_updates: int | None, device: "torch.device") -> Callable[[int], None] | None:
-    """Function of the number of an update that empties the allocator's cache after some updates; None for never.
-
-    Raises:
-        ArgumentError: the device is a CPU, whose allocator has no cache.
-    """
-    if every_updates is None:
-        return None
-    if device.type == "cpu":
-        field = "memory.empty_cache_every_updates"
-        raise ArgumentError(f"`{field}` needs an accelerator, but `device` is cpu; leave it out.", field=field)
-
-    import torch
-
-    def empty(update: int) -> None:
-        if update % every_updates == 0:
-            torch.accelerator.empty_cache()
-
-    return empty

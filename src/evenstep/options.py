@@ -61,28 +61,17 @@ RESERVED = ("loss", "lr", "grad_norm", "clipped", "param_norm", "update_ratio", 
 
 @option
 class Memory:
-    """Options that save memory of the device; parameters do not depend on them.
-
-    >>> Memory(checkpoint="blocks").empty_cache_every_updates is None
-    True
-    """
+    """Options that save memory of the device; parameters do not depend on them."""
 
     _: KW_ONLY
     checkpoint: Annotated[str, MinLen(1)] = "none"
     """Activation checkpointing: modules whose activations are recomputed in the backward instead of kept. `none`,
     `blocks` for the repeated blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
-    empty_cache_every_updates: Count | None = None
-    """Give the memory cached by torch's allocator back to the device after every this many updates; the host waits for
-    it. Never by default."""
 
 
 @option
 class Training:
-    """Options of the computation of updates.
-
-    >>> Training(clip_norm=1.0).check_loss
-    True
-    """
+    """Options of the computation of updates."""
 
     may_change: ClassVar[frozenset[str]] = frozenset({"check_loss", "settle_every_updates", "ema"})
 
@@ -164,11 +153,7 @@ class Checkpointing:
 
 @option
 class Evaluation:
-    """When to evaluate: by default after each epoch. The end of the run is always evaluated.
-
-    >>> Evaluation(every_updates=500).from_update
-    0
-    """
+    """When to evaluate: by default after each epoch. The end of the run is always evaluated."""
 
     _: KW_ONLY
     every_updates: Count | None = None
@@ -182,11 +167,7 @@ class Evaluation:
 
 @option
 class Failures:
-    """Policies for faults; `docs/failures.md` says exactly what each does.
-
-    >>> Failures(non_finite="skip").max_skipped_samples
-    100
-    """
+    """Policies for faults; `docs/failures.md` says exactly what each does."""
 
     _: KW_ONLY
     non_finite: NonFinite | FailurePolicy = "stop"
@@ -214,11 +195,7 @@ class Failures:
 
 @option
 class Logging:
-    """Metrics to show and to write.
-
-    >>> Logging(writers="csv").every_updates
-    10
-    """
+    """Metrics to show and to write."""
 
     _: KW_ONLY
     every_updates: Count = 10
@@ -244,12 +221,7 @@ def check_length(updates: object, epochs: object) -> None:
 
 
 def check_rewinds(keep_last: int | None, **policies: object) -> None:
-    """Raise ArgumentError for a policy that rewinds, if fewer than two checkpoints are kept.
-
-    Args:
-        keep_last: number of checkpoints that are kept; None for all.
-        policies: policies that rewind, by their fields.
-    """
+    """Raise ArgumentError for a policy that rewinds, by its field, if fewer than two checkpoints are kept."""
     if keep_last is None or keep_last >= 2:
         return
     for name in policies:

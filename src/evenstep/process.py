@@ -1,8 +1,7 @@
 """Exit codes, signals, the command line of a process, and lines of the user's code.
 
 SIGTERM, SIGUSR1, SIGUSR2 and SIGHUP request the end and another run; Ctrl-C requests the end. Before training a signal
-ends the command; during training the run stops where it can be saved. A second signal ends the process at once, except
-copies of the first. Importing this loads no torch.
+ends the command; during training the run stops where it can be saved. A second signal ends the process at once.
 """
 
 import atexit
@@ -13,7 +12,6 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -62,28 +60,6 @@ def ending(*, leaves: bool = False) -> Generator[None]:
             signal.signal(number, signal.SIG_IGN if leaves else handler)
 
 
-@contextmanager
-def not_swallowed() -> Generator[None]:
-    """Handle a signal again after the `with`: some imports of torch drop the error that its handler raises."""
-    came: list[int] = []
-    numbers = (signal.SIGINT, *REQUEUE) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        before[signal.Signals(number)](number, frame)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in came[:1]:
-            before[signal.Signals(number)](number, None)
-
-
 def leave_with(code: int) -> None:
     """Let later signals end the process at once with `code`, also while exit functions hang."""
     for number in (*REQUEUE, signal.SIGINT):
@@ -95,16 +71,6 @@ def leave_with(code: int) -> None:
 def ignore_at_the_end() -> None:
     """Ignore signals after all exit functions that are registered from now on."""
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in (*REQUEUE, signal.SIGINT)])
-
-
-def interrupted(message: str) -> KeyboardInterrupt:
-    """The error after a handled Ctrl-C; notebooks show its text alone.
-
-    Python ends a program by SIGINT only for `KeyboardInterrupt` itself, not for a subclass.
-    """
-    error = KeyboardInterrupt(message)
-    vars(error)["_render_traceback_"] = lambda: [f"KeyboardInterrupt: {message}"]  # read by IPython
-    return error
 
 
 @contextmanager
@@ -172,39 +138,17 @@ def command() -> list[str]:
     return [sys.executable, *([] if as_module else ["-P"]), "-m", "evenstep"]
 
 
-def user_line(error: BaseException, *, below: int = 0) -> str:
-    """The innermost line of the user's code in a traceback, `FILE:LINE in FUNCTION`; "" for none.
-
-    Args:
-        below: number of outermost frames to skip.
-    """
-    for frame in reversed(traceback.extract_tb(error.__traceback__)[below:]):
+def user_line(error: BaseException) -> str:
+    """The innermost line of the user's code in a traceback, `FILE:LINE in FUNCTION`; "" for none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return ""
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither evenstep's nor Python's nor a library's; a cell of a notebook is the user's."""
-    if "ipykernel" in filename or filename.startswith("<ipython-input"):
-        return not filename.endswith(".py") or "site-packages" not in filename
+    """True for a file that is neither evenstep's nor Python's nor a library's; the recipes are the user's."""
     file = Path(filename).resolve()
-    is_librarys = "site-packages" in file.parts or any(file.is_relative_to(place) for place in _libraries())
-    return file.is_file() and not is_ours(filename) and not is_librarys
-
-
-def is_ours(filename: str) -> bool:
-    """Whether a file is evenstep's; the recipes count as the user's.
-
-    >>> is_ours(__file__)
-    True
-    """
-    file = Path(filename).resolve()
-    return file.is_relative_to(_OURS) and not file.is_relative_to(_OURS / "recipes")
-
-
-@cache
-def _libraries() -> tuple[Path, ...]:
-    import sysconfig  # slow, and only errors need it
-
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+    if not file.is_file() or "site-packages" in file.parts or file.is_relative_to(Path(os.__file__).parent):
+        return False
+    return file.is_relative_to(_OURS / "recipes") or not file.is_relative_to(_OURS)

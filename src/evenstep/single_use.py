@@ -10,30 +10,17 @@ _TAKEN: dict[int, "weakref.ref[Any]"] = {}
 
 
 def check_unused(given: Mapping[str, object]) -> None:
-    """Raise ArgumentError for an object that another trainer or engine has.
-
-    Args:
-        given: objects by the arguments that they were given for.
-    """
+    """Raise ArgumentError for an object, by the argument it was given for, that another trainer or engine has."""
     for name, one in given.items():
         taken = _TAKEN.get(id(one))
         if taken is not None and taken() is one:
-            kind = type(one).__name__
             raise ArgumentError(
-                f"{name} belongs to another trainer or engine, whose state it keeps; make another, `{kind}(…)`."
+                f"{name} keeps the state of another trainer or engine; make another, `{type(one).__name__}(…)`."
             )
 
 
 def mark_used(given: Mapping[str, object]) -> None:
-    """Mark the objects of a trainer that has been built.
-
-    >>> class Scale: pass
-    >>> scale = Scale()
-    >>> check_unused({"`precision`": scale}); mark_used({"`precision`": scale})
-    >>> check_unused({"`precision`": scale})
-    Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `precision` belongs to another trainer or engine, whose state it keeps; make ...
-    """
+    """Mark the objects of a trainer that has been built."""
     for one in given.values():
         key = id(one)
         _TAKEN[key] = weakref.ref(one, lambda _gone, key=key: _TAKEN.pop(key, None))

@@ -26,7 +26,7 @@ from work import (
     wide_batch,
 )
 
-from evenstep import Engine, MapData, Memory, Task, Training, chunked_cross_entropy
+from evenstep import Engine, MapData, Task, Training, chunked_cross_entropy
 from evenstep.checkpoint.background import Staging
 from evenstep.data import ReadOptions
 from evenstep.events import MemoryUse
@@ -189,25 +189,10 @@ def test_a_state_of_the_device_is_loaded_on_the_host(device: torch.device) -> No
     torch.testing.assert_close(flat(other.model), flat(engine.model), rtol=1e-3, atol=1e-3)
 
 
-def test_memory_is_counted_and_what_is_kept_for_later_is_given_back(device: torch.device) -> None:
-    """A quarter of a GiB is taken and freed before each run, which torch keeps unless it is told not to."""
-    is_cuda = device.type == "cuda"
-
-    def used(empty: int | None) -> tuple[float, int]:
-        give_back()
-        torch.empty(1 << 28 if is_cuda else 1, dtype=torch.uint8, device=device)  # and is freed at once
-        memory = Memory(empty_cache_every_updates=empty)
-        trainer = trainer_of(
-            device, updates=4, hooks=[MemoryUse(every_updates=2)], train=Training(memory=memory, check_loss=False)
-        )
-        trainer.train()
-        return trainer.storage.latest("perf/memory_peak_bytes").value, torch.cuda.memory_reserved() if is_cuda else 0
-
-    peak, taken = used(None)
-    assert peak > 0
-    if is_cuda:
-        assert peak < 1 << 28 <= taken
-        assert used(2)[1] < 1 << 28
+def test_memory_is_counted(device: torch.device) -> None:
+    trainer = trainer_of(device, updates=4, hooks=[MemoryUse(every_updates=2)], train=Training(check_loss=False))
+    trainer.train()
+    assert trainer.storage.latest("perf/memory_peak_bytes").value > 0
 
 
 @pytest.mark.parametrize("autocast", [False, True])

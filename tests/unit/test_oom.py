@@ -1,14 +1,11 @@
 """Which errors are recognised as running out of memory, by what each library says; and what is given back when."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from evenstep.errors import ArgumentError, OutOfMemoryError
-from evenstep.oom import build_emptying, is_out_of_memory
-from refused import refused
+from evenstep.errors import OutOfMemoryError
+from evenstep.oom import is_out_of_memory
 
 _ACCELERATOR = (
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
@@ -71,17 +68,3 @@ def test_what_numpy_and_the_cpu_really_raise_is_recognised() -> None:
         torch.empty(2**60, dtype=torch.uint8)
     assert is_out_of_memory(numpys.value)
     assert is_out_of_memory(torchs.value)
-
-
-def test_the_cache_is_emptied_after_every_so_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    emptied: list[int] = []
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(update))
-    empty: Any = build_emptying(3, torch.device("cuda"))
-    for update in range(1, 8):
-        empty(update)
-    assert emptied == [3, 6]
-
-
-def test_a_device_that_keeps_nothing_is_refused() -> None:
-    with refused(ArgumentError, "memory.empty_cache_every_updates"):
-        build_emptying(3, torch.device("cpu"))

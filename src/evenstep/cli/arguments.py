@@ -12,7 +12,6 @@ from typer import Argument
 from typer.core import TyperCommand
 
 from evenstep.lazy import load
-from evenstep.process import not_swallowed
 
 RunFile = Annotated[Path, Argument(metavar="RUN.toml", help="The run file.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN_FOLDER", help="The folder of the run.")]
@@ -23,11 +22,7 @@ class WithSettings(TyperCommand):
 
 
 def with_settings(text: str = "sets any key of the run file, such as --train.updates 100; `none` removes it") -> Any:
-    """Arguments of `Typer.command` for a command that takes settings; it gets them as `ctx.obj`.
-
-    Args:
-        text: the help on settings.
-    """
+    """Arguments of `Typer.command` for a command that takes settings, with a help on them; they come as `ctx.obj`."""
     return {
         "cls": WithSettings,
         "options_metavar": "[OPTIONS] [--section.key value]...",
@@ -37,16 +32,13 @@ def with_settings(text: str = "sets any key of the run file, such as --train.upd
 
 def call(target: str, *arguments: object, **options: object) -> int:
     """Import the function `target`, "module:name", and call it; gives the exit code."""
-    with not_swallowed():
-        run = load(target)
-    return run(*arguments, **options)
+    return load(target)(*arguments, **options)
 
 
 def split(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
     """The arguments of a command, and the settings among them.
 
     Args:
-        arguments: those after the name of the command.
         options: the options of the command.
 
     >>> split(["--train.updates", "10", "run.toml", "--seed=1", "--depth", "2"], ["--depth"])

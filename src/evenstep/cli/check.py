@@ -1,8 +1,7 @@
 """`evenstep check RUN.toml`: finds the faults of a run file, builds the run and tries one update; writes nothing.
 
-It starts the ranks of the run, builds on each what it would hold, loads the checkpoint that the run continues from,
-makes one update, evaluates one batch of each set, and packs the state as a checkpoint would. Methods of the recipe's
-own hooks are not called.
+It starts the ranks of the run, loads the checkpoint that the run continues from, makes one update, evaluates one batch
+of each set, and packs the state of hooks and data as a checkpoint would. Methods of the recipe's hooks are not called.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,32 +9,27 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast, final
 
-import torch
 from torch import nn
 
-from evenstep.arguments import advice
+from evenstep.arguments import advice, first_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import Session, building, on_ranks
 from evenstep.config.build import check_stages, make_model
 from evenstep.config.load import settings_of
-from evenstep.config.ranks import ranks_of
-from evenstep.config.run import DataTable, RunConfig
+from evenstep.config.run import DataTable
 from evenstep.config.target import OpenRun, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.events.hooks.target import MetricTarget
-from evenstep.optim.low_bit import as_plain
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
-from evenstep.pipeline import PipelineModel, pipeline_of
+from evenstep.pipeline import PipelineModel
 from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
 from evenstep.train.footprint import per_parameter
 from evenstep.train.standard_hooks import writers_of
-
-_MOST_NAMES = 6
 
 
 def check(path: str, settings: list[str]) -> int:
@@ -49,15 +43,7 @@ def check(path: str, settings: list[str]) -> int:
         if config.parallel.pipeline > 1:
             check_stages(config, make_model(run))
         arguments = ["check", path, *settings]
-        ranks = _ranks_to_try(config)
-        return on_ranks(run, arguments, lambda group: _check(run, folder, group), ranks=ranks, restarts=False)
-
-
-def _ranks_to_try(config: RunConfig) -> int:
-    ranks = ranks_of(config)
-    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
-        return max(2, config.parallel.shard_ranks or 0)
-    return ranks
+        return on_ranks(run, arguments, lambda group: _check(run, folder, group), restarts=False)
 
 
 @final
@@ -104,7 +90,6 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         result = trainer.train()
         pack(hooks.state_dict(), "hooks", {})
         pack({} if parts.data.state is None else parts.data.state.state_dict(), "data", {})
-        pack(_state_of(parts.optimizer), "optimizer", {})
         parameters, _ = parameters_of(parts.model)
         if trainer.is_first_rank:
             if one.num_samples:
@@ -123,17 +108,6 @@ def _check_followed(hooks: Sequence[Hook], trainer: Trainer, evaluated: Mapping[
             raise ConfigError(
                 f"`{hook.name}` follows {target.metric}, which is no metric; {advice(target.metric, every)}"
             )
-
-
-def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    saved = optimizer.state_dict()
-    state = {
-        key: {name: as_plain(one) for name, one in cast("dict[str, Any]", value).items()}
-        if isinstance(value, dict)
-        else value
-        for key, value in saved.get("state", {}).items()
-    }
-    return {**saved, "state": state}
 
 
 def _print_result(one: OneUpdate, metrics: Mapping[str, float]) -> None:
@@ -163,17 +137,11 @@ def described(session: Session, trainer: Trainer) -> list[str]:
         layout = parts.model.layout
         lines.append(f"stages      {layout.stages} on {layout.ranks} ranks; here {stages}")
     if trainer.recomputed:
-        count = len(trainer.recomputed)
-        modules = f"{count} module{'s' * (count > 1)}, {_some(trainer.recomputed)}"
-        lines.append(f"memory      computed again in the backward: {modules}")
+        lines.append(f"memory      computed again in the backward: {_some(trainer.recomputed)}")
     if trainer.in_float8:
-        own = sum(isinstance(one, nn.Linear) for one in parts.model.modules())
-        every = sum(pipeline_of(parts.model).gather(own))
-        lines.append(f"float8      {len(trainer.in_float8)} of {every} linear layers, {_some(trainer.in_float8)}")
+        lines.append(f"float8      {_some(trainer.in_float8)}")
     lines += [f"group       {group}" for group in parts.groups]
     lines.append(f"data        {_samples(parts.data, parts.evaluations)}")
-    if config.overfit is not None:
-        lines.append(f"trying out  the first {config.overfit} samples again and again (`overfit`)")
     if config.limit_batches is not None:
         first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
         lines.append(f"trying out  {first} (`limit_batches`)")
@@ -204,7 +172,7 @@ def parameters_of(model: nn.Module) -> tuple[int, int]:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]])
+    return f"{len(names)} modules, {first_of(names, 4)}"
 
 
 def _samples(train: Data, evaluations: Mapping[str, Data]) -> str:

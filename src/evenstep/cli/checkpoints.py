@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import format_name, shortened
+from evenstep.arguments import format_name
 from evenstep.checkpoint import CheckpointReader
 from evenstep.checkpoint.averaging import average_checkpoints, averages_of, last_checkpoints
 from evenstep.checkpoint.export import export_weights
@@ -51,7 +51,7 @@ def inspect(path: Path, *, verify: bool, diff: Path | None) -> int:
 def _summary(reader: CheckpointReader, part: str, values: Any) -> str:
     tensors = [entry for name, entry in reader.tensors.items() if name.partition("/")[0] == part]
     if not tensors:
-        return shortened(str(values), 90)
+        return str(values)[:90]
     elements = [math.prod(entry.shape) for entry in tensors]
     size = sum(count * entry.dtype.itemsize for count, entry in zip(elements, tensors, strict=True))
     formats = ", ".join(sorted({format_name(entry.dtype) for entry in tensors}))
@@ -95,7 +95,7 @@ def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[str]:
         elif distance := _distance(x, y):
             yield f"{name}: {distance}"
     for path, one, other in _unequal(a.values, b.values, ""):
-        yield f"{path}: {shortened(str(one))} in a, {shortened(str(other))} in b"
+        yield f"{path}: {str(one)[:60]} in a, {str(other)[:60]} in b"
 
 
 def _distance(a: Tensor, b: Tensor) -> str:

@@ -20,7 +20,6 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import (
     CODE_FILE,
     EXIT_CONFIG,
-    EXIT_DONE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_REQUEUE,
@@ -35,7 +34,7 @@ _TRAINS = ("train", "demo", "resume")  # a scheduler that stops one of these sho
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; see `evenstep.cli.main`."""
+    """Run the command line, without the program's name; gives the exit code."""
     if arguments is not None:
         return _run(list(arguments), leaves=False)
     if "_EVENSTEP_COMPLETE" in os.environ:  # a shell asks for completions
@@ -57,14 +56,13 @@ def _run(given: list[str], *, leaves: bool) -> int:
     Args:
         leaves: the process ends with it.
     """
-    code = EXIT_DONE
+    code = _caught(given, leaves=leaves)
     try:
-        code = _caught(given, leaves=leaves)
         sys.stdout.flush()
-    except OSError as error:  # of standard output
+    except OSError as error:
         write_to_nowhere(sys.stdout)
-        if code == EXIT_DONE and not isinstance(error, BrokenPipeError):
-            _print(f"evenstep: standard output can't be written: {error.strerror}; make room, or write it elsewhere.")
+        if not isinstance(error, BrokenPipeError):
+            _print(f"evenstep: standard output can't be written: {error}.")
         return code or EXIT_ERROR
     return code
 
@@ -73,7 +71,7 @@ def _caught(given: list[str], *, leaves: bool) -> int:
     try:
         return _dispatch(given, leaves=leaves)
     except BrokenPipeError:
-        raise
+        return EXIT_ERROR
     except KeyboardInterrupt as error:
         is_requeued = isinstance(error, Terminated)
         what = "terminated" if is_requeued else "interrupted"
@@ -81,8 +79,7 @@ def _caught(given: list[str], *, leaves: bool) -> int:
         return EXIT_REQUEUE if is_requeued else EXIT_INTERRUPTED
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: each becomes a message and a code
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            raise error.__context__ from None  # rich ends a program whose reader has gone
-        _tell_torchrun(error)
+            return EXIT_ERROR  # rich ends a program whose reader has gone
         if "--traceback" in given:
             sys.excepthook(type(error), error, error.__traceback__)
         _print(message_of(error, hint="--traceback" not in given))
@@ -120,14 +117,6 @@ def _print(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:  # the exit code still tells
         write_to_nowhere(sys.stderr)
-
-
-def _tell_torchrun(error: BaseException) -> None:
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        with suppress(OSError):  # it is printed as well
-            get_error_handler().record_exception(error)
 
 
 def message_of(error: BaseException, *, hint: bool) -> str:

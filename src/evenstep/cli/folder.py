@@ -1,9 +1,7 @@
 """The run folder: its files that make a run complete, so that it can be resumed from the folder alone.
 
-    config.toml         the resolved run file, written last: with it the folder is a run
+    config.toml         the run file with its overrides, written last: with it the folder is a run
     recipe/             the Python files that the run was built from
-    .copied-from        the folder that they were copied from
-    defaults.toml       the defaults of the keys in config.toml
     environment.json    versions and hardware
 
 The trainer writes the rest: metrics, checkpoints, status. Data are not copied.
@@ -18,10 +16,9 @@ from shlex import quote
 from tomli_w import dumps
 
 from evenstep.checkpoint import Mirror, complete_checkpoints
-from evenstep.config.keys import defaults_of
 from evenstep.config.run import RunConfig
 from evenstep.config.target import OpenRun, loaded_from
-from evenstep.errors import ArgumentError, ConfigError
+from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
 from evenstep.events.hooks.status import describe_environment
 from evenstep.files import replacing
@@ -29,8 +26,6 @@ from evenstep.parallel.rank_info import is_restarted
 
 CONFIG = "config.toml"
 RECIPE = "recipe"
-ORIGIN = ".copied-from"
-SETTINGS = ("environment.json", "defaults.toml", CONFIG)
 OWN = ("name", "runs", "resume", "reset")  # given by the folder of a run, not by the environment
 BEGUN = {"resume": "never", "reset": "none"}  # how the run began
 IN_ONE_PROCESS = {"parallel": "none", "launch": "none"}
@@ -61,10 +56,6 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
 
     Ranks that were started again continue from their own checkpoints.
 
-    Args:
-        resume: the key `resume` of the run file.
-        mirror: the place that checkpoints are copied to.
-
     Raises:
         ArgumentError: the folder, or the mirror, holds another run.
     """
@@ -78,17 +69,10 @@ def where_to_begin(resume: str, folder: Path, mirror: str | None) -> str:
 
 
 def find_config(folder: Path) -> Path:
-    """The run file in a run folder.
-
-    Raises:
-        ArgumentError: there is none.
-        ConfigError: it is empty.
-    """
+    """The run file in a run folder; ArgumentError if there is none."""
     file = folder / CONFIG
     if not file.is_file():
         raise ArgumentError(f"{folder} must be the folder of a run, but has no {CONFIG}; give the folder of a run.")
-    if not file.read_bytes().strip(b"\0\n "):
-        raise ConfigError(f"{file} is empty; continue with `evenstep train RUN.toml --resume auto`.")
     return file
 
 
@@ -96,30 +80,13 @@ def publish(run: OpenRun, folder: Path) -> None:
     """Write the settings of a run and a copy of its recipe into its folder.
 
     All Python files beside an imported one are copied, as functions may import later.
-
-    Raises:
-        EvenstepError: it can't be written.
     """
     with writing(folder / RECIPE, then="start it again"):
         folder.mkdir(parents=True, exist_ok=True)
         if run.recipe != (folder / RECIPE).resolve():
             _copy_recipe(run.recipe, folder)
-    texts = (
-        json.dumps(describe_environment(), indent=2) + "\n",
-        dumps(defaults_of(run.tables)),
-        dumps(run.resolved()),
-    )
-    for name, text in zip(SETTINGS, texts, strict=True):
-        replace_text(folder / name, text)
-
-
-def origin_of_recipe(folder: Path) -> Path | None:
-    """The folder that the recipe in a run folder was copied from, if it still exists."""
-    note = folder / ORIGIN
-    if not note.is_file():
-        return None
-    origin = Path(note.read_text(encoding="utf-8", errors="replace").strip())
-    return origin if origin.is_dir() else None
+    replace_text(folder / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
+    replace_text(folder / CONFIG, dumps(run.resolved()))
 
 
 def _copy_recipe(recipe: Path, folder: Path) -> None:
@@ -130,4 +97,3 @@ def _copy_recipe(recipe: Path, folder: Path) -> None:
                 copy = new / file.relative_to(recipe)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
-        replace_text(folder / ORIGIN, f"{recipe}\n")

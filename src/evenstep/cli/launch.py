@@ -42,11 +42,10 @@ _GRACE_S = 300  # for the update and the save between a signal and the end
 _PR_SET_PDEATHSIG = 1
 
 
-def start_ranks(config: RunConfig, arguments: list[str], *, ranks: int = 0, restarts: bool = True) -> int | None:
+def start_ranks(config: RunConfig, arguments: list[str], *, restarts: bool = True) -> int | None:
     """Run `evenstep` with `arguments` as the ranks of a run.
 
     Args:
-        ranks: number of processes; by default as the run file says.
         restarts: start ranks again after a failure, as often as the run file says.
 
     Returns:
@@ -55,7 +54,7 @@ def start_ranks(config: RunConfig, arguments: list[str], *, ranks: int = 0, rest
     if is_launched():
         end_with_parent()
         return None
-    ranks = ranks or max(config.launch.ranks, config.parallel.pipeline)
+    ranks = max(config.launch.ranks, config.parallel.pipeline)
     max_restarts = config.launch.max_restarts if restarts else 0
     if ranks == 1 and not max_restarts:
         return None
@@ -189,21 +188,12 @@ def submit_run(slurm: SlurmTable, arguments: list[str], *, name: str, folder: Pa
 
 def submit_to(executor: Any, slurm: SlurmTable, arguments: list[str], *, name: str) -> Any:
     """Submit to any executor of submitit; gives its job."""
-    asked = {
-        "slurm_partition": slurm.partition,
-        "slurm_account": slurm.account,
-        "slurm_qos": slurm.qos,
-        "cpus_per_task": slurm.cpus_per_rank,
-        "gpus_per_node": None if slurm.gpus_per_rank is None else slurm.gpus_per_rank * slurm.ranks_per_node,
-        "mem_gb": slurm.memory_gb,
-        "slurm_additional_parameters": slurm.additional or None,
-    }
     executor.update_parameters(
         name=name,
         nodes=slurm.nodes,
         tasks_per_node=slurm.ranks_per_node,
         timeout_min=slurm.timeout_minutes,
-        **{key: value for key, value in asked.items() if value is not None},
+        slurm_additional_parameters=slurm.additional,
     )
     return executor.submit(Rank([*command(), *arguments]))
 

@@ -2,7 +2,7 @@
 
 import errno
 import os
-import stat
+from collections.abc import Callable
 from typing import Any, TextIO, final
 
 
@@ -24,20 +24,16 @@ class Screen:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._discard(error)
-            return len(text)
+        self._try(lambda: self._stream.write(text))
+        return len(text)
 
     def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._discard(error)
+        self._try(self._stream.flush)
 
-    def _discard(self, error: OSError) -> None:
-        is_terminal = stat.S_ISCHR(os.fstat(self._stream.fileno()).st_mode)  # `isatty` is False after a hang-up
-        if error.errno != errno.EPIPE and not (error.errno == errno.EIO and is_terminal):
-            raise error
-        write_to_nowhere(self._stream)
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe, a terminal that hung up
+                raise
+            write_to_nowhere(self._stream)

@@ -49,18 +49,13 @@ class Session:
         return replace(self, parts=replace(self.parts, config=config))
 
 
-def on_ranks(
-    run: OpenRun, arguments: list[str], work: Callable[[Group], int], *, ranks: int = 0, restarts: bool = True
-) -> int:
-    """Start the ranks of a run, or do the work of one of them; gives the exit code.
+def on_ranks(run: OpenRun, arguments: list[str], work: Callable[[Group], int], *, restarts: bool = True) -> int:
+    """Start the ranks of a run with a command line, or do the work of one of them; gives the exit code.
 
     Args:
-        arguments: the command line of each rank.
-        work: what a rank does in the group of all ranks.
-        ranks: number of processes; by default as the run file says.
         restarts: start ranks again after a failure, as often as the run file says.
     """
-    code = start_ranks(run.config, arguments, ranks=ranks, restarts=restarts)
+    code = start_ranks(run.config, arguments, restarts=restarts)
     if code is not None:
         return code
     with joined(run.config) as group:
@@ -71,11 +66,7 @@ def on_ranks(
 
 @contextmanager
 def building(run: OpenRun, group: Group, *, begins: bool = True) -> Generator[Session]:
-    """Build the parts of a run, and end their processes after the `with`.
-
-    Args:
-        begins: the model takes the weights that the run begins with.
-    """
+    """Build the parts of a run, and end their processes after the `with`; see `build_parts`."""
     mesh = build_mesh(run.config, group)
     parts = build_parts(run, mesh, begins=begins)
     with closing(parts):

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from shutil import Error as CopyError
-from shutil import copyfile, copytree, ignore_patterns, rmtree
+from shutil import copyfile, copytree, ignore_patterns
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,7 @@ from evenstep.config.build import build_parts
 from evenstep.config.keys import schema
 from evenstep.config.load import refused_at, settings_of
 from evenstep.config.target import open_run
-from evenstep.errors import ConfigError, EvenstepError, clause
+from evenstep.errors import ConfigError
 from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
@@ -56,12 +55,7 @@ def new(folder: Path, recipe: str) -> int:
         raise ConfigError(f"`{folder}` must end in a name of a-z, A-Z, digits, `.`, `_` and `-`; give another.")
     if folder.exists():
         raise ConfigError(f"`{folder}` exists already, and nothing is overwritten; give another name.")
-    try:
-        _copy(known[recipe], folder, recipe)
-    except OSError as error:
-        rmtree(folder, ignore_errors=True)
-        why = error.strerror or clause(error.args[0][0][2] if isinstance(error, CopyError) else error)
-        raise ConfigError(f"`{folder}` can't be written: {why}; give another folder, or make room.") from error
+    _copy(known[recipe], folder, recipe)
     file = quote(str(folder / "run.toml"))
     print(f"{folder} is a copy of the recipe {recipe}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
     print(f"  evenstep check {file}    builds it and tries one update")
@@ -81,24 +75,13 @@ def _copy(recipe: Path, folder: Path, name: str) -> None:
 
 
 def recipes() -> dict[str, Path]:
-    """The folders of the recipes by name, in an installation or in the source tree.
-
-    Raises:
-        EvenstepError: there are none.
-    """
-    for place in (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"):
-        files = sorted(place.glob("*/run.toml"))
-        if files:
-            return {file.parent.name: file.parent for file in files}
-    raise EvenstepError("this installation of evenstep has no recipes; install it again, or from its sources.")
+    """The folders of the recipes by name, in an installation or in the source tree."""
+    places = (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes")
+    return {file.parent.name: file.parent for place in places for file in sorted(place.glob("*/run.toml"))}
 
 
 def summary(path: str, settings: list[str], depth: int) -> int:
-    """Print the modules of a run's model with shapes and numbers of parameters; gives the exit code.
-
-    Args:
-        depth: number of levels of modules.
-    """
+    """Print the modules of a run's model, to a depth, with shapes and numbers of parameters; gives the exit code."""
     with open_run(Path(path), settings_of(settings)) as run:
         parts = build_parts(run)
         with closing(parts):
@@ -185,14 +168,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
 
 
 def described(found: FoundLr) -> list[str]:
-    """Lines with losses and bars, at most 25 of them, and the suggested learning rate.
-
-    >>> print("\\n".join(described(FoundLr(rates=(0.1, 1.0), losses=(2.0, 1.0), suggestion=0.1))))
-    learning rate        loss    smoothed
-          1.0e-01           2           2  ########################################
-          1.0e+00           1       1.474  #############################
-    suggested   --optimizer.lr 1.0e-01: there the smoothed loss falls fastest
-    """
+    """Lines with losses and bars, at most 25 of them, and the suggested learning rate."""
     smoothed = found.smoothed
     last = len(found.rates) - 1
     rows = sorted({round(number * last / (_ROWS - 1)) for number in range(_ROWS)}) if last >= _ROWS else range(last + 1)

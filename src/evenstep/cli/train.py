@@ -5,7 +5,7 @@ All parts are built before the folder is made. A run that fails before its first
 
 import shutil
 import sys
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from shlex import quote
@@ -16,20 +16,18 @@ from evenstep.cli.check import described
 from evenstep.cli.folder import (
     BEGUN,
     OWN,
-    RECIPE,
     check_free,
     find_config,
     folder_of,
     has_saved,
-    origin_of_recipe,
     publish,
     where_to_begin,
 )
 from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
 from evenstep.cli.session import building, on_ranks
-from evenstep.config.keys import Tree, completed, may_change
-from evenstep.config.load import Setting, from_arguments, read_file, settings_in, settings_of
+from evenstep.config.keys import Tree, may_change
+from evenstep.config.load import Setting, from_arguments, read, settings_in, settings_of
 from evenstep.config.target import OpenRun, open_run
 from evenstep.errors import ConfigError
 from evenstep.events import Watchdog
@@ -76,10 +74,12 @@ def resume(path: str, settings: list[str]) -> int:
             raise ConfigError(
                 f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint."
             )
-    own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
-    with open_run(file, [*settings_in(BEGUN, str(file)), *own]) as run:
-        before = completed(read_file(file) | {"resume": "never", "reset": []})
-        changed = changed_keys(before, run.tables)
+    own = [_from_here(each) for each in settings_of(settings, without=OWN)]
+    begun = settings_in(BEGUN, str(file))
+    before, tables = read(file, begun)
+    with open_run(file, [*begun, *own]) as run:
+        values = {key: (_held(before, key), _held(run.config, key)) for key in changed_keys(tables, run.tables)}
+        changed = {key: (old, new) for key, (old, new) in values.items() if old != new}
         _check_changes(changed, file)
         if run.config.launch.slurm is not None and not is_launched():
             return _submit(run, folder, ["resume", path, *settings, "--launch.slurm", "none"])
@@ -87,8 +87,9 @@ def resume(path: str, settings: list[str]) -> int:
             where_to_begin("auto", folder, run.config.checkpoint.mirror)  # refused before ranks are started
 
         def work(group: Group) -> int:
-            if group.rank == 0:
-                _print_changes(changed, before, run, folder)
+            if group.rank == 0 and changed:
+                shown = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+                print(f"changed     {shown}", flush=True)
             return _train_in(run, folder, "auto", group)
 
         return on_ranks(run, ["resume", path, *settings], work)
@@ -101,7 +102,7 @@ def _submit(run: OpenRun, folder: Path, arguments: list[str]) -> int:
     return submit_run(slurm, arguments, name=run.config.name, folder=logs)
 
 
-def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "") -> list[str]:
+def changed_keys(before: Tree, after: Tree, outer: str = "") -> list[str]:
     """The dotted keys whose values differ.
 
     >>> changed_keys({"seed": 1, "train": {"updates": 5}}, {"seed": 1, "train": {"updates": 6}})
@@ -111,52 +112,38 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
     for key in dict.fromkeys((*before, *after)):
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            changed += changed_keys(cast("dict[str, Any]", old), cast("dict[str, Any]", new), f"{outer}{key}.")
+            changed += changed_keys(cast("Tree", old), cast("Tree", new), f"{outer}{key}.")
         elif old != new:
             changed.append(outer + key)
     return changed
 
 
-def _check_changes(changed: list[str], file: Path) -> None:
+def _held(value: Any, key: str) -> Any:
+    """The value of a key, or the object that it is an argument of; defaults included."""
+    for name in key.split("."):
+        if isinstance(value, Mapping):
+            value = cast("Tree", value).get(name)
+        elif hasattr(value, name):
+            value = getattr(value, name)
+        else:
+            break
+    return value
+
+
+def _check_changes(changed: Collection[str], file: Path) -> None:
     unsafe = [f"`{key}`" for key in changed if not may_change(key.split("."))]
     if unsafe:
         another = f"evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(file.parent))}"
         raise ConfigError(f"{' and '.join(unsafe)} can't be changed when a run goes on; train another: `{another}`.")
 
 
-def _print_changes(changed: list[str], before: Tree, run: OpenRun, folder: Path) -> None:
-    shown = [f"{key} {_value(before, key)} -> {_value(run.tables, key)}" for key in changed if key != "recipe"]
-    if shown:
-        print(f"changed     {', '.join(shown)}", flush=True)
-    if run.recipe != (folder / RECIPE).resolve():
-        print(f"recipe      {run.recipe}, as it is now", flush=True)
-
-
-def _value(values: Any, key: str) -> object:
-    for name in key.split("."):
-        values = values.get(name) if isinstance(values, dict) else None
-    return "none" if values is None else values
-
-
-def _with_origin(setting: Setting, folder: Path) -> Setting:
-    """`--recipe current` as the folder that the recipe was copied from."""
-    if setting.path != ("recipe",):
-        return setting
-    recipe = origin_of_recipe(folder) if setting.text == "current" else Path(setting.text)
-    if recipe is None:
-        raise ConfigError(
-            f"`recipe` is current, but the folder that {folder / RECIPE} was copied from is gone; give its path."
-        )
-    return setting._replace(text=str(recipe.absolute()))
+def _from_here(setting: Setting) -> Setting:
+    """`--recipe PATH` with the path from the working directory."""
+    return setting._replace(text=str(Path(setting.text).absolute())) if setting.path == ("recipe",) else setting
 
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
-    """Train a run in its folder; gives the exit code.
-
-    Args:
-        source: "never", "auto" (the newest checkpoint in the folder, if any), or the path of a run or checkpoint.
-        group: all ranks. The first one writes the files and prints.
-    """
+    """Train a run in its folder, from a source of `where_to_begin`; gives the exit code."""
     resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
     with redirect_stdout(cast("Any", Screen(sys.stdout))), building(run, group, begins=not resumes) as session:
         hooks = session.parts.hooks
@@ -225,7 +212,7 @@ def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
         if trainer.is_first_rank and trainer.progress.update and saved:
             again = f"evenstep resume {quote(str(folder))}"
             error.add_note(
-                f"Saved up to {saved[-1].name}: `{again}` continues there, with the copy of the recipe in the folder; "
-                f"`{again} --recipe current` takes the recipe as it is now."
+                f"Saved up to {saved[-1].name}: `{again}` continues there with the folder's copy of the recipe, and "
+                f"with `--recipe FOLDER` with another."
             )
         raise

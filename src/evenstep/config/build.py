@@ -17,7 +17,7 @@ from torch import nn
 
 from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
-from evenstep.config.build_data import build_sets, first_samples
+from evenstep.config.build_data import build_sets
 from evenstep.config.load import refused_at
 from evenstep.config.ranks import build_layout
 from evenstep.config.run import RunConfig, Target, TaskTable
@@ -139,15 +139,14 @@ def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
 
 
 def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:
-    """Call everything that the run names, with as many threads of torch as the run is to have from here on.
+    """Call everything that the run names; torch has the run's number of threads from here on.
 
     Args:
-        begins: whether the model takes the weights that the run begins with; one that goes on has its own.
+        begins: False for a run that goes on, whose model does not take the weights that it once began with.
 
     Raises:
         ConfigError: data and their settings that don't fit each other, or an argument that a target refuses.
         TaskError: a target that gives something else than it must.
-        Exception: whatever a target of the recipe raises.
     """
     config = run.config
     if config.threads is not None:
@@ -220,14 +219,11 @@ def _datasets(run: OpenRun) -> dict[str, Any]:
     config = run.config
     datasets: dict[str, Any] = {}
     for key in config.sets:
-        train = _make(run, f"{key}.train", object)
-        if config.overfit is not None:
-            train = first_samples(train, config.overfit, key)
-        datasets[f"{key}.train"] = train
+        datasets[f"{key}.train"] = _make(run, f"{key}.train", object)
     for key, table in config.sets.items():
         for name in table.evaluations:
             own = f"{key}.evaluations.{name}"
-            datasets[own] = _make(run, own, object) if config.overfit is None else datasets[f"{key}.train"]
+            datasets[own] = _make(run, own, object)
     return datasets
 
 
@@ -257,11 +253,7 @@ def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
 
 
 def check_stages(config: RunConfig, made: nn.Module | Layers) -> None:
-    """Raise ConfigError for a model that the run's pipeline can't cut or schedule; no rank is needed.
-
-    Args:
-        made: the model as its target gives it.
-    """
+    """Raise ConfigError for a model, as its target gives it, that the run's pipeline can't cut or schedule."""
     parallel = config.parallel
     chain = build_layout(config)
     with refused_at("parallel.pipeline"):
@@ -277,9 +269,6 @@ def build_model(config: RunConfig, made: nn.Module | Layers, mesh: Mesh | None) 
 
     Args:
         mesh: the ranks; None to run all stages in this process, one after the other.
-
-    Raises:
-        ConfigError: a pipeline schedule that can't run this model's stages.
     """
     parallel = config.parallel
     if parallel.pipeline == 1 and isinstance(made, nn.Module):
@@ -300,13 +289,8 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters, in groups where the run has some.
 
     A class is called with the trained parameters, any other callable with the model. A class of `torch.optim` that can
-    do its work in one fused kernel is told to, unless its arguments say otherwise: loss scale, clipping and the check
-    for finite gradients then cost nothing extra. On a CPU the bits of a fused step depend on how tensors are sharded,
-    so ordered shards there are not fused.
-
-    Raises:
-        TaskError: the target gives no optimizer.
-        ConfigError: groups that can't be.
+    do its work in one fused kernel is told to: loss scale, clipping and the check for finite gradients then cost
+    nothing extra. On a CPU the bits of a fused step depend on how tensors are sharded, so ordered shards are not fused.
     """
     config, table = run.config, run.config.optimizer
     shards = config.parallel.strategy == "fsdp"
@@ -377,15 +361,9 @@ def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
 
 
 def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
-    """The weights at `path` as the run's optimizer evaluates them, on the CPU.
+    """The weights of a checkpoint, or of the newest one of a folder, as the run's optimizer evaluates them.
 
     Schedule-free optimizers train other weights than they evaluate, and only they can make these of their state.
-
-    Args:
-        path: a checkpoint of the run, or its folder, whose newest is taken.
-
-    Raises:
-        CheckpointError: the checkpoint is not of this model and optimizer, or can't be read.
     """
     reader = read_checkpoint(path)
     made = make_model(run)

@@ -7,7 +7,6 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
 
 from evenstep.config.load import refused_at
 from evenstep.config.run import DataTable, RunConfig, Target
@@ -24,10 +23,6 @@ def build_data(
 
     With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must;
     each pipeline as many as overlap well.
-
-    Raises:
-        ConfigError: a setting that the dataset can't follow.
-        ArgumentError: it is empty, or can't be trained on.
     """
     kind = StreamData if is_stream(dataset) else MapData
     taken = signature(kind).parameters
@@ -54,12 +49,7 @@ def build_data(
 
 
 def build_evaluation(name: str, table: DataTable, dataset: Any, collate: Call | None, *, key: str = "data") -> Data:
-    """An evaluation set: in its own order, a micro-batch at a time, read as the training set is; nothing is left out.
-
-    Raises:
-        ConfigError: a stream without a micro-batch size.
-        ArgumentError: it is empty, or can't be evaluated on.
-    """
+    """An evaluation set: in its own order, a micro-batch at a time; nothing is left out."""
     evaluation = table.evaluations[name]
     size = evaluation.micro_batch_size or (None if table.micro_batch_size == "auto" else table.micro_batch_size)
     if size is None and table.micro_batch_tokens is None:
@@ -115,21 +105,6 @@ def build_sets(
         for one in (data, *sets.values()):
             one.limit_batches = min(limit, one.limit_batches or limit)
     return data, sets
-
-
-def first_samples(dataset: Any, count: int, key: str) -> object:
-    """The first `count` samples of a map-style dataset, for trying out.
-
-    Raises:
-        ConfigError: it is a stream.
-    """
-    if is_stream(dataset):
-        raise ConfigError(f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out.")
-    count = min(count, len(dataset))
-    first: Any = Subset(dataset, range(count))
-    if hasattr(dataset, "lengths"):
-        first.lengths = dataset.lengths if callable(dataset.lengths) else dataset.lengths[:count]
-    return first
 
 
 def is_stream(dataset: object) -> bool:

@@ -1,9 +1,9 @@
-"""Keys of run files: walks along their JSON schema, with the values of a run or without."""
+"""Keys of run files: walks along their JSON schema."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from evenstep.config.run import RunConfig
 from evenstep.schema import json_schema
@@ -37,55 +37,8 @@ def _elements(node: Node) -> Node | None:
     return None
 
 
-def _table_for(node: Node, given: Mapping[str, Any]) -> Node | None:
-    for table in _tables(node):
-        kind = table["properties"].get("kind", {}).get("const")
-        is_default = "kind" not in given and "kind" not in table.get("required", ())
-        if kind is None or given.get("kind") == kind or is_default:
-            return table
-    return None
-
-
-def completed(tree: Mapping[str, Any]) -> Tree:
-    """The tables of a run file with the defaults of all keys that are left out, except None."""
-    return _filled(tree, schema(), given=True)
-
-
-def defaults_of(tree: Mapping[str, Any]) -> Tree:
-    """The tables of a run file as they would be if none of their keys had been set.
-
-    Keys that must be set, and arguments of the user's own objects, are left out.
-    """
-    return _filled(tree, schema(), given=False)
-
-
-def _filled(tree: Mapping[str, Any], node: Node, *, given: bool) -> Tree:
-    table = _table_for(node, tree)
-    properties: Tree = {} if table is None else table["properties"]
-    found: Tree = {}
-    for key, value in properties.items():
-        default = value.get("default", value.get("const") if given else None)
-        inner, own = _elements(value), tree.get(key, default)
-        if isinstance(own, Mapping) and inner is None and _tables(value):
-            found[key] = _filled(cast("Tree", own), value, given=given)
-        elif isinstance(own, Mapping) and inner is not None:
-            found[key] = {name: _filled(one, inner, given=given) for name, one in cast("Tree", own).items()}
-        elif given and inner is not None and own is not None:
-            found[key] = [_filled(one, inner, given=True) if isinstance(one, Mapping) else one for one in own]
-        elif given or key != "args":
-            found[key] = own if given else default
-    if not given:
-        return {key: value for key, value in found.items() if value not in (None, {})}
-    arguments = {key: value for key, value in tree.items() if key not in properties}
-    return {key: value for key, value in (found | arguments).items() if value is not None}
-
-
 def all_keys(node: Node | None = None, outer: str = "") -> Iterator[str]:
-    """Every key of the run file, dotted, tables themselves included; a name of the user's own is `NAME`.
-
-    >>> sorted(key for key in set(all_keys()) if key.startswith("data.evaluations"))[:2]
-    ['data.evaluations', 'data.evaluations.NAME']
-    """
+    """Every key of the run file, dotted, tables themselves included; a name of the user's own is `NAME`."""
     for table in _tables(schema() if node is None else node):
         for name, value in table["properties"].items():
             yield outer + name
@@ -123,12 +76,11 @@ def advice_for(path: Sequence[str]) -> str:
     known = sorted(set(all_keys()), key=lambda key: ("NAME" in key, key.count("."), key))
     siblings = [key.rpartition(".")[2] for key in known if _is_in(key, outer)]
     close = [".".join([*outer, one]) for one in get_close_matches(last, siblings, n=1)]
-    close = close or [key for key in known if key.rpartition(".")[2] == last]
-    close = close or get_close_matches(".".join(path), known, n=1)
+    close += [key for key in known if key.rpartition(".")[2] == last]
+    close += get_close_matches(".".join(path), known, n=1)
     if close:
         return f"did you mean `{close[0]}`?"
-    where = f"`{'.'.join(outer)}` has" if outer else "there are"
-    return f"{where} {', '.join(siblings)}." if siblings else "leave it out."
+    return f"there are {', '.join(siblings)}." if siblings else "leave it out."
 
 
 def _is_in(key: str, outer: Sequence[str]) -> bool:

@@ -12,15 +12,14 @@ import tomllib
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
-from evenstep.arguments import meant, shortened
-from evenstep.config.keys import Tree, advice_for, completed
+from evenstep.arguments import meant
+from evenstep.config.keys import Tree, advice_for
 from evenstep.config.run import RunConfig
 from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError, clause
 from evenstep.schema import arguments_of, path_of
@@ -29,11 +28,10 @@ PREFIX = "EVENSTEP_"
 
 
 class Setting(NamedTuple):
-    """One value from outside the file.
+    """One value from outside the file, as text.
 
     Args:
         path: the key, from the outermost table inwards.
-        text: the value as it was given.
         origin: the words of the user, such as `--train.updates`.
     """
 
@@ -56,32 +54,18 @@ class Setting(NamedTuple):
 
 
 def read_file(path: Path) -> Tree:
-    """The tables of a TOML file.
-
-    Raises:
-        ConfigError: it can't be read, or is not TOML; with line and column.
-    """
+    """The tables of a TOML file; ConfigError if it can't be read, or is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin files with a mark
-    except FileNotFoundError:
-        close = get_close_matches(path.name, [one.name for one in path.parent.glob("*.toml")], n=1)
-        advice = f"did you mean {path.with_name(close[0])}?" if close else "give the path of a run file."
-        fault = f"there is no file {path}; {advice}"
     except IsADirectoryError:
         fault = f"{path} is a folder; give its run file, or `evenstep resume {quote(str(path))}` to go on with a run."
-    except (OSError, UnicodeDecodeError) as error:
-        fault = f"{path} can't be read: {clause(error)}."
-    except tomllib.TOMLDecodeError as error:
-        fault = f"{path} is not TOML: {clause(error)}."
+    except (OSError, ValueError) as error:
+        fault = f"{path} is no run file: {clause(error)}."
     raise ConfigError(fault)
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """The settings among environment variables, tables before their keys.
-
-    >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
-    ('train', 'updates')
-    """
+    """The settings among environment variables, tables before their keys."""
     settings = [
         Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
         for name, text in environ.items()
@@ -117,20 +101,12 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
 
 
 def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
-    """Settings of values by dotted keys.
-
-    >>> settings_in({"launch.ranks": 2}, "prove")
-    [Setting(path=('launch', 'ranks'), text='2', origin='prove')]
-    """
+    """Settings of values by dotted keys."""
     return [Setting(path=tuple(key.split(".")), text=str(value), origin=origin) for key, value in values.items()]
 
 
 def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
-    """Settings of the environment, then of a command line.
-
-    Args:
-        without: keys to ignore in the environment.
-    """
+    """Settings of the environment, without some keys, then of a command line."""
     around = from_environment(os.environ)
     return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
 
@@ -187,10 +163,7 @@ def _inner(table: Any, key: str) -> Any:
 
 
 def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
-    """The run of a file and its tables, with all defaults.
-
-    Args:
-        settings: values over those of the file, the later the stronger.
+    """The run of a file, and its tables with the settings put in, the later the stronger.
 
     Raises:
         ConfigError: the file can't be read, or with a sentence for each value that is wrong.
@@ -207,15 +180,11 @@ def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
         raise ConfigError([*misplaced, *faults_of(error, tree, origins=origins)]) from None
     if misplaced:
         raise ConfigError(misplaced)
-    return config, completed(tree)
+    return config, tree
 
 
 def parse(tree: Tree) -> RunConfig:
-    """The values of tables; arguments of hooks of evenstep are put into `args`, and words between commas into a list.
-
-    Raises:
-        ValidationError: all faults.
-    """
+    """The values of tables; arguments of hooks of evenstep are put into `args`, and words between commas in a list."""
     arranged = dict(tree)
     if isinstance(tree.get("reset"), str):
         arranged["reset"] = tree["reset"].split(",")
@@ -245,11 +214,7 @@ def _retype(tree: Tree, error: ValidationError, settings: Sequence[Setting]) -> 
 
 
 def at(tree: Tree, path: Sequence[str | int]) -> Any:
-    """The value in `tree` at `path`.
-
-    >>> at({"hooks": [{"target": "a.py:A"}]}, ["hooks", "0", "target"])
-    'a.py:A'
-    """
+    """The value in `tree` at `path`, such as `hooks`, `0`, `target`."""
     found: Any = tree
     for key in path:
         found = found[int(key) if isinstance(found, list | tuple) else key]
@@ -302,23 +267,14 @@ def faults_of(
 
 
 def quoted(value: object) -> str:
-    """A value as a user would write it, cut where it is long.
-
-    >>> quoted("x"), quoted(True), quoted([1, "a"]), quoted({"target": "a.py:b"})
-    ('"x"', 'true', '[1, "a"]', '{"target": "a.py:b"}')
-    """
-    return shortened(json.dumps(value, ensure_ascii=False, default=str))
+    """A value as a user would write it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @contextmanager
 def refused_at(key: str) -> Generator[None]:
-    """Name the key of the run file in errors of constructors raised inside the `with`.
-
-    >>> with refused_at("loss_scale"):
-    ...     raise ArgumentError("`floor` must be at most 8, but is 9.")
-    Traceback (most recent call last):
-    evenstep.errors.ConfigError: `loss_scale`: `floor` must be at most 8, but is 9.
-    """
+    """Name the key of the run file in errors of constructors raised inside the `with`."""
     try:
         yield
     except ConfigError:

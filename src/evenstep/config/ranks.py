@@ -21,12 +21,7 @@ from evenstep.pipeline.layers import stages_per_rank_for
 
 @contextmanager
 def joined(config: RunConfig) -> Generator[Group]:
-    """The group of all ranks of this run inside the `with`.
-
-    Raises:
-        ConfigError: several ranks with a strategy for one.
-        EvenstepError: the others did not come in time.
-    """
+    """The group of all ranks of this run inside the `with`; ConfigError for several with a strategy for one."""
     info, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if info is None else info.ranks
     lost_rank = config.launch.lost_rank
@@ -79,21 +74,13 @@ def check_ranks(config: RunConfig) -> None:
 
 
 def build_mesh(config: RunConfig, group: Group) -> Mesh:
-    """The grid of `group`'s ranks.
-
-    Raises:
-        ConfigError: they can't be divided into pipelines.
-    """
+    """The grid of `group`'s ranks; ConfigError if they can't be divided into pipelines."""
     with refused_at("parallel.pipeline"):
         return Mesh.of(group, pipeline=config.parallel.pipeline)
 
 
 def build_layout(config: RunConfig) -> Layout:
-    """The chain of stages that the pipeline schedule runs on the ranks of one pipeline.
-
-    Raises:
-        ConfigError: there is no such schedule, or it is for other numbers of stages.
-    """
+    """The chain of stages that the pipeline schedule runs on the ranks of one pipeline."""
     parallel = config.parallel
     count = parallel.stages_per_rank or stages_per_rank_for(parallel.split_at or None, ranks=parallel.pipeline)
     with refused_at("parallel.pipeline"):

@@ -320,20 +320,8 @@ class SlurmTable:
     """Processes on each machine, with one accelerator each if there are any."""
     timeout_minutes: Count = 60
     """Time limit of the job, in minutes. 90 s before it, the run saves and the job is queued again."""
-    partition: str | None = None
-    """The partition. By default the cluster's."""
-    account: str | None = None
-    """The account that is charged."""
-    qos: str | None = None
-    """The quality of service (`--qos`)."""
-    cpus_per_rank: Count | None = None
-    """CPU cores of each rank."""
-    gpus_per_rank: Count | None = None
-    """Accelerators of each rank; requested as `gpus_per_node`."""
-    memory_gb: Positive | None = None
-    """Memory of each machine, in GB."""
     additional: Args = field(default_factory=dict[str, Any])
-    """Additional options of `sbatch`, such as `constraint`."""
+    """Additional options of `sbatch`, such as `partition`, `account`, `cpus_per_task` or `gpus_per_node`."""
 
 
 @option
@@ -434,9 +422,6 @@ class RunConfig:
     limit_batches: Count | None = None
     """Use only this many global batches of each epoch, and this many batches of each evaluation, to try a run out. All
     by default."""
-    overfit: Count | None = None
-    """Train and evaluate on the first this many samples of the training set only, again and again, to see whether the
-    model can learn them."""
     hooks: tuple[HookTable, ...] = ()
     """Hooks: evenstep's by name, or callables that return an `evenstep.Hook`. On the command line
     `--hooks.time_budget.max_minutes 55` sets an argument of the hook with this name, and adds the hook if need be."""
@@ -472,28 +457,20 @@ class RunConfig:
         for key, given in (("task", self.task), ("data", self.data)):
             if (given is None) != bool(self.tasks):
                 yield f"`{key}`: give `task` and `data` for one task, or tables `[tasks.NAME]` for several."
-        if self.checkpoint.config is not None:
-            yield "`checkpoint.config` holds this run file itself; leave it out."
         if self.evaluation != Evaluation() and not self.evaluations:
             yield "`evaluation` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
         for name, task in self.tasks.items():
             if task.data.micro_batch_size == "auto":
-                yield f'`tasks.{name}.data.micro_batch_size` is "auto", which is for runs of one task; give a number.'
-        yield from self._of_beginnings()
+                yield f'`tasks.{name}.data.micro_batch_size` must be a number in runs of several tasks, but is "auto".'
+        from_another = self.resume not in ("never", "auto")
+        if self.reset and not from_another:
+            yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
+        if from_another and not Path(self.resume).is_dir():
+            yield f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{self.resume}".'
+        if from_another and self.init_from is not None:
+            yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
         if self.launch.lost_rank == "continue":
             yield from self._of_lost_ranks()
-
-    def _of_beginnings(self) -> Iterator[str]:
-        if self.resume in ("never", "auto"):
-            if self.reset:
-                yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
-            return
-        if not Path(self.resume).is_dir():
-            yield f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{self.resume}".'
-        if self.init_from is not None:
-            yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
-        if self.launch.slurm is not None:
-            yield "`launch.slurm` can't be with a path in `resume`."
 
     def _of_lost_ranks(self) -> Iterator[str]:
         excluded = {

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import json
 import os
-import re
 import sys
 import typing
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -28,20 +27,15 @@ from evenstep.config.keys import Tree
 from evenstep.config.load import Setting, as_json, at, faults_of, quoted, read
 from evenstep.config.ranks import build_layout, check_ranks
 from evenstep.config.run import HOOKS, GroupTable, OptimizerTable, RunConfig, Target
-from evenstep.errors import ArgumentError, ConfigError, MissingExtraError, clause
+from evenstep.errors import ArgumentError, ConfigError, clause
 from evenstep.lazy import load
 from evenstep.process import user_line
 from evenstep.schema import STRICT
 
-_DETOUR = re.compile(r"/\.{0,2}/")  # in a path that may begin otherwise than it says
-
 
 @contextmanager
 def importable(folder: Path) -> Generator[None]:
-    """Make the Python files of `folder` importable inside the `with`; afterwards they are forgotten.
-
-    No byte code is written meanwhile, so that looking at a recipe leaves nothing behind in it.
-    """
+    """Make the Python files of `folder` importable inside the `with`, without byte code; then they are forgotten."""
     entry, silent = str(folder.resolve()), sys.dont_write_bytecode
     sys.path.insert(0, entry)
     sys.dont_write_bytecode = True
@@ -57,27 +51,22 @@ def importable(folder: Path) -> Generator[None]:
 
 def loaded_from(folder: Path) -> dict[str, Path]:
     """The files of the modules that were found through `folder`, by module name."""
-    inside = str(folder.resolve())
+    inside = folder.resolve()
     found: dict[str, Path] = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file is not None and not file.startswith(inside) and not _DETOUR.search(file):
-            continue  # thousands are: no path is made for each
         stem = Path(inside, *name.split("."))
-        if file is None:
-            # a folder without `__init__.py` is a module without a file: it must be forgotten as well
-            if str(stem) in cast("list[str]", list(getattr(module, "__path__", ()))):
-                found[name] = stem
-        elif Path(file) in (stem.with_suffix(".py"), stem / "__init__.py"):
+        file: str | None = getattr(module, "__file__", None)
+        if file is not None and Path(file) in (stem.with_suffix(".py"), stem / "__init__.py"):
             found[name] = Path(file)
+        elif file is None and str(stem) in [str(one) for one in getattr(module, "__path__", ())]:
+            found[name] = stem  # a folder without `__init__.py`
     return found
 
 
 def find(target: str, folder: Path) -> Callable[..., Any]:
-    """The object that `target` names. Its module is imported, which runs it.
+    """The class or function that `target` names; its module is imported, which runs it.
 
     Args:
-        target: `FILE.py:NAME` or `package.module:NAME`.
         folder: the recipe's, which is importable.
 
     Raises:
@@ -85,12 +74,13 @@ def find(target: str, folder: Path) -> Callable[..., Any]:
     """
     place, _, name = target.partition(":")
     if place.endswith(".py"):
-        file = _file(place, folder.resolve())
+        file = Path(os.path.normpath(folder.resolve() / place))  # a link in the folder is a file of the recipe
+        if not file.is_relative_to(folder.resolve()) or not file.is_file():
+            others = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.py"))]
+            raise ArgumentError(f"names the file {place}, but the folder {folder} has none; {advice(place, others)}")
         module = _load(place, ".".join(file.relative_to(folder.resolve()).with_suffix("").parts))
         if Path(str(module.__file__)) != file:
-            raise ArgumentError(
-                f'names the file {place}, but Python already has another module "{module.__name__}"; rename the file.'
-            )
+            raise ArgumentError(f"names the file {place}, but Python has another module of that name; rename the file.")
     else:
         module = _load(place, place)
     found: object = module
@@ -104,21 +94,10 @@ def find(target: str, folder: Path) -> Callable[..., Any]:
     return found
 
 
-def _file(place: str, folder: Path) -> Path:
-    # not resolved, since a link in the recipe's folder is a file of the recipe
-    file = Path(os.path.normpath(folder / place))
-    if not file.is_relative_to(folder) or not file.is_file():
-        others = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.py"))]
-        raise ArgumentError(f"names the file {place}, but the folder {folder} has none; {advice(place, others)}")
-    return file
-
-
 def _load(place: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "torchmetrics":
-            raise ArgumentError(f"can't be imported: {MissingExtraError('torchmetrics', 'torchmetrics')}") from error
         where = user_line(error)
         at = f" (raised at {where})" if where else ""
         raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{at}.") from error
@@ -127,19 +106,13 @@ def _load(place: str, name: str) -> ModuleType:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A target with its arguments, ready to be called.
-
-    Args:
-        key: its place in the run file.
-        arguments: by name, converted to what the signature asks for.
-    """
+    """A target with its arguments, converted to what its signature asks for."""
 
     key: str
     function: Callable[..., Any]
     arguments: Mapping[str, object]
 
     def __call__(self, *given: object, **more: object) -> Any:
-        """Call it; `given` comes first and `more` last."""
         return self.function(*given, **self.arguments, **more)
 
 
@@ -160,8 +133,7 @@ def bind(
         key: of the target.
         folder: base of relative paths.
         at: key of the table with the arguments; `KEY.args` by default.
-        num_given: positional arguments that the engine gives.
-        named: keyword arguments that the engine gives.
+        num_given: positional arguments that the engine gives, and `named` keyword arguments.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())[num_given:]
@@ -226,7 +198,7 @@ class OpenRun:
     """A run without faults.
 
     Args:
-        tables: its run file, with all defaults and overrides.
+        tables: its run file with its overrides.
         calls: the objects that the run file names, ready to be called, by their keys, such as `data.train`.
         recipe: the folder of the recipe's Python files, importable while the run is open.
     """
@@ -237,11 +209,8 @@ class OpenRun:
     recipe: Path
 
     def resolved(self) -> Tree:
-        """The run file as plain tables, defaults and overrides included, paths absolute.
-
-        A run folder keeps it: run from there, it finds the recipe's copy in `recipe`.
-        """
-        return cast("Tree", _without_empty({**self.tables, "recipe": "recipe"}))
+        """The run file as plain tables with its overrides, as a run folder keeps it; paths are absolute."""
+        return {**self.tables, "recipe": "recipe"}
 
     def plain(self) -> Tree:
         """The same in values that JSON has, which checkpoints keep."""
@@ -354,12 +323,3 @@ def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class
         end = f"did you mean `{close}`?" if close else f"there are {', '.join(known)}."
         raise ArgumentError(f'is "{optimizer.name}", but must be a class of torch.optim; {end}')
     return known[str(optimizer.name)]
-
-
-def _without_empty(value: object) -> object:
-    if isinstance(value, dict):
-        pruned = {key: _without_empty(inner) for key, inner in cast("Mapping[str, object]", value).items()}
-        return {key: inner for key, inner in pruned.items() if inner not in ({}, [])}
-    if isinstance(value, tuple | list):
-        return [_without_empty(inner) for inner in cast("Sequence[object]", value)]
-    return value

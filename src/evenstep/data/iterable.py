@@ -12,7 +12,7 @@ from zlib import crc32
 
 from torch.utils.data import DataLoader
 
-from evenstep.arguments import require_count
+from evenstep.arguments import require_whole
 from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions, batches_in
 from evenstep.data.batching import cut_by_count, cut_evenly
 from evenstep.data.dataset import EpochSetters, epoch_setters, fingerprint_of
@@ -218,14 +218,14 @@ class StreamData(Data):
     ) -> None:
         _check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
         if not batched:
-            require_count("global_batch_size", global_batch_size)
+            require_whole("global_batch_size", global_batch_size)
         self.limit_batches = limit_batches
         self._stream = stream
         self._global_batch_size = global_batch_size
         self._micro_batch_size = micro_batch_size
         self._collate = collate
         self._batched = batched
-        self._num_microbatches = require_count("num_microbatches", num_microbatches)
+        self._num_microbatches = require_whole("num_microbatches", num_microbatches)
         self._samples_in = samples_in
         self._shared = shared
         self._stateful = stream if isinstance(stream, Stateful) else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
-from evenstep.arguments import require_count
+from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError
 from evenstep.keys import key, mix
 
@@ -174,8 +174,8 @@ def _uniform(uniform_key: int, numbers: NDArray[np.int64]) -> NDArray[np.float64
 
 def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
     """The order in which `epoch` visits the samples, a pure function of (seed, epoch); no start costs anything."""
-    require_count("num_samples", num_samples, at_least=0)
-    require_count("epoch", epoch, at_least=0)
+    require_whole("num_samples", num_samples, at_least=0)
+    require_whole("epoch", epoch, at_least=0)
     return Enciphered(num_samples, key(seed, "order", epoch)) if shuffle else in_order
 
 

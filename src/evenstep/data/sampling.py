@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
-from evenstep.arguments import check_one_of_two, require_count, require_word
+from evenstep.arguments import check_one_of_two, require_whole, require_word
 from evenstep.data.batch import JSON
 from evenstep.data.batching import (
     Lengths,
@@ -44,7 +44,7 @@ _LENGTH_WINDOW = 8192  # shuffled samples that are sorted by length together
 def pairs_of(name: str, given: Sizes) -> tuple[tuple[int, int], ...]:
     """Pairs (number of the global batch in the run, from 1; size from there on) of one number or of pairs."""
     if not isinstance(given, Sequence):
-        return ((1, require_count(name, given)),)
+        return ((1, require_whole(name, given)),)
     begins = [begin for begin, _ in given]
     ordered = begins[:1] == [1] and all(one < other for one, other in pairwise(begins))
     if not ordered or any(size < 1 for _, size in given):
@@ -129,7 +129,7 @@ class Sampling:
         require_word("oversized", self.oversized, get_args(Oversized))
         for name in ("global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
             if getattr(self, name) is not None:
-                setattr(self, name, require_count(name, getattr(self, name)))
+                setattr(self, name, require_whole(name, getattr(self, name)))
         if self.global_batch_size is not None:
             self._pairs = pairs_of("global_batch_size", self.global_batch_size)
         budgets = [one for one in (self.global_batch_tokens, self.micro_batch_tokens) if one is not None]

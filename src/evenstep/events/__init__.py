@@ -1,9 +1,5 @@
 """Events of a run, hooks, metrics and writers. `__init__.pyi` is the table of the names, also at run time."""
 
-from pathlib import Path
+from evenstep.lazy import lazy_names
 
-from evenstep.lazy import homes_in, lazy_names
-
-_HOMES = homes_in(Path(__file__).with_suffix(".pyi"))
-__all__ = sorted(" ".join(_HOMES.values()).split())  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)  # pyright: ignore[reportUnsupportedDunderAll]

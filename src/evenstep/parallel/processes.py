@@ -79,7 +79,7 @@ class Processes(Group):
         meeting_s: float | None = None,
         answer_s: float = ANSWER_S,
     ) -> None:
-        require_number("timeout_s", timeout_s, "(0, inf]", "above 0 seconds", "60 is usual")
+        require_number("timeout_s", timeout_s, "(0, inf]")
         info = info or rank_info_of(os.environ)
         if info is None:
             raise ArgumentError(

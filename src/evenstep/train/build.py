@@ -17,14 +17,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from evenstep.arguments import choose, require_object
+from evenstep.arguments import choose
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Event, Hook, Incident, MicrobatchEvent, Storage
 from evenstep.internals import local_tensor, unwrapped
 from evenstep.keys import branch, key_below
 from evenstep.lazy import load
-from evenstep.oom import build_emptying
 from evenstep.optim.apply import build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.masters import MasterStepper
@@ -77,7 +76,6 @@ from evenstep.train.update.execution import Execution, build_execution
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update.update import Update
-from evenstep.training_mode import require_gradients
 
 _COMPUTES = {"update": "evenstep.contrib.compiled_update"}  # packages that compute updates, by `Training.compile`
 
@@ -121,7 +119,6 @@ def strategy_of(given: Strategy | str | None, device: str | torch.device, model:
     if given is None:
         return Single()
     if not isinstance(given, str):
-        require_object("strategy", given, Strategy, "'ddp', or an object such as `Ddp(Processes(device))`")
         return given
     if isinstance(model, PipelineModel) and model.mesh.world.ranks > 1:
         return strategy_named(given, model.mesh.data)
@@ -169,7 +166,6 @@ class Setup:
     Args:
         linear_layers: layers that compute in float8.
         recomputed: modules whose activations are recomputed.
-        empty_cache: called with the number of each update that has ended.
         compute: a package that computes updates, a `ComputePackage`; None: the engine does.
     """
 
@@ -186,7 +182,6 @@ class Setup:
     storage: Storage
     linear_layers: Chosen
     recomputed: Chosen
-    empty_cache: Callable[[int], None] | None
     compute: Any
 
     @property
@@ -238,7 +233,6 @@ def set_up(
         ArgumentError: an argument that can't be, or that does not go with another.
         TaskError: a model that can't be trained.
     """
-    require_gradients("an engine or a trainer was built")
     check_launched(strategy, model, os.environ)
     check_model(model)
     optimizer = joined(optimizer)
@@ -273,7 +267,6 @@ def set_up(
             storage=build_storage(tasks.by_name, on, train.clip_norm),
             linear_layers=choose_linear_layers(model, formats),
             recomputed=choose_modules(model, train.memory.checkpoint),
-            empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
             compute=import_module(_COMPUTES[train.compile]) if train.compile in _COMPUTES else None,
         )
         if setup.compute is not None:

@@ -158,7 +158,7 @@ class Engine:
         self.group, self.reducers = parts.execution.world, parts.execution.reducers
         self.loss_scale = parts.context.loss_scale
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
-        self.phases, self._empty_cache = parts.context.phases, setup.empty_cache
+        self.phases = parts.context.phases
         self.recomputed, self.in_float8 = setup.recomputed.names, setup.linear_layers.names
         self._evaluated = (("", False),) if self._ema is None else self._ema.passes
         self.progress, self._begun = Progress(), Tree()
@@ -204,8 +204,6 @@ class Engine:
         return drawing_alone(method) if self.group.ranks == 1 else nullcontext()
 
     def _update(self, given: Sequence[Any]) -> Committed | Aborted:
-        training_mode.require_gradients("`update` was called")
-        self.require_own_format("update")
         update, context = self.progress.update + 1, self.parts.context
         self.group.at(update)
         with self.together():  # also where a rank gives what no micro-batch is: the others wait for it
@@ -248,7 +246,6 @@ class Engine:
             batch: as for `update`, and `microbatches`.
         """
         given = _given(batch, microbatches)
-        self.require_own_format("evaluate")
         with self.together():
             one = OneBatch(replace(global_batch(given, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
@@ -279,10 +276,6 @@ class Engine:
             lambda: EvaluateEvent(update=update, name=name),
             lambda error: EvaluateEvent(update=update, name=name, metrics=values),
         )
-
-    def require_own_format(self, method: str) -> None:
-        """Raise ArgumentError where `method` was called inside an autocast that would change what forwards compute."""
-        training_mode.require_own_format(method, self.parts.context.device, self.precision.forward)
 
     def require_whole(self) -> None:
         """Raise EvenstepError where an error has left the state of no update: nothing may be made of it, nor saved."""
@@ -399,8 +392,6 @@ class Engine:
         """
         if self.progress.update >= number:
             self.reducers.after_update(number)
-            if self._empty_cache is not None:
-                self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again; raises NonFiniteError where there is no lower loss scale."""
@@ -516,7 +507,6 @@ class Engine:
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
         """This rank's part of a whole state, compared with the live one; see `TrainState.own_part`."""
-        training_mode.require_gradients("a state was loaded")
         own = self.parts.saved.own_part(state, take=take, ranks=ranks)
         on_all_ranks(ranks, lambda: check_task_states(own.get("tasks", {}), self.parts.context.tasks))
         return own

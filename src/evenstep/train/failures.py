@@ -169,7 +169,7 @@ class LossSpikes:
         threshold: float = SPIKE_THRESHOLD,
     ) -> None:
         require_whole("window_updates", window_updates, at_least=8)
-        require_number("threshold", threshold, "(0, inf]", "above 0")
+        require_number("threshold", threshold, "(0, inf]")
         self.policy = policy
         self.window_updates = window_updates
         self._threshold = threshold

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenstep.parallel import Group
-from evenstep.process import EXIT_REQUEUE, REQUEUE, interrupted, stopping
+from evenstep.process import EXIT_REQUEUE, REQUEUE, stopping
 from evenstep.train.standard_hooks import write_page
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def end_program(
         process = ", in a new process after `resume()`" if saved is not None else ""
         text = f"stopped by {by} after update {update}, {where}; `train()` goes on from there{process}."
     if first not in REQUEUE:
-        raise interrupted(text)
+        raise KeyboardInterrupt(text)
     if group.rank == 0:
         print(f"evenstep: {text}", file=sys.stderr, flush=True)
     raise SystemExit(128 + first if is_done else EXIT_REQUEUE)

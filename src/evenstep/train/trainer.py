@@ -38,7 +38,6 @@ from evenstep.train.state import Tree
 from evenstep.train.state.resets import check_resets, resets_of
 from evenstep.train.tasks.task import Task
 from evenstep.train.timing import Phases
-from evenstep.training_mode import require_gradients
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -437,8 +436,6 @@ class Trainer:
                 "goes, and `request_stop` ends it earlier."
             )
         self.progress.check_within(self.updates, self._loop.epochs)
-        require_gradients("`train` was called")
-        self._loop.engine.require_own_format("train")
         self._is_training, self._thread = True, get_ident()
         try:
             # ranks may be threads, as in tests, which have agreed on what each does
@@ -486,7 +483,6 @@ class Trainer:
             )
         self._check_hooks()
         self._check_not_training("evaluate", "call `request_evaluate`, which does it at the end of the update")
-        self._loop.engine.require_own_format("evaluate")
         loop = self._loop
         if data is None or isinstance(data, str):
             sets = self.evaluations if data is None else {data: self.evaluations[data]}
@@ -509,7 +505,6 @@ class Trainer:
                 trained on.
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
-        self._loop.engine.require_own_format("predict")
         batches = data_of(data, "data")
         with self._together(batches):
             return self._loop.evaluator.predict(batches, collect=collect)

@@ -3,14 +3,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evenstep.cli import main
 from evenstep.cli.app import app
 from evenstep.config.keys import schema
 from evenstep.version import __version__
@@ -109,16 +107,6 @@ def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: 
     assert [line.split()[0] for line in done.err.splitlines()] == ["evenstep:", "`seed`", "`train.updats`"]
 
 
-def test_torchrun_finds_the_error_of_a_rank_where_it_looks_for_it(
-    evenstep: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    assert evenstep("train", "none.toml").code == 2
-    assert "there is no file none.toml" in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no" / "error.json"))
-    assert "there is no file none.toml" in evenstep("train", "none.toml").err
-
-
 def test_the_json_schema_is_printed(evenstep: Run) -> None:
     assert json.loads(evenstep("config-schema").out) == schema()
 
@@ -135,18 +123,6 @@ def test_help_imports_nothing_that_a_command_needs() -> None:
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_ctrl_c_while_the_command_is_imported_and_after_its_end_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Interrupted:
-        def __getattr__(self, name: str) -> None:
-            raise KeyboardInterrupt
-
-    monkeypatch.setitem(sys.modules, "evenstep.cli.entry", Interrupted())
-    assert main([]) == 130
-    assert capsys.readouterr().err == "evenstep: interrupted.\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:

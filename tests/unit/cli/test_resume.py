@@ -120,14 +120,13 @@ def test_the_advice_of_a_failed_run_works_when_the_recipe_is_mended_where_it_was
     failed = evenstep("train", "run.toml")
     assert failed.code == 1
     assert f"`evenstep resume {Path('runs/tiny')}` continues there" in failed.err
-    assert "`evenstep resume runs/tiny --recipe current` takes the recipe as it is now" in failed.err
     (recipe / "parts.py").write_text(good)
     again = evenstep("resume", "runs/tiny")  # as it was: says why it may fail again
     assert again.code == 0 or "a mistake" in again.err
     (recipe / "runs" / "tiny" / "checkpoints").rename(recipe / "runs" / "tiny" / "elsewhere")
-    done = evenstep("resume", "runs/tiny", "--recipe", "current")
+    done = evenstep("resume", "runs/tiny", "--recipe", ".")
     assert done.code == 0, done.err
-    assert f"recipe      {recipe}, as it is now" in done.out
+    assert f"recipe recipe -> {recipe}" in done.out
     assert (recipe / "runs" / "tiny" / "recipe" / "parts.py").read_text() == good
 
 

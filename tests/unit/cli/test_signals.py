@@ -11,27 +11,11 @@ import pytest
 from scripts import Script
 
 from evenstep.checkpoint import read_checkpoint
-from evenstep.process import Terminated, ending, not_swallowed, stopping
+from evenstep.process import Terminated, ending, stopping
 
 
 def noting(reasons: list[str]) -> Callable[..., None]:
     return lambda reason, *, requeue=False: reasons.append(reason)
-
-
-@pytest.mark.parametrize("becomes", [None, ImportError])
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
-def test_a_signal_that_an_import_swallows_ends_the_command_all_the_same(
-    number: signal.Signals, error: type[BaseException], becomes: type[Exception] | None
-) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(error), ending(), not_swallowed():
-        try:
-            signal.raise_signal(number)
-        except BaseException as caught:
-            assert type(caught) is error
-            if becomes is not None:
-                raise becomes("no such module") from caught
-    assert signal.getsignal(number) == before
 
 
 def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,9 +55,7 @@ def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
         nodes=2,
         ranks_per_node=4,
         timeout_minutes=60,
-        gpus_per_rank=1,
-        partition="big",
-        additional={"constraint": "h200"},
+        additional={"partition": "big", "gpus_per_node": 4},
     )
     submit_to(executor, asked, ["train", "run.toml"], name="run")
     assert executor.parameters == {
@@ -65,9 +63,7 @@ def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
         "nodes": 2,
         "tasks_per_node": 4,
         "timeout_min": 60,
-        "gpus_per_node": 4,
-        "slurm_partition": "big",
-        "slurm_additional_parameters": {"constraint": "h200"},
+        "slurm_additional_parameters": {"partition": "big", "gpus_per_node": 4},
     }
     assert executor.submitted == [Rank([*command(), "train", "run.toml"])]
 

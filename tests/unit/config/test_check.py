@@ -14,7 +14,6 @@ BROKEN = [
     (["--parallel.shard_ranks", "2"], "parallel.shard_ranks"),
     (["--train.precision", '{kind = "bf16-mixed", initial = 8}'], "train.precision.initial"),
     (["--evaluation.every_updates", "8"], "evaluation"),
-    (["--checkpoint.config.a", "1"], "checkpoint.config"),
     (["--optimizer.groups.a", '{patterns = ["*"], options = {a = 1}}'], "optimizer.groups.a.options"),
     (["--reset", "optimizer"], "reset"),
     (["--resume", "nowhere"], "resume"),

@@ -52,7 +52,7 @@ def test_all_rules_and_targets_are_reported_at_once(faults: Faults) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"name = ", "TOML"), (b'name = "a"\n# \xff\n', "utf-8"), (None, "no file")]
+    ("content", "says"), [(b"name = ", "TOML"), (b'name = "a"\n# \xff\n', "utf-8"), (None, "no run file")]
 )
 def test_unreadable_file_is_one_fault(tmp_path: Path, content: bytes | None, says: str) -> None:
     if content is not None:

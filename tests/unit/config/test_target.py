@@ -35,7 +35,7 @@ def test_a_file_that_raises_when_imported_is_a_fault_with_its_line(recipe: Path,
 def test_a_file_with_the_name_of_another_module_is_a_fault(recipe: Path, faults: Faults) -> None:
     (recipe / "json.py").write_text("class Model: ...")
     (fault,) = faults("--model.target", "json.py:Model")
-    assert 'Python already has another module "json"; rename the file.' in fault
+    assert "json.py" in fault and "rename the file" in fault
 
 
 @pytest.mark.parametrize(

@@ -91,5 +91,4 @@ def test_saved_run_with_combined_gradients_reads_back(several: Callable[[str], l
     assert several(HEAD.replace("updates = 10", 'updates = 10, combine = { kind = "grad_norm" }') + TASKS) == []
     with open_run(recipe / "run.toml") as run:
         saved = dumps(run.resolved()).replace('recipe = "recipe"', 'recipe = "."')
-    assert "alpha = 1.5" in saved
     assert several(saved) == []

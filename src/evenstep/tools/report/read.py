@@ -55,15 +55,13 @@ class ReportedRun:
     Args:
         metrics: name → update → value, in the order of updates; the later one of two values of an update.
         config: text of the resolved run file; "" for a run of a script.
-        settings: by dotted key, as text: of the run file, or those that the trainer of a script has recorded.
-        defaults: likewise, of a run file.
+        settings: by dotted key, as text: those of the run file, or those that the trainer of a script has recorded.
     """
 
     folder: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     config: str = ""
     settings: dict[str, str] = field(default_factory=dict)
-    defaults: dict[str, str] = field(default_factory=dict)
     status: Status = field(default_factory=Status)
     incidents: list[IncidentLine] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -71,11 +69,6 @@ class ReportedRun:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
-
-    @property
-    def changed(self) -> dict[str, str]:
-        """Settings that differ from the defaults; all of a script."""
-        return {key: value for key, value in self.settings.items() if value != self.defaults.get(key)}
 
     def text(self, file: str, *, optional: bool = False) -> str:
         """Content of a file; "" where it can't be read."""
@@ -119,7 +112,6 @@ def read_run(folder: Path) -> ReportedRun:
     run.settings = run.table("settings.json", json.loads)
     if run.config:
         run.settings = run.table(CONFIG, tomllib.loads)
-        run.defaults = run.table("defaults.toml", tomllib.loads)
     run.status = run.parsed(Status, STATUS, run.text(STATUS)) or Status()
     for update, name, value in _values(run):
         run.metrics.setdefault(name, {})[update] = value

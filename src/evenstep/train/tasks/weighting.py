@@ -1,6 +1,5 @@
 """Seams for the weights of tasks: coefficients λ_t of their losses, and methods that combine their gradients."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from evenstep.arguments import advice, require_number, require_table
+from evenstep.arguments import advice, require_number
 from evenstep.errors import ArgumentError
 
 
@@ -71,15 +70,9 @@ class Fixed(Coefficients):
     are_learned = False
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        given = require_table("coefficients", values, "`coefficients={'box': 0.5}`", may_be_none=True)
+        given = values or {}
         for name, value in given.items():
-            require_number(f"coefficients[{name!r}]", value)
-            if not 0 < value < math.inf:
-                raise ArgumentError(
-                    f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of "
-                    f"the mixture to give it no weight.",
-                    field="coefficients",
-                )
+            require_number(f"coefficients[{name!r}]", value, "(0, inf)")
         self._values = {name: float(value) for name, value in given.items()}
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:

@@ -67,7 +67,6 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "gpt <b>"
     folder.mkdir()
     (folder / "config.toml").write_text('seed = 1\nnote = "</script><script>alert(1)</script>"\n')
-    (folder / "defaults.toml").write_text("seed = 42\n")
     write_lines(
         folder / "metrics.jsonl",
         {"update": 1, "train/loss": 3.5, "</script><b>/x": 1},
@@ -90,7 +89,7 @@ def test_page_shows_the_run_folder_escaped_and_loads_nothing(run: Path) -> None:
         "duration 3 min 12 s",
         "valid/loss 2.25 best, at update 2",
         "non_finite update 2 the loss was <nan>",
-        "seed 1 42",
+        "seed 1",
         'note = "</script><script>alert(1)</script>"',
         "train: 1 not finite, the first at update 2",
     ):

@@ -1,0 +1,91 @@
+"""Public names of this package and the modules they come from."""
+
+from evenstep.train.engine import (
+    Engine as Engine,
+)
+from evenstep.train.failures import (
+    Answer as Answer,
+)
+from evenstep.train.failures import (
+    FailurePolicy as FailurePolicy,
+)
+from evenstep.train.failures import (
+    LossSpikes as LossSpikes,
+)
+from evenstep.train.failures import (
+    Retry as Retry,
+)
+from evenstep.train.failures import (
+    Rewind as Rewind,
+)
+from evenstep.train.failures import (
+    Skip as Skip,
+)
+from evenstep.train.failures import (
+    Stop as Stop,
+)
+from evenstep.train.grouped import (
+    described_groups as described_groups,
+)
+from evenstep.train.grouped import (
+    grouped_optimizer as grouped_optimizer,
+)
+from evenstep.train.lr_finder import (
+    FoundLr as FoundLr,
+)
+from evenstep.train.lr_finder import (
+    find_lr as find_lr,
+)
+from evenstep.train.progress import (
+    Progress as Progress,
+)
+from evenstep.train.result import (
+    Prediction as Prediction,
+)
+from evenstep.train.result import (
+    Result as Result,
+)
+from evenstep.train.state.loading import (
+    LoadedWeights as LoadedWeights,
+)
+from evenstep.train.state.loading import (
+    load_weights as load_weights,
+)
+from evenstep.train.tasks.cross_entropy import (
+    chunked_cross_entropy as chunked_cross_entropy,
+)
+from evenstep.train.tasks.task import (
+    Loss as Loss,
+)
+from evenstep.train.tasks.task import (
+    Task as Task,
+)
+from evenstep.train.tasks.weighting import (
+    Coefficients as Coefficients,
+)
+from evenstep.train.tasks.weighting import (
+    Combine as Combine,
+)
+from evenstep.train.tasks.weighting import (
+    Fixed as Fixed,
+)
+from evenstep.train.tasks.weighting import (
+    Separate as Separate,
+)
+from evenstep.train.tasks.weighting import (
+    TaskWeights as TaskWeights,
+)
+from evenstep.train.trainer import (
+    Trainer as Trainer,
+)
+from evenstep.train.update.dummy import (
+    is_dummy_pass as is_dummy_pass,
+)
+from evenstep.train.update.outcome import (
+    Aborted as Aborted,
+)
+from evenstep.train.update.outcome import (
+    Committed as Committed,
+)
+
+__all__: list[str]
