@@ -35,10 +35,8 @@ class ReadOptions:
     """Options for reading global batches in this process.
 
     Args:
-        seed: the run's seed; order and augmentation follow from it.
         start: position of the first global batch.
         rank: data-parallel rank of this process, 0..ranks-1.
-        ranks: number of data-parallel ranks.
         blocks: number B of blocks in which gradients are added; None without blocks.
         total: sums numbers over the ranks, which call it together; streams need it on several ranks.
         pin_memory: whether batches are put in pinned memory, where there is an accelerator.
@@ -87,7 +85,6 @@ class Microbatch:
 
     Args:
         index: number 0..n-1 in the global batch, counted over all ranks.
-        data: the collated samples, on the CPU.
         samples: numbers of the samples in the dataset, if they have any.
         counted: whether `num_samples` is certain, and not taken from the shapes of a ready-made batch.
         in_columns: whether lists in `data` are columns, as torch's default collate function makes them.
@@ -224,11 +221,7 @@ class Data(ABC):
 
     @abstractmethod
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        """Give this rank's part of the global batches from `read.start` on, epoch after epoch.
-
-        Raises:
-            DataError: the data cannot start at `read.start`; later, a sample or a worker fails.
-        """
+        """Give this rank's part of the global batches from `read.start` on; DataError if the data can't."""
 
     @abstractmethod
     def num_batches(self, epoch: int, *, seed: int) -> int | None:

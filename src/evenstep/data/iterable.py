@@ -42,8 +42,6 @@ class Stateful(Protocol):
 
 @final
 class _Share:
-    """This rank's part of each global batch, and the agreement of the ranks on its size and on the end of an epoch."""
-
     def __init__(self, edges: Sequence[int], read: ReadOptions, *, shared: bool) -> None:
         self.shared = shared or read.ranks == 1
         self.read = read
@@ -55,11 +53,9 @@ class _Share:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Equal for shares that read the same items."""
         return self.read.seed, self.stream, self.first, self.num_items
 
     def begin(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        """Agree on whether `epoch` exists, from whether this rank's stream gives items or can't be iterated again."""
         giving, ended, ranks = self._sum(gives, over, 1)
         if ended == ranks:
             return False
@@ -72,7 +68,6 @@ class _Share:
         return True
 
     def total(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        """Samples of a global batch over all ranks, and whether any rank has more in this epoch."""
         samples, having_more, squares, ranks = self._sum(num_samples, more, num_samples**2, 1)
         if not self.shared:
             return int(samples), having_more > 0
@@ -81,7 +76,6 @@ class _Share:
         return num_samples, more
 
     def reads_the_same(self, items: object) -> bool:
-        """Compare the first items of ranks that should read different streams."""
         if self.shared:
             return False
         mine = crc32(repr(items).encode()) % 2**20  # the square of which is exact
@@ -99,12 +93,6 @@ class _Share:
 
 @final
 class _Cursor:
-    """Place in a stream, and the item ahead.
-
-    The global generators of torch, numpy and Python are seeded from (seed, epoch, number of the item, rank) before
-    each item.
-    """
-
     def __init__(self, stream: Iterable[Any], setters: EpochSetters, share: _Share) -> None:
         self.position = share.read.start
         self.share = share
@@ -121,7 +109,7 @@ class _Cursor:
         self._number = 0  # of the item ahead, in its epoch
 
     def begin(self, epoch: int, *, state: dict[str, Any] | None = None, number: int = 0) -> bool:
-        """Begin an epoch, or go to a state in it, and look at item `number`; False for a used up generator."""
+        # begins an epoch, or goes to a state in it, and looks at item `number`; False for a used up generator
         before = self._iterator
         with undisturbed():
             self.set_epoch(epoch)
@@ -133,7 +121,6 @@ class _Cursor:
         return self.ahead is not _END or before is None or self._iterator is not before
 
     def begin_epoch(self) -> bool:
-        """Begin the epoch of the position; returns as `begin`."""
         epoch = self.position.epoch
         self.waiting = False
         if self.ahead is not _END:  # a loaded state was at the beginning of this epoch
@@ -141,7 +128,6 @@ class _Cursor:
         return self.ahead is not _END or self.begin(epoch)
 
     def take(self) -> list[Any]:
-        """The items of the next global batch; fewer at the end of the epoch, none where only other ranks have more."""
         if self.waiting:
             return []
         items = [self.ahead]
@@ -515,7 +501,6 @@ def _check_stream(stream: object, *, gives_batches: bool) -> None:
 
 
 def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
-    """The methods `set_epoch` of a stream, or of a loader's dataset and samplers."""
     setters = epoch_setters(stream)
     if setters or not isinstance(stream, DataLoader):
         return setters

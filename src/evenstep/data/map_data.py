@@ -120,14 +120,10 @@ class MapData(Data):
         return self._sampling.num_skipped
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        """Number of global batches of `epoch`."""
         return self._epoch(epoch, seed=seed, limit=self.limit_batches).num_batches
 
     def fingerprint(self) -> dict[str, JSON]:
-        """The dataset's own fingerprint, its size and lengths, and all options that choose the samples of an update.
-
-        `cut` holds the sizes of micro-batches: with others updates are equal up to rounding.
-        """
+        """The dataset's own fingerprint, its size and lengths, and all options that choose the samples of an update."""
         if self._fingerprint is None:  # made once: every checkpoint holds it
             dataset = fingerprint_of(self._dataset)
             self._fingerprint = {"kind": "map", "dataset": dataset, **self._sampling.fingerprint()}
@@ -135,22 +131,15 @@ class MapData(Data):
         return {**self._fingerprint, **limit}
 
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        """Give this rank's part of the global batches from `read.start` on, to the end of `num_epochs`.
-
-        Raises:
-            DataError: `read.start` is past the end of its epoch; later, a sample, `collate` or a worker fails.
-        """
         start = read.start
         if start.batch and start.batch >= self.num_batches(start.epoch, seed=read.seed):
             raise DataError(
-                f"the data cannot start at batch {start.batch} of epoch {start.epoch}, which has "
-                f"{self.num_batches(start.epoch, seed=read.seed)}; the dataset or the batch size has changed since the "
-                f"checkpoint: set it back, or start a new run."
+                f"the data can't start at batch {start.batch} of epoch {start.epoch}, which has "
+                f"{self.num_batches(start.epoch, seed=read.seed)}; set dataset and batch size back to what they were."
             )
         return self._generate(read)
 
     def close(self) -> None:
-        """End the worker processes; `batches` starts new ones."""
         while self._loaders:
             self._loaders.pop().close()
 

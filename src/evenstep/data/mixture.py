@@ -32,11 +32,9 @@ class Mixing(ABC):
 
     @abstractmethod
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        """The tasks that global batch `number` takes one batch of each; a task named twice gives two.
+        """The tasks that global batch `number` of the run takes one batch of each; a task named twice gives two.
 
-        Args:
-            number: of the global batch in the whole run, from 0.
-            sizes: batches per epoch of each task that has some left, in the mixture's order.
+        `sizes` are the batches per epoch of each task that has some left, in the mixture's order.
         """
 
     @abstractmethod
@@ -152,7 +150,6 @@ class _Walk:
         self._sizes: dict[tuple[str, int], int] = {}  # batches of a task's data in an epoch
 
     def step(self) -> Sequence[str]:
-        """Go to the next global batch; returns the tasks of this one."""
         data, end = self._mixture.data, self._mixture.end
         sizes = {name: self._size(name) for name in data if end != "max" or name not in self._ended}
         tasks = [name for name in self._mixture.mixing(self._number, sizes, seed=self.seed) if self._take(name)]
@@ -251,7 +248,6 @@ class Mixture(Data):
         return self
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        """Progress of each task's data at a position."""
         if self._walk is not None:
             self._known = self._walk_to(at or self._walk.position, self._walk.seed).state_dict()
         return dict(self._known)
@@ -274,7 +270,6 @@ class Mixture(Data):
         return counts[epoch]
 
     def fingerprint(self) -> dict[str, JSON]:
-        """Each task's, in order, and everything that decides which of them make an update."""
         prints = {name: one.fingerprint() for name, one in self.data.items()}
         cut: dict[str, JSON] = {name: one.pop("cut", None) for name, one in prints.items()}
         return {

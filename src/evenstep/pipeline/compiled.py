@@ -17,7 +17,7 @@ from evenstep.internals.compiler import compile_options
 
 @final
 class CompiledForward:
-    """The forward of one module, compiled when it is called with new shapes. A copy of the module has a plain one."""
+    """The forward of one module, compiled for each new shape. A copy of the module has a plain one."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

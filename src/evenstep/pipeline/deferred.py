@@ -20,11 +20,7 @@ Work = Callable[[], None]
 
 @final
 class Deferral:
-    """Deferral of weight gradients of this rank's layers, and their pending work.
-
-    A layer with a backward of its own can let its weight gradients wait as well: while `waiting` is a list, it appends
-    what would add them to `.grad`.
-    """
+    """Deferral of weight gradients; while `waiting` is a list, layers append what would add them to `.grad`."""
 
     def __init__(self) -> None:
         self.waiting: list[Work] | None = None

@@ -60,15 +60,13 @@ class Layers:
     def __post_init__(self) -> None:
         names = [layer.name for layer in self.layers]
         for place, name in enumerate(names):
-            below = [other for other in names if other != name and other.startswith(f"{name}.")]
-            if names.count(name) > 1 or not all(name.split(".")) or below:
+            is_begin = any(other.startswith(f"{name}.") for other in names)
+            is_late = any(source >= place for source in self.sources(place))
+            if names.count(name) > 1 or not all(name.split(".")) or is_begin or is_late:
                 raise ArgumentError(
-                    f"layer {place} must have a name of its own, dotted, that no other begins with, but is called "
-                    f"'{name}' among {', '.join(names)}."
+                    f"layer '{name}' among {', '.join(names)} must have a dotted name of its own that no other begins "
+                    f"with, and sources before it."
                 )
-            for source in self.sources(place):
-                if source >= place:
-                    raise ArgumentError(f"layer '{name}' must have sources before it, but '{names[source]}' is not.")
 
     def sources(self, place: int) -> tuple[int, ...]:
         """Places of the layers whose outputs the layer at `place` takes."""

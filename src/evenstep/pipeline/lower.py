@@ -26,24 +26,11 @@ class Span(NamedTuple):
 Result = tuple[bool, int, int]  # whether an output (else a gradient), of which stage and micro-batch
 
 
-def spans(
-    plans: Sequence[Plan],
-    layout: Layout,
-    duration: Callable[[Action], float],
-) -> list[Span]:
+def spans(plans: Sequence[Plan], layout: Layout, duration: Callable[[Action], float]) -> list[Span]:
     """Start and end of every compute action, each as early as the order of its rank and its needs allow.
 
-    Args:
-        plans: one per rank; whatever is no compute action in them is passed over.
-        duration: of an action.
-
-    Returns:
-        All spans, sorted by start and rank.
-
-    >>> from evenstep.pipeline.schedules import gpipe
-    >>> layout = Layout.chain(ranks=2)
-    >>> [f"{s.action}@{s.start}" for s in spans(gpipe(layout, [0]), layout, lambda action: 1)]
-    ['0F0@0', '1F0@1', '1B0@2', '0B0@3']
+    A forward needs the forwards that feed it, a backward its forward and the backwards of the stages that it feeds.
+    The spans are sorted by start and rank; PlanError if an action needs what comes later on its rank, or never.
     """
     orders = [[action for action in plan if action.op in COMPUTES] for plan in plans]
     places = [0] * len(orders)
@@ -142,11 +129,6 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     """The forward-only plans of all ranks, with their communication, for evaluation.
 
     Whatever a rank could do next, it does for the latest stage, so that few outputs wait anywhere.
-
-    >>> for plan in forwards(Layout.chain(ranks=2), [4, 5]):
-    ...     print(*plan)
-    0F4 0SO4:1 0F5 0SO5:1
-    1RI4:0 1F4 1RI5:0 1F5
     """
     lacking = {(s, k): len(layout.sources(s)) for s in range(layout.stages) for k in range(len(microbatches))}
     ready: list[list[tuple[int, int]]] = [[] for _ in range(layout.ranks)]

@@ -161,7 +161,7 @@ class PipelineModel(nn.Module):
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
         self._names = [layer.name for layer in self.layers.layers]
         stages = ", ".join(self._names[places[0]] for places in self._places)
-        _check_alike({"schedule": schedule, "layers": ", ".join(self._names), "stages at": stages}, pipeline)
+        _check_alike(f"the schedule {schedule}, stages at {stages}, and layers {', '.join(self._names)}", pipeline)
         self.carried = flows(self.layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(pipeline.rank)
@@ -225,11 +225,6 @@ class PipelineModel(nn.Module):
         parts = children_of(self)
         return parts[first].get_submodule(rest) if first in parts else super().get_submodule(target)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile each layer separately, with arguments of `torch.compile`; parameters keep their names."""
-        for layer in self.own_layers().values():
-            layer.compile(*args, **kwargs)
-
     def own_layers(self) -> dict[str, nn.Module]:
         """This rank's layers by name, as they are called."""
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
@@ -259,15 +254,13 @@ class PipelineModel(nn.Module):
         return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
 
 
-def _check_alike(given: Mapping[str, object], group: Group) -> None:
-    first, *others = group.gather(dict(given))
+def _check_alike(given: str, group: Group) -> None:
+    first, *others = group.gather(given)
     for rank, theirs in enumerate(others, start=1):
-        for name, value in first.items():
-            if theirs[name] != value:
-                raise ArgumentError(
-                    f"all ranks of a pipeline must cut one model alike, but rank 0 has {name} {value} and rank {rank} "
-                    f"{theirs[name]}."
-                )
+        if theirs != first:
+            raise ArgumentError(
+                f"all ranks of a pipeline must cut one model alike, but rank 0 has {first} and rank {rank} {theirs}."
+            )
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:

@@ -49,8 +49,6 @@ class PlanStep(Protocol):
 
 @final
 class _Activations:
-    """One micro-batch in one stage, between its forward and its backward."""
-
     __slots__ = ("_inputs", "_outputs", "loss")
 
     def __init__(self) -> None:

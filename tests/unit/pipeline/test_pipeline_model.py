@@ -162,9 +162,5 @@ def test_a_schedule_that_is_not_known_or_not_for_these_stages_is_refused(on_rank
 
 
 def test_compiling_keeps_the_names() -> None:
-    model = PipelineModel(linears())
-    names = list(model.state_dict())
-    model.compile(backend="eager")
-    assert list(model.state_dict()) == names
     wrapped = PipelineModel([torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)])  # type: ignore[list-item]
     assert list(wrapped.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
