@@ -1,6 +1,5 @@
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.data import ReadOptions
-from evenstep.data.batching import cut_by_tokens, fitting, group_by_length, measure, shuffle_batches
-from evenstep.errors import ArgumentError, DataError
-from refused import refused
+from evenstep.data.batching import cut_by_tokens, fitting, measure, shuffle_batches
 
 
 def greedy_by_brute_force(lengths: list[int], max_tokens: int, max_samples: int | None) -> list[list[int]]:
@@ -43,22 +40,6 @@ def test_a_cut_by_tokens_is_the_greedy_one(max_tokens: int, max_samples: int | N
         lengths = random.integers(1, 13, num_samples).tolist()
         edges = cut_by_tokens(lengths, max_tokens=max_tokens, max_samples=max_samples)
         assert batches_of(edges) == greedy_by_brute_force(lengths, max_tokens, max_samples)
-
-
-def test_batches_of_hundreds_of_samples_are_the_greedy_ones() -> None:
-    lengths = np.random.default_rng(6).integers(0, 9, 900).tolist()
-    for values in (lengths, sorted(lengths), [0] * 400 + lengths[:50]):
-        cut = batches_of(cut_by_tokens(values, max_tokens=1500))
-        assert cut == greedy_by_brute_force(values, 1500, None)
-
-
-@given(samples=st.permutations(range(30)), window=st.integers(1, 40))
-def test_lengths_rise_inside_each_window_and_windows_keep_their_samples(samples: list[int], window: int) -> None:
-    lengths = np.array([index * 7 % 5 for index in range(30)])
-    grouped = group_by_length(np.array(samples), lengths[samples], window=window).tolist()
-    for start in range(0, 30, window):
-        expected = sorted(samples[start : start + window], key=lambda index: lengths[index])
-        assert grouped[start : start + window] == expected
 
 
 @given(sizes=st.lists(st.integers(1, 5), max_size=12), shuffle_key=st.integers(0, 2**63 - 1))
@@ -104,14 +85,3 @@ def test_lengths_are_taken_from_a_list_an_array_a_tensor_or_a_function(lengths: 
 def test_oversized_samples_can_be_left_out() -> None:
     fits = fitting(np.array([3, 11, 2, 10]), max_tokens=10, oversized="skip")
     assert fits.tolist() == [True, False, True, True]
-
-
-def test_leaving_out_every_sample_is_an_error() -> None:
-    with pytest.raises(DataError):
-        fitting(np.array([3, 4]), max_tokens=1, oversized="skip")
-
-
-@pytest.mark.parametrize("lengths", [[1], [1.5, 2.0], ["a", "b"], [None, 1], [True, False], [1, -1]])
-def test_lengths_that_are_not_whole_numbers_for_each_sample_are_refused(lengths: Any) -> None:
-    with refused(ArgumentError, "lengths"):
-        measure(lengths, 2)

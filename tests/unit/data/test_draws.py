@@ -78,11 +78,6 @@ def test_weights_that_cannot_be_are_refused(weights: Any) -> None:
         MapData([1, 2], global_batch_size=1, sampling=weights)
 
 
-def test_the_weights_are_part_of_the_fingerprint() -> None:
-    prints = [MapData([1, 2], global_batch_size=1, sampling=one).fingerprint() for one in (None, [1, 2], [2, 1])]
-    assert prints[0] != prints[1] != prints[2]
-
-
 def test_a_dataset_that_shrinks_names_its_length() -> None:
     dataset = [1, 2, 3, 4]
     data = MapData(dataset, global_batch_size=4)

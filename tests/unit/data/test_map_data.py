@@ -13,13 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from evenstep.data import GlobalBatch, MapData, Mixture, Position, ReadOptions
-from evenstep.data.dataset import count_samples, draws_nothing, epoch_setters, fetches_many, fingerprint_of, rows_of
+from evenstep.data.dataset import draws_nothing, rows_of
 from evenstep.data.sampling import Sampling, cut_by_pairs
-from evenstep.errors import ArgumentError, DataError
-from refused import refused
 
 
 class Noisy(Dataset[tuple[int, float, float, float]]):
@@ -99,14 +97,6 @@ def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(num_samples: 
     assert taken(data, 12, start=start) == whole[skip:]
 
 
-def test_nothing_is_given_after_the_last_epoch() -> None:
-    data = MapData(range(10), global_batch_size=4, num_epochs=2)
-    assert taken(data, start=Position(epoch=2)) == []
-    assert len(taken(data, start=Position(epoch=1))) == 3
-    with pytest.raises(DataError):
-        taken(data, start=Position(batch=3))
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_limited_epochs_are_the_beginnings_of_the_whole_ones(num_workers: int) -> None:
     whole = MapData(range(20), global_batch_size=4)
@@ -153,16 +143,6 @@ def test_augmentation_is_keyed_and_the_users_generators_are_left_as_they_were(da
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.array_equal(np.random.get_state()[1], states[1][1])
     assert random.getstate() == states[2]
-
-
-def test_a_random_collate_function_is_seeded_even_over_a_plain_list() -> None:
-    def noise(batch: list[int]) -> float:
-        return random.random()
-
-    data = MapData(range(8), global_batch_size=2, collate=noise)
-    values = [[batch.microbatches[0].data for batch in taken(data, 4)] for _ in range(2)]
-    assert values[0] == values[1]
-    assert len(set(values[0])) == 4
 
 
 def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -> None:
@@ -238,14 +218,6 @@ def test_batches_hold_every_sample_once_within_every_budget(
         assert all(size(one) <= tokens[1] and len(one) <= (micro_batch_size or 40) for one in microbatches)
 
 
-def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:
-    lengths = [9 if index % 4 == 0 else 1 for index in range(30)]
-    fitting = Sampling(num_samples=30, global_batch_size=5, micro_batch_tokens=5, lengths=lengths, oversized="skip")
-    every = chain(*whole_epoch(Sampling(num_samples=30, global_batch_size=5), 1))
-    assert list(chain(*whole_epoch(fitting, 1))) == [index for index in every if index % 4 != 0]
-    assert fitting.num_skipped == 8
-
-
 # --- Sizes that change.
 
 
@@ -281,20 +253,7 @@ def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None
     assert given == [[1, 3], [1, 3], [2, 3], [2, 3], [2, 3]]
 
 
-@pytest.mark.parametrize("given", [[], [(2, 8)], [(1, 8), (1, 16)], [(1, 0)], 0])
-def test_sizes_that_cannot_be_are_refused(given: Any) -> None:
-    with refused(ArgumentError, "global_batch_size"):
-        MapData([1, 2], global_batch_size=given)
-
-
 # --- Datasets.
-
-
-def test_reading_can_go_on_after_a_failure() -> None:
-    data = MapData([[1], [2], [1, 2], [3]], global_batch_size=2, shuffle=False)
-    with pytest.raises(DataError):
-        taken(data, 2)
-    assert updates(data, 1, start=Position(epoch=1)) == [[0, 1]]
 
 
 VARIANTS: list[Callable[[dict[str, Any]], dict[str, Any]]] = [
@@ -323,26 +282,6 @@ def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update(
     assert prints[0] == prints[1] == prints[2]
 
 
-def test_a_dataset_is_asked_for_its_fingerprint_once() -> None:
-    asked: list[str] = []
-    dataset = Remembering()
-    dataset.fingerprint = lambda: asked.append("a") or "numbers"
-    data = MapData(dataset, global_batch_size=2)
-    assert data.fingerprint() == data.fingerprint()
-    assert len(asked) == 1
-    one, same, other = (fingerprint_of(Subset(dataset, chosen)) for chosen in ([1, 2], [1, 2], [2, 1]))
-    assert one == same != other
-
-
-def test_datasets_inside_others_are_told_of_epochs_and_fetch_many() -> None:
-    first, second = Remembering(), Remembering()
-    for set_epoch in epoch_setters(ConcatDataset([Subset(Subset(first, [0, 1]), [1]), second, [1, 2]])):
-        set_epoch(4)
-    assert (first.told, second.told) == ([4], [4])
-    assert fetches_many(Subset(NoisyMany(3), [1]))
-    assert not fetches_many(Subset(Noisy(3), [1]))
-
-
 def test_rows_are_those_of_the_default_collate_function() -> None:
     whole = TensorDataset(torch.randn(9, 2, 3), torch.arange(9), torch.arange(9) > 4)
     for dataset in (whole, Subset(whole, [8, 1, 5, 5, -2]), Subset(Subset(whole, [7, 8, 1, 3, 4]), [4, 0, 2, 1, 3])):
@@ -359,12 +298,6 @@ def test_rows_are_those_of_the_default_collate_function() -> None:
 
     assert rows_of(Own(torch.zeros(3))) is None
     assert not draws_nothing(Own(torch.zeros(3)))
-
-
-@pytest.mark.parametrize("dataset", ["train.csv", {"train": [1]}, iter([1]), [], DataLoader([1])])
-def test_an_object_that_is_no_dataset_is_refused(dataset: Any) -> None:
-    with refused(ArgumentError, "dataset"):
-        count_samples(dataset)
 
 
 @pytest.mark.parametrize("num_samples", [10**6, 10**12])

@@ -20,10 +20,7 @@ from evenstep.data import (
     ReadOptions,
     RoundRobin,
     Sampled,
-    StreamData,
 )
-from evenstep.errors import ArgumentError, DataError
-from refused import refused
 
 SIZES = {"a": 7, "b": 3, "c": 5}
 
@@ -128,11 +125,6 @@ def test_a_start_at_a_late_update_takes_no_time_that_grows_with_it() -> None:
     assert perf_counter() - begun < 2
 
 
-def test_a_state_of_other_tasks_is_refused() -> None:
-    with pytest.raises(DataError):
-        Mixture(tasks()).load_state_dict({"places": {"a": [0, 0]}})
-
-
 def values(batches: list[Any], task: str) -> list[int]:
     return [value for batch in batches for _, name, (value,), _ in batch[-1] if name == task]
 
@@ -144,29 +136,6 @@ def test_max_takes_every_sample_once_and_lets_those_that_are_through_wait() -> N
         assert sorted(values(epoch, name)) == [100 * place + n for n in range(count)]
     assert [len(batch[5]) for batch in epoch] == [3, 3, 2, 1]
     assert epoch[-1][4]
-
-
-def test_cycle_begins_again_until_all_are_through() -> None:
-    mixture = Mixture(tasks())
-    assert mixture.num_batches(0, seed=3) == 4
-    counts = Counter(values(taken(mixture, 4), "b"))
-    assert set(counts.values()) == {2}  # twice through three samples, in two batches each time
-
-
-def test_min_ends_with_the_first_and_the_others_go_on_where_they_are() -> None:
-    mixture = Mixture(tasks(), end="min")
-    assert [mixture.num_batches(epoch, seed=3) for epoch in (0, 1)] == [2, 1]
-    batches = taken(mixture, 4)
-    assert [batch[4] for batch in batches] == [False, True, True, True]  # b is through, then c, then a and b
-    assert sorted(values(batches, "a")) == list(range(7))
-
-
-def test_tasks_on_one_dataset_visit_it_in_different_orders() -> None:
-    same = list(range(20))
-    mixture = Mixture({name: MapData(same, global_batch_size=20, micro_batch_size=1) for name in "ab"})
-    batches = taken(mixture, 1)
-    assert values(batches, "a") != values(batches, "b")
-    assert sorted(values(batches, "a")) == sorted(values(batches, "b")) == same
 
 
 def test_temperature_flattens_what_is_drawn_in_proportion() -> None:
@@ -190,12 +159,6 @@ def test_single_micro_batches_of_several_tasks_do_not_all_fall_to_one_rank() -> 
         assert counts == [4 // ranks] * ranks
 
 
-def test_data_that_end_are_an_error_in_a_mixture_that_goes_on() -> None:
-    mixture = Mixture({"a": MapData([1, 2], global_batch_size=2, num_epochs=1)})
-    with refused(DataError, "a"):
-        taken(mixture, 2)
-
-
 def test_the_fingerprint_tells_mixtures_apart() -> None:
     given = [
         Mixture(tasks()),
@@ -208,19 +171,3 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
     prints = [str(mixture.fingerprint()) for mixture in given]
     assert len(set(prints)) == len(prints)
     assert Mixture(tasks()).fingerprint() == given[0].fingerprint()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Mixture({}),
-        lambda: Mixture({"a b": tasks()["a"]}),
-        lambda: Mixture({"a": Mixture(tasks())}),
-        lambda: Mixture({"a": StreamData(range(3), global_batch_size=1)}),
-        lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})),
-        lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})),
-    ],
-)
-def test_a_mixture_that_cannot_be_is_refused(make: Any) -> None:
-    with pytest.raises(ArgumentError):
-        make()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evenstep.data.order import Enciphered, order, order_of, scatter
+from evenstep.data.order import Enciphered, order, order_of
 from evenstep.keys import mix
 
 
@@ -36,12 +36,6 @@ def deviation(counts: NDArray[np.int64], expected: float, freedom: int) -> float
 def orders(num_samples: int, epochs: int) -> NDArray[np.int64]:
     """`[epochs, num_samples]`."""
     return np.stack([order(num_samples, seed=7, epoch=epoch) for epoch in range(epochs)])
-
-
-@given(scatter_key=st.integers(0, 2**64 - 1), numbers=st.lists(st.integers(0, 2**62), max_size=20))
-def test_scatter_is_the_scalar_mix_of_key_xor_number(scatter_key: int, numbers: list[int]) -> None:
-    scattered = scatter(scatter_key, np.array(numbers, dtype=np.int64))
-    assert scattered.tolist() == [mix(scatter_key ^ number) for number in numbers]
 
 
 @given(data=st.data(), num_samples=st.integers(1, 10**12), order_key=st.integers(0, 2**63 - 1))
@@ -103,21 +97,3 @@ def test_a_large_order_is_spread_evenly_and_neighbours_are_independent(num_sampl
     for first, second in pairs:
         counts = np.bincount(first * cells // num_samples * cells + second * cells // num_samples, minlength=cells**2)
         assert abs(deviation(counts, num_samples / cells**2, (cells - 1) ** 2)) < 4
-
-
-@pytest.mark.parametrize("num_samples", [37, 1009, 100_003])
-def test_orders_of_epochs_and_seeds_are_independent_of_each_other(num_samples: int) -> None:
-    cells, rounds = 10, max(2, 20_000 // num_samples)
-    counts, same = np.zeros(cells**2, dtype=np.int64), 0
-    for number in range(rounds):
-        first = order(num_samples, seed=number, epoch=4)
-        for second in (order(num_samples, seed=number, epoch=5), order(num_samples, seed=number + 1, epoch=4)):
-            same += np.count_nonzero(first == second)
-            counts += np.bincount(
-                first * cells // num_samples * cells + second * cells // num_samples, minlength=cells**2
-            )
-    row = np.bincount(np.arange(num_samples) * cells // num_samples)  # samples in each tenth
-    expected = 2 * rounds * np.outer(row, row).ravel() / num_samples
-    chi_squared = ((counts - expected) ** 2 / expected).sum()
-    assert abs(chi_squared - (cells - 1) ** 2) < 4 * (2 * (cells - 1) ** 2) ** 0.5
-    assert abs(same - 2 * rounds) < 5 * (2 * rounds) ** 0.5  # one place in all is the same by chance

@@ -11,12 +11,6 @@ def draws() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
-def test_torch_and_numpy_do_not_draw_the_same_numbers() -> None:
-    with undisturbed():
-        seed_generators(2**63 + 12345)
-        assert not {*torch.randint(0, 2**31, (4,)).tolist()} & {*np.random.randint(0, 2**31, 4).tolist()}
-
-
 @pytest.mark.parametrize("error", [None, KeyError])
 def test_generators_go_on_as_if_nothing_was_drawn_in_between(error: type[Exception] | None) -> None:
     with undisturbed():

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 import evenstep
-from evenstep.data import MapData, ReadOptions, StreamData
+from evenstep.data import MapData, StreamData
 from evenstep.data.split import num_arrived, num_samples, samples_in
 from evenstep.data.tree import can_pin, pin
-from evenstep.errors import DataError
-from refused import refused
 
 
 @pytest.mark.parametrize(
@@ -35,11 +33,6 @@ from refused import refused
 )
 def test_samples_of_a_ready_made_batch(batch: object, expected: int) -> None:
     assert samples_in(batch) == expected
-
-
-def test_a_ready_made_batch_that_does_not_tell_its_samples_is_refused() -> None:
-    with refused(DataError, "samples_in"):
-        samples_in(object())
 
 
 class Part:
@@ -84,13 +77,6 @@ def test_tensors_are_pinned_where_there_is_an_accelerator() -> None:
 def test_tensors_that_share_dim_0_tell_the_number_of_samples(shapes: Any) -> None:
     batch = tuple(map(torch.zeros, shapes))
     assert num_samples(batch) == num_samples(dict(enumerate(batch))) == num_samples(batch, 8) == 8
-
-
-def test_images_in_lists_do_not_tell_the_number_of_samples() -> None:
-    images = [torch.zeros(3, 4, size) for size in (4, 5, 6, 7)]
-    assert num_samples((images, [1, 2, 3, 4])) is None
-    assert num_samples((images, torch.zeros(4))) == 4
-    assert num_samples((images, [1, 2, 3, 4]), known=4) == 4
 
 
 @pytest.mark.parametrize("put_in", [2, 3, 8])
@@ -144,9 +130,3 @@ def test_a_collate_function_that_drops_samples_trains_as_the_good_samples(kind: 
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     evenstep.Trainer(model=trained, task=Line(), optimizer=optimizer, data=data, updates=4, device="cpu").train()
     assert torch.allclose(trained.weight, plain_loop().weight, rtol=1e-5)
-
-
-def test_an_empty_batch_is_no_micro_batch() -> None:
-    data = MapData([None] * 4, global_batch_size=4, micro_batch_size=2, collate=without_lost)
-    batch = next(data.batches(ReadOptions(seed=1)))
-    assert (batch.microbatches, batch.num_microbatches) == ((), 2)

@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from evenstep.data import Batch, GlobalBatch, MapData, Position, ReadOptions, StreamData, UpdateData, batches_in
-from evenstep.data.iterable import stream_epoch_setters
 from evenstep.errors import ArgumentError, DataError
 from refused import refused
 
@@ -43,25 +42,6 @@ class Counting:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.next = state["next"]
-
-
-class LiveState(Counting):
-    """Its state is changed as it goes on."""
-
-    def __init__(self, length: int) -> None:
-        self.state = {"next": 0}
-        super().__init__(length)
-
-    @property
-    def next(self) -> int:
-        return self.state["next"]
-
-    @next.setter
-    def next(self, value: int) -> None:
-        self.state["next"] = value
-
-    def state_dict(self) -> dict[str, int]:
-        return self.state
 
 
 class Stale(Counting):
@@ -153,13 +133,6 @@ def together(data: Sequence[StreamData], count: int, start: Position | None = No
         return list(pool.map(read, range(len(data))))
 
 
-def test_a_global_batch_is_cut_into_micro_batches() -> None:
-    (batch,) = taken(by_samples(range(10), 10, micro_batch_size=4), 1)
-    assert [list(one.data) for one in batch.microbatches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [(one.index, one.num_samples) for one in batch.microbatches] == [(0, 4), (1, 4), (2, 2)]
-    assert batch.num_microbatches == 3
-
-
 def test_ready_made_batches_are_grouped_and_the_last_group_may_be_short() -> None:
     ready = [torch.full((size,), float(size)) for size in (3, 5, 2, 4, 1)]
     batches = taken(StreamData(ready, batched=True, num_microbatches=2), 4)
@@ -169,17 +142,11 @@ def test_ready_made_batches_are_grouped_and_the_last_group_may_be_short() -> Non
     assert batches[1].microbatches[1].data is ready[3]
 
 
-@pytest.mark.parametrize("stream", [[], iter(())])
-def test_a_stream_that_gives_nothing_is_an_error(stream: object) -> None:
-    with pytest.raises(DataError):
-        taken(by_samples(stream, 2), 1)
-
-
 @given(
     length=st.integers(1, 12),
     sizes=st.sampled_from([(1, None), (2, 1), (3, 2), (5, None)]),
     skip=st.integers(1, 20),
-    kind=st.sampled_from([Counting, LiveState, Stale]),
+    kind=st.sampled_from([Counting, Stale]),
 )
 def test_a_stream_with_state_resumes_at_every_position_without_replay(
     length: int, sizes: tuple[int, int | None], skip: int, kind: type[Counting]
@@ -214,23 +181,6 @@ def test_the_state_is_that_before_or_after_the_last_batch() -> None:
         data.state_dict(batches[1].position)
 
 
-@pytest.mark.parametrize(
-    ("length", "start"),
-    [(10, Position(batch=1)), (4, Position(batch=2))],
-    ids=["another position", "a shorter stream"],
-)
-def test_a_state_that_does_not_fit_is_refused(length: int, start: Position) -> None:
-    first, second = by_samples(Counting(10), 2), by_samples(Counting(length), 2)
-    taken(first, 2)
-    second.load_state_dict(first.state_dict())
-    with pytest.raises(DataError):
-        second.batches(ReadOptions(start=start, seed=1))
-    with pytest.raises(DataError):
-        second.load_state_dict({"step": 3})
-    with pytest.raises(DataError):
-        by_samples(Counting(10), 2).batches(ReadOptions(start=Position(epoch=1, batch=3), seed=1))
-
-
 def test_a_stream_without_state_begins_its_epoch_again_and_says_so_once() -> None:
     data = by_samples(range(5), 2)
     assert (data.state.positions, data.state.scope, data.state_dict()) == ("epochs", "run", {})
@@ -263,13 +213,6 @@ def test_items_of_a_batch_that_failed_are_given_again() -> None:
         faults = ["no weight"]
 
 
-def test_a_stream_that_goes_on_when_iterated_is_read_from_its_beginning_again() -> None:
-    data = by_samples(Counting(6), 2)
-    for read in (1, 2):
-        assert samples(taken(data, read))[0] == [0, 1]
-        data.load_state_dict({})
-
-
 def test_a_stream_stays_in_its_epoch_though_a_part_of_its_dataset_is_evaluated_meanwhile() -> None:
     dataset = Remembering()
     trained = StreamData(DataLoader(dataset, batch_size=2), batched=True, samples_in=len)
@@ -278,35 +221,6 @@ def test_a_stream_stays_in_its_epoch_though_a_part_of_its_dataset_is_evaluated_m
     for expected in ([3, 3], [3, 3], [3, 3], [4, 4]):
         assert next(batches).microbatches[0].data.tolist() == expected
         assert taken(evaluated, 1)[0].microbatches[0].data.tolist() == [0, 0]
-
-
-class ToldSampler(RandomSampler):
-    epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-def test_an_epoch_reaches_the_dataset_and_the_sampler_inside_a_data_loader() -> None:
-    dataset = Remembering()
-    sampler = ToldSampler(dataset)
-    for set_epoch in stream_epoch_setters(DataLoader(dataset, batch_size=2, sampler=sampler)):
-        set_epoch(3)
-    assert (dataset.epoch, sampler.epoch) == (3, 3)
-    with refused(ArgumentError, "stream"):  # its workers never hear of an epoch
-        stream_epoch_setters(DataLoader(dataset, num_workers=1, persistent_workers=True))
-
-
-@pytest.mark.parametrize("stream", ["train.csv", {"train": [1]}, 3, DataLoader([1, 2], batch_size=2)])
-def test_an_object_that_is_no_stream_of_samples_is_refused(stream: Any) -> None:
-    with refused(ArgumentError, "stream"):
-        StreamData(stream, global_batch_size=4)
-
-
-def test_the_data_end_with_the_limit() -> None:
-    first = StreamData(iter(range(9)), global_batch_size=2, limit_batches=2)
-    assert [one.ends_epoch for one in taken(first, 7)] == [False, True]
-    assert first.state.positions == "epochs"
 
 
 # --- Several ranks.

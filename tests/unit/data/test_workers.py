@@ -192,25 +192,6 @@ def test_two_readers_at_once_do_not_mix() -> None:
     assert [pair[1] for pair in pairs] == read(alone, 4, start=Position(epoch=1))
 
 
-def test_a_rank_without_micro_batches_still_sees_every_global_batch() -> None:
-    data = MapData(range(5), global_batch_size=2, micro_batch_size=2, collate=list, num_workers=1)
-    batches = read(data, 4, rank=0, ranks=2)
-    data.close()
-    assert [batch.microbatches for batch in batches] == [()] * 4
-    assert [batch.num_samples for batch in batches] == [2, 2, 1, 2]
-
-
-def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
-    data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
-    batches = data.batches(ReadOptions(seed=1))
-    first = next(batches)
-    data.close()
-    with pytest.raises(DataError):
-        next(batches)
-    assert next(data.batches(ReadOptions(seed=1))) == first
-    data.close()
-
-
 class Line(evenstep.Task):
     def loss(self, output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         if output.isnan().any():

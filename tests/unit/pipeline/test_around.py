@@ -85,12 +85,3 @@ def test_a_train_of_the_models_own_is_called_and_what_is_in_evaluation_mode_stay
     assert [part.training for part in whole.body] == [True, False, False]
     assert model.training
     assert torch.equal(whole.body[1].running_mean, torch.zeros(2))
-
-
-def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained_in_stages_as_it_is_whole() -> None:
-    for staged in (False, True):
-        whole = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.Linear(2, 1)).eval()
-        model = PipelineModel(whole, stages_per_rank=2) if staged else whole
-        assert not model.training
-        Engine(model, Sum(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-        assert all(part.training for part in whole)

@@ -11,14 +11,6 @@ def relus(count: int) -> Layers:
     return Layers.of([nn.ReLU() for _ in range(count)])
 
 
-def test_a_model_that_says_its_layers_is_cut_there() -> None:
-    class Own(nn.Module):
-        def layers(self) -> list[Layer]:
-            return [Layer("a", nn.ReLU()), Layer("b", nn.ReLU())]
-
-    assert [layer.name for layer in Layers.of(Own()).layers] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     "layers",
     [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep.errors import ArgumentError, PlanError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layer, PipelineModel
 from refused import refused
@@ -48,16 +48,6 @@ def test_ranks_that_cut_otherwise_are_refused_on_all_instead_of_waiting(
     assert messages[0] == messages[1]
 
 
-def test_parameters_have_the_names_of_the_whole_model_on_any_layout(on_ranks: Callable[..., list[Any]]) -> None:
-    whole = linears()
-
-    def act(group: Any) -> list[str]:
-        return list(PipelineModel(whole, mesh=Mesh.of(group, pipeline=2)).state_dict())
-
-    assert list(PipelineModel(whole).state_dict()) == list(whole.state_dict())
-    assert [name for names in on_ranks(2, act) for name in names] == list(whole.state_dict())
-
-
 def test_a_rank_builds_its_own_layers_only(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> list[int]:
         built: list[int] = []
@@ -83,17 +73,6 @@ def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> 
         return [layer() is None for layer in left]
 
     assert on_ranks(2, act) == [[False, False, True, True], [True, True, False, False]]
-
-
-def test_a_builder_is_seeded_by_its_place_not_by_what_was_built_before() -> None:
-    builders = [lambda: nn.Linear(2, 2)] * 3
-    three, again = (
-        PipelineModel(builders, seed=5).state_dict(),
-        PipelineModel(builders, seed=5, stages_per_rank=3).state_dict(),
-    )
-    assert all(torch.equal(three[name], again[name]) for name in three)
-    assert not torch.equal(three["0.weight"], three["1.weight"])
-    assert not torch.equal(three["0.weight"], PipelineModel(builders, seed=6).state_dict()["0.weight"])
 
 
 def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Callable[..., list[Any]]) -> None:
@@ -139,26 +118,6 @@ def test_unknown_and_unequal_ties_and_shared_modules_are_refused() -> None:
     shared = nn.Linear(2, 2)
     with pytest.raises(ArgumentError):
         PipelineModel([shared, nn.ReLU(), shared])
-
-
-def test_a_rank_that_holds_some_stages_cannot_be_called(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> None:
-        model = PipelineModel(linears(), mesh=Mesh.of(group, pipeline=2))
-        with pytest.raises(TaskError):
-            model(torch.zeros(1, 2))
-
-    on_ranks(2, act)
-
-
-def test_a_schedule_that_is_not_known_or_not_for_these_stages_is_refused(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> None:
-        mesh = Mesh.of(group, pipeline=2)
-        with refused(ArgumentError, "schedule"):
-            PipelineModel(linears(), mesh=mesh, schedule="1f2b")
-        with pytest.raises(PlanError):
-            PipelineModel(linears(), mesh=mesh, schedule="1f1b", stages_per_rank=2)
-
-    on_ranks(2, act)
 
 
 def test_compiling_keeps_the_names() -> None:

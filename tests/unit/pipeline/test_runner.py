@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep.errors import PlanError
 from evenstep.parallel import Group
 from evenstep.parallel.reducer import Reducer
-from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, executed, forwards
+from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, executed
 from evenstep.pipeline.runner import Runner
 from evenstep.pipeline.stage import Stage
 
@@ -80,15 +80,6 @@ def test_the_runner_does_what_the_plan_says_in_its_order() -> None:
     assert said == ["F3", "B3", "done 3", "collect 3", "F5", "arm", "B5", "done 5", "collect 5", "reduce"]
 
 
-def test_a_rank_without_work_still_takes_part_in_the_reduction() -> None:
-    assert run(sequential([]), Log()) == ["arm", "reduce"]
-
-
-def test_forwards_alone_reduce_nothing() -> None:
-    with torch.no_grad():
-        assert run(forwards(ONE, [0, 1])[0], Log()) == ["F0", "done 0", "F1", "done 1"]
-
-
 def test_gradients_are_collected_when_all_sub_batches_of_a_micro_batch_have_come_back() -> None:
     class Halves(Log):
         def completed(self, microbatch: int) -> int | None:
@@ -101,14 +92,6 @@ def test_gradients_are_collected_when_all_sub_batches_of_a_micro_batch_have_come
 def test_shards_are_gathered_and_freed_where_the_plan_says_so() -> None:
     said = run(executed(sequential([0]), [0], gathers=True), Log())
     assert said == ["unshard", "F0", "arm", "B0", "done 0", "collect 0", "reduce", "reshard"]
-
-
-def test_a_micro_batch_without_a_loss_has_no_backward() -> None:
-    class Lossless(Log):
-        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
-            return {}, None
-
-    assert run(sequential([0]), Lossless()) == ["arm", "done 0", "collect 0", "reduce"]
 
 
 def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:

@@ -14,7 +14,7 @@ from evenstep import MapData, Task, Trainer
 from evenstep.errors import TaskError
 from evenstep.parallel import Mesh, Single
 from evenstep.pipeline import PipelineModel
-from evenstep.pipeline.wire import Address, Wire, detached
+from evenstep.pipeline.wire import Wire, detached
 
 OnRanks = Callable[..., list[Any]]
 
@@ -136,9 +136,3 @@ def test_tensors_over_the_devices_backend_have_the_bits_of_one_process(
     got = on_two(on_ranks, lambda x: (x, x.detach() > 0), lambda given: given[0] * given[1], schedule)
     wanted = trained(model(lambda x: (x, x.detach() > 0), lambda given: given[0] * given[1]))
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
-
-
-def test_sparse_predictions_are_refused() -> None:
-    wire = Wire(Mesh().pipeline, torch.device("cpu"))
-    with pytest.raises(TaskError):
-        wire.send(Address("prediction", 0, 1, 0), torch.eye(2).to_sparse(), 1)

@@ -6,7 +6,7 @@ import torch
 
 from evenstep.errors import LostRankError
 from evenstep.pipeline import Action, Layout, Op
-from evenstep.pipeline.wire import AHEAD, SENDING, Address, Edges, Wire
+from evenstep.pipeline.wire import AHEAD, Address, Edges, Wire
 
 CPU = torch.device("cpu")
 HERE = Address("output", 0, 1, 0)
@@ -76,14 +76,6 @@ def test_trees_of_all_forms_and_sizes_arrive_in_their_order(
             assert_same(arrived, tree)
 
 
-def test_a_leaf_says_whether_it_wants_a_gradient(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> Any:
-        tree = (torch.ones(2, requires_grad=True) * 2, torch.ones(2))
-        return [(leaf.requires_grad, leaf.is_leaf) for run in sent_over(group, [tree]) for leaf in run[0]]
-
-    assert on_ranks(2, act)[1] == [(True, True), (False, True)]
-
-
 def test_a_form_travels_only_when_it_changes_and_a_second_piece_only_without_room(
     on_ranks: Callable[..., list[Any]],
 ) -> None:
@@ -125,44 +117,6 @@ def test_room_is_made_no_further_ahead_than_the_plan_allows(on_ranks: Callable[.
         return seen
 
     assert on_ranks(2, act)[1] == [min(microbatch + 1 + AHEAD, 10) for microbatch in range(10)]
-
-
-def test_what_is_taken_later_may_have_come_earlier(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> Any:
-        edges = Edges(Layout(rank_of=(0, 1, 1), edges=((0, 1), (0, 2))), group, CPU)
-        addresses = [HERE, Address("output", 0, 2, 0), number(1)]
-        if group.rank == 0:
-            for value, address in enumerate(addresses):
-                edges.wire.send(address, value, 1)
-            return None
-        plan = [receives(address.microbatch, address.destination) for address in addresses]
-        edges.begin(plan)
-        for action in plan:
-            edges.receive(action)
-        return [edges.get(address) for address in reversed(addresses)]
-
-    assert on_ranks(2, act)[1] == [2, 1, 0]
-
-
-def test_few_messages_are_on_their_way_at_once_and_none_that_was_answered(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> Any:
-        if group.rank:
-            return None
-        wire, left = Wire(group, CPU), []
-        group.begin_send = lambda piece, rank, channel=0: lambda: left.append(channel)
-        lengths: list[int] = []
-        for microbatch in range(SENDING):
-            wire.send(number(microbatch), None, 1)
-        lengths.append(left.count(0))
-        wire.acknowledge(number(2), 1)
-        lengths.append(left.count(0))
-        for microbatch in range(SENDING, SENDING + 2):
-            wire.send(number(microbatch), None, 1)
-            lengths.append(left.count(0))
-        wire.flush()
-        return [*lengths, left.count(0)]
-
-    assert on_ranks(2, act)[0] == [0, 1, 1, 2, SENDING + 2]
 
 
 def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[Any]]) -> None:
