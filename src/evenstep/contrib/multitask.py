@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_names, require_number
+from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.keys import key
@@ -123,11 +123,11 @@ class GradNorm(Combine):
     def __init__(
         self, *, alpha: NonNegative = 1.5, coefficient_lr: Positive = 0.025, parameters: Sequence[str] = ("*",)
     ) -> None:
-        require_number("alpha", alpha, "[0, inf)", "finite and at least 0", "0.5 to 1.5 is usual")
-        require_number("coefficient_lr", coefficient_lr, "(0, inf)", "finite and above 0", "")
+        require_number("alpha", alpha, "[0, inf)")
+        require_number("coefficient_lr", coefficient_lr, "(0, inf)")
         self._alpha = alpha
         self._coefficient_lr = coefficient_lr
-        self._parameters = require_names("parameters", parameters, "`parameters=('trunk.4.*',)`")
+        self._parameters = tuple(parameters)
         self._tasks: tuple[str, ...] = ()
         self._learned = nn.Identity()  # as a model that runs all of its parts runs this as well
 
@@ -197,7 +197,7 @@ class Uncertainty(Coefficients):
     """
 
     def __init__(self, *, regression: Sequence[str] = ()) -> None:
-        self._regression = frozenset(require_names("regression", regression, "`regression=('box',)`"))
+        self._regression = frozenset(regression)
         self._log_variances = nn.Identity()  # as a model that runs all of its parts runs this as well
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
