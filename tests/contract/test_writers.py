@@ -144,18 +144,6 @@ def test_a_killed_run_that_is_resumed_reads_as_if_it_had_not_been(kind: type[Wri
     killed.close()
 
 
-@every_file
-def test_training_twice_goes_on_in_the_same_place(kind: type[Writer], tmp_path: Path) -> None:
-    writer = kind()
-    for first in (1, 3):
-        if first > 1 and kind.__name__ == "TensorBoardWriter":
-            time.sleep(1.1)
-        writer.open(tmp_path, first - 1)
-        writer.write([Record(update, "loss", float(update), 1.0) for update in (first, first + 1)])
-        writer.close()
-    assert READERS[kind.__name__](tmp_path) == {(update, "loss"): float(update) for update in range(1, 5)}
-
-
 @every_writer
 def test_closing_and_flushing_at_any_time_is_fine(kind: type[Writer], tmp_path: Path) -> None:
     writer = kind()

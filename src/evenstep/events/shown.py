@@ -30,7 +30,7 @@ class Text:
 
 @final
 class Image:
-    """An image, of 8 bits per channel, and a text beside it.
+    """An image of 8 bits per channel, with a caption.
 
     Args:
         values: shape [height, width] or [1, height, width], both grey, or [3, height, width], a tensor or an array of

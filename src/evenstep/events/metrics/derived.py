@@ -1,4 +1,4 @@
-"""Metrics computed from settled metrics of all ranks, written and followed like any metric."""
+"""Metrics computed from metrics of all ranks, written and followed like any metric."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ class DerivedMetrics:
         return bool(self._of_tasks)
 
     def __call__(self, records: Sequence[Record], counts: Counts | None = None) -> list[Record]:
-        """Derived records of `records` and `counts`, which were settled together."""
+        """Derived records of `records` and `counts` of the same updates."""
         values: dict[tuple[int, str], dict[str, float]] = {}
         weights: dict[tuple[int, str], float] = {}
         for record in records:
@@ -77,7 +77,7 @@ def _value(name: str, function: Derived, metrics: Mapping[str, float], *, may_la
 
 @final
 class Throughput:
-    """Units of weight, in all and per second, over windows of updates; computed from settled records.
+    """Units of weight, in all and per second, over windows of updates; computed from records.
 
         progress/tokens      Σ weights of all updates so far, for a task with `unit = "tokens"`; else progress/weight
         perf/tokens_per_s    Σ weights of the window's updates per second

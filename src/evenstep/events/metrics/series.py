@@ -1,4 +1,4 @@
-"""Settled values of one metric, ordered by update, in 24 bytes each."""
+"""Values of one metric, ordered by update, in 24 bytes each."""
 
 from array import array
 from bisect import bisect_left, bisect_right

@@ -24,7 +24,7 @@ _SAVED_VALUES = 1000
 
 @final
 class Storage:
-    """Metrics of a run: pending pairs, and the history of settled values.
+    """Metrics of a run: pending pairs, and the history of values.
 
     Args:
         history_updates: number of values kept per metric, at least 1; files keep all.
@@ -84,7 +84,7 @@ class Storage:
         return shown
 
     def follow(self, settled: int) -> None:
-        """Drop pending pairs if other ranks have settled them while this rank was disconnected."""
+        """Drop pending pairs if other ranks have read theirs while this rank was disconnected."""
         if self.settled < settled:
             self._pending.clear()
             self._meters.reset()
@@ -162,7 +162,7 @@ class Storage:
         return self._series[name].values_before(update, count) if name in self._series else []
 
     def state_dict(self) -> dict[str, Any]:
-        """Newest settled values of every metric; without times (`perf/…`), which differ between equal runs."""
+        """Newest values of every metric; without times (`perf/…`), which differ between equal runs."""
         state: dict[str, Any] = {
             name: [column[-_SAVED_VALUES:].tolist() for column in series.columns]
             for name, series in self._series.items()

@@ -28,8 +28,7 @@ Call: TypeAlias = tuple[str, tuple[Any, ...]]
 class RetryingWriter:
     """A writer and the calls that wait for it; only `open` raises, if the writer can't write to its place.
 
-    Args:
-        report: takes its first failure, and the number of lost calls at the end.
+    `report` takes its first failure, and the number of lost calls at the end.
     """
 
     def __init__(self, writer: Writer, report: Callable[[Incident], None]) -> None:

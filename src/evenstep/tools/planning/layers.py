@@ -59,10 +59,6 @@ def measure(
     """Measure the cost of each layer for one micro-batch.
 
     The backward is timed as a whole and for the inputs alone; the difference is the time of the weights.
-
-    Args:
-        context: in which forwards run, such as that of a precision.
-        convert: gives a layer the number format that it computes in.
     """
     where = device or torch.device("cpu")
     values: list[Any] = []

@@ -1,7 +1,6 @@
 """The run of a run file, reduced to minutes on a CPU, in each of the variants that are compared.
 
 The global batch and the number of updates are reduced; the run keeps its length, which the LR schedule counts with.
-Evaluations, writers, compilation and workers are left out. A variant is settings over those of the user.
 """
 
 import math
@@ -68,7 +67,6 @@ class RunFileBench:
         self.tokens = dict(tokens)
 
     def settings(self, variant: Variant) -> list[Setting]:
-        """Settings of the user, overridden by the settings of the variant."""
         with open_run(self._path, self._given) as opened:
             config = opened.config
         changed = {
@@ -119,11 +117,7 @@ class RunFileBench:
 
 
 def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
-    """The run with so few samples that an epoch is two updates, the second a short one.
-
-    Args:
-        shares: gets the share of each dataset's samples that is left, by its key.
-    """
+    # so few that an epoch is two updates, the second a short one; `shares` gets the share that is left of each dataset
 
     def few(key: str, call: Call, count: int) -> Call:
         def made(*given: object, **more: object) -> object:

@@ -25,12 +25,7 @@ from evenstep.tools.prove.trace import MicrobatchTrace
 @final
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Makes runs of a run file as `run_once` does, in one new process for each rank.
-
-    Args:
-        given: settings of the user.
-        tokens: budgets of batches by tokens, see `RunFileBench`.
-    """
+    """Makes runs of a run file as `run_once` does, in one new process for each rank."""
 
     path: Path
     given: Sequence[Setting]
@@ -67,7 +62,6 @@ class Elsewhere:
         return answers[0]
 
     def of_rank(self, variant: Variant, asked: Mapping[str, Any], began: Hook) -> Ended:
-        """The run in a rank's process; all ranks give the whole trace."""
         with open_run(self.path, RunFileBench(self.path, self.given, self.tokens).settings(variant)) as opened:
             config = opened.config
         with joined(config) as group:
@@ -116,11 +110,7 @@ def _be_rank(
 
 
 def _reported(error: Exception, *, refuses: bool) -> Exception:
-    """The error as the parent process gets it; some can't be pickled.
-
-    Args:
-        refuses: no update has begun, so the engine refuses the variant.
-    """
+    # some errors can't be pickled
     if isinstance(error, MissingExtraError):
         return error
     if refuses and isinstance(error, EvenstepError) and not isinstance(error, LostRankError):

@@ -31,7 +31,7 @@ class RefusedError(EvenstepError):
 
 
 class KilledError(EvenstepError):
-    """The run was killed, as it was to be."""
+    """The run was killed on purpose."""
 
 
 @final
@@ -66,7 +66,7 @@ class Variant:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A variant as it was built, before training.
+    """Objects of a variant before training.
 
     Args:
         tasks: by name; "" in a run with one.
@@ -203,7 +203,6 @@ def run_once(
         folder: where the run saves, and from where it resumes.
         kill_at: update in which the process is killed.
         traces: record the last update.
-        more: hooks of the caller.
     """
     with open_subject(variant) as subject:
         source = subject.data

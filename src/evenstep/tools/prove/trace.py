@@ -18,7 +18,7 @@ from evenstep.train.tasks.task import weight_of
 Values = dict[str, Tensor]
 
 _APART = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative difference that rounding may make; else 1e-2
-_CLOSE = 1e-7  # the same of sums of losses and of weights
+_CLOSE = 1e-7  # relative difference of sums of losses and weights
 _SUMS = ("the weight", "the loss")
 _MOST_STATES = 5
 
@@ -41,27 +41,19 @@ class MicrobatchTrace(NamedTuple):
 @final
 @dataclass(slots=True)
 class UpdateTrace:
-    """One update; parameters and gradients are by name, without those in shards.
-
-    Args:
-        states: digests of the state of the run's objects as the update begins, by path.
-    """
+    """One update; parameters and gradients are by name, without those in shards."""
 
     microbatches: list[MicrobatchTrace] = field(default_factory=list[MicrobatchTrace])
     begin: Values = field(default_factory=dict[str, Tensor])
     gradient: Values = field(default_factory=dict[str, Tensor])
     end: Values = field(default_factory=dict[str, Tensor])
     states: dict[str, str] = field(default_factory=dict[str, str])
+    """Digests of the state of the run's objects as the update begins, by path."""
 
 
 @final
 class Tracer(Hook):
-    """Records one update.
-
-    Args:
-        owners: objects whose attributes may hold state, by name.
-        update: number of the update.
-    """
+    """Records one update, and the state in the attributes of `owners` as it begins."""
 
     priority = -10
 
@@ -137,12 +129,7 @@ Traced = Callable[[int], UpdateTrace]
 
 
 def find_difference(one: Traced, other: Traced, updates: Sequence[int], *, exact: bool) -> list[str]:
-    """First difference of two runs, and the state that differs by then; [] where none is found.
-
-    Args:
-        one: gives the trace of an update.
-        exact: the runs must have the same bits; else they must be the same up to rounding.
-    """
+    """First difference of two runs, by bits or up to rounding, and the state that differs by then; [] for none."""
     states: list[str] = []
     for update in updates:
         here, there = one(update), other(update)
@@ -176,7 +163,6 @@ def differences(one: UpdateTrace, other: UpdateTrace, *, exact: bool) -> Iterato
 
 
 def _in_part(name: str, one: Sequence[Part], other: Sequence[Part], *, exact: bool) -> list[str]:
-    """Place in a part that differs though the part was given the same; [] where none does."""
     if name in _SUMS:
         here, there = (sum(float(each.gave[""]) for each in several) for several in (one, other))
         is_close = abs(here - there) <= (0 if exact else _CLOSE * abs(here))
@@ -188,7 +174,6 @@ def _in_part(name: str, one: Sequence[Part], other: Sequence[Part], *, exact: bo
 
 
 def _paths_apart(one: Sequence[Values], other: Sequence[Values], *, exact: bool) -> list[str]:
-    """Path of the first tensor that differs; [] where none does, or none can be compared."""
     for path in one[0]:
         if all(path in values for values in (*one, *other)):
             pairs = _by_samples([values[path] for values in one], [values[path] for values in other])
@@ -232,7 +217,6 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _worst(one: Values, other: Values, *, exact: bool) -> list[str]:
-    """Name of the tensor that differs most; [] where none does."""
     common = {name: value for name, value in one.items() if name in other}
     worst = difference(common, other, norm(common) or 1.0)
     bound = 0.0 if exact or not worst.of else _APART.get(one[worst.of].dtype, 1e-2)

@@ -8,7 +8,7 @@ from typing import Any
 
 NUM_COLORS = 8
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
-_OWN = ("perf", "mem", "time", "progress")  # of these each metric is a quantity of its own
+_OWN = ("perf", "mem", "time", "progress")  # metrics under these names share no chart
 _LOWER = re.compile(r"loss(?!_scale)|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
 _HIGHER = re.compile(r"acc|f1|auc|bleu|precision|recall|top_?\d|\biou|score")
 
@@ -48,11 +48,7 @@ def _figures(name: str, values: Mapping[int, float]) -> Figures:
 
 
 def direction(name: str) -> int:
-    """1 if a lower value of the metric is better, -1 if a higher one is, 0 if its name does not tell.
-
-    >>> direction("valid/loss"), direction("valid/top_5"), direction("train/loss_scale")
-    (1, -1, 0)
-    """
+    """1 if a lower value of the metric is better, -1 if a higher one is, 0 if its name does not tell."""
     if name.startswith("perf/"):
         return 0
     measure = name.lower().rpartition("/")[2]
@@ -60,22 +56,14 @@ def direction(name: str) -> int:
 
 
 def in_order(name: str) -> list[tuple[str, int]]:
-    """Sorts names so that the numbers in them are in order.
-
-    >>> sorted(["blocks.10", "blocks.2", "a"], key=in_order)
-    ['a', 'blocks.2', 'blocks.10']
-    """
+    """Key that sorts names so that the numbers in them are in order."""
     return [(word, int(digits[:18] or -1)) for word, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
 
 
 def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
     """Charts of several runs, given by name, as the page's script reads them.
 
-    title, group        of the chart; the heading "" is the first group
-    can_log             at least two values are above 0 and none below
-    notes               numbers of values that are not finite
-    curves              back to front: run, label, updates, values (None is a gap); `color` and `dash` are numbers:
-                        in one run each source has a colour, in several each run has one and each source a pattern
+    Curves are back to front. In one run each source has a colour; in several each run has a colour, each source a dash.
     """
     families: dict[str, list[tuple[int, str]]] = {}
     for number, (_, metrics) in enumerate(runs):

@@ -1,4 +1,4 @@
-"""Serves the report of runs to browsers of this machine; each request renders the page anew."""
+"""Serves the report of runs to browsers of this machine; each request renders the page."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

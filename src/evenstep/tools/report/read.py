@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from evenstep.errors import ArgumentError
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
-_WHERE = ("name", "runs", "recipe", "resume")  # settings that say where a run is, not what it does
+_WHERE = ("name", "runs", "recipe", "resume")  # settings of the place of a run
 
 
 def _in_utc(time: datetime) -> datetime:

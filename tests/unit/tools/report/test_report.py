@@ -188,20 +188,6 @@ def test_charts_group_metrics_of_one_quantity_and_order_them() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "can_log", "drawn"),
-    [
-        ([0.0, 1.0, 100.0], True, [0.0, 1.0, 100.0]),
-        ([-1.0, 1.0, 100.0], False, [-1.0, 1.0, 100.0]),
-        ([math.nan, math.inf, 1.0], False, [None, None, 1.0]),
-    ],
-)
-def test_values_that_are_not_finite_are_gaps(values: list[float], can_log: bool, drawn: list[float | None]) -> None:
-    (chart,) = charts([("a", {"x": dict(enumerate(values))})])
-    assert (chart["can_log"], chart["curves"][0]["values"]) == (can_log, drawn)
-    assert len(chart["notes"]) == (None in drawn)
-
-
 def test_best_values_follow_the_direction_of_the_name() -> None:
     metrics = {
         "perf/update_s": {1: 1.0},
