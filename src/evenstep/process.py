@@ -23,7 +23,6 @@ EXIT_CONFIG = 2
 EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL: stopped by SIGTERM and saved, to be run again
 EXIT_INTERRUPTED = 130  # a shell's code of a command that Ctrl-C has ended
 FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)  # no rank is started again after these
-CODE_FILE = "_EVENSTEP_CODE_FILE"  # names the file of rank 0's exit code, for evenstep's launcher
 
 REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 COPIES_S = 2.0

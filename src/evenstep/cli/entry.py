@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import cast
 
 from typer import Exit
@@ -18,7 +17,6 @@ from evenstep.cli.arguments import WithSettings, split
 from evenstep.cli.screen import write_to_nowhere
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import (
-    CODE_FILE,
     EXIT_CONFIG,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -43,9 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     ignore_at_the_end()
     code = _run(sys.argv[1:], leaves=True)
-    if CODE_FILE in os.environ and os.environ.get("RANK") == "0":
-        with suppress(OSError):  # the launcher then goes by the signal
-            Path(os.environ[CODE_FILE]).write_text(str(code), encoding="utf-8")
     leave_with(code)
     return code
 

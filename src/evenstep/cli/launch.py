@@ -1,31 +1,39 @@
-"""Starts the ranks of a run: on this machine by torch's elastic launcher, or as the tasks of a SLURM job.
+"""Starts the ranks of a run: as processes of this machine, or as the tasks of a SLURM job.
 
-Ranks that fail are started again together from their newest checkpoint, with a rendezvous of their own. Rank 0 writes
-to this console, the others to files. Across machines without SLURM, start `evenstep train` with torchrun instead.
+Ranks that fail are started again from their newest checkpoint: all together, or the lost one alone where the others go
+on (`launch.lost_rank`). Across machines without SLURM, start `evenstep train` with torchrun instead.
 """
 
 import ctypes
-import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from inspect import signature
+from datetime import timedelta
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
+from types import FrameType
 from typing import Any, final
 
 from evenstep.config.run import RunConfig, SlurmTable
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.lazy import load, load_optional
-from evenstep.parallel.rank_info import ATTEMPT, FIRST_PORT, LAUNCHER, NUM_PORTS, is_launched
+from evenstep.parallel.rank_info import (
+    ADDRESS,
+    ATTEMPT,
+    COUNT,
+    FIRST_PORT,
+    LAUNCHER,
+    NUM_PORTS,
+    NUMBER,
+    RESTARTS,
+    is_launched,
+)
 from evenstep.process import (
-    CODE_FILE,
-    EXIT_CONFIG,
     EXIT_DONE,
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -38,7 +46,9 @@ from evenstep.process import (
 
 _LONGEST_PAUSE_S = 30.0
 _FORWARDED = (*REQUEUE, signal.SIGINT, signal.SIGQUIT)
-_GRACE_S = 300  # for the update and the save between a signal and the end
+_GRACE_S = 300.0  # for the update and the save between a signal and the end
+_LEAVE_S = 5.0  # for the others, when rank 0 has ended
+_LOOK_EVERY_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,10 +68,10 @@ def start_ranks(config: RunConfig, arguments: list[str], *, restarts: bool = Tru
     max_restarts = config.launch.max_restarts if restarts else 0
     if ranks == 1 and not max_restarts:
         return None
-    start = launch
     if config.launch.lost_rank == "continue":
-        start = partial(load("evenstep.contrib.elastic:launch_elastic"), timeout_s=config.parallel.timeout_s)
-    return start(ranks, arguments, max_restarts=max_restarts)
+        with load("evenstep.contrib.elastic:lighthouse")(config.parallel.timeout_s) as address:
+            return launch(ranks, arguments, max_restarts=max_restarts, lighthouse=address)
+    return launch(ranks, arguments, max_restarts=max_restarts)
 
 
 def end_with_parent() -> None:
@@ -74,102 +84,147 @@ def end_with_parent() -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
-def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
+def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, lighthouse: str = "") -> int:
     """Run `evenstep` with `arguments` as several processes on this machine.
 
     Args:
-        max_restarts: number of times that all ranks are started again after one has failed.
+        max_restarts: number of times that all ranks, or a lost one, are started again after one has failed.
+        lighthouse: address that ranks which may come and go ask for each other; "": all ranks stay.
 
     Returns:
-        The exit code of the first rank that failed, as the others only fail because of it.
+        The exit code of the first rank that failed, as the others only fail because of it; of rank 0 where ranks may
+        be lost.
     """
+    started = _Ranks(ranks, arguments, lighthouse)
+    print(f"ranks       {ranks} on this machine; logs of all but the first in {started.logs}", flush=True)
+    before = {number: signal.signal(number, started.forward) for number in heeded(_FORWARDED)}
     try:
-        for attempt in range(max_restarts + 1):
-            os.environ[ATTEMPT] = str(attempt)
-            code = _attempt(ranks, arguments)
-            if code in FINAL or attempt == max_restarts:
-                return code
-            print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
-            sleep(min(2.0**attempt, _LONGEST_PAUSE_S))
-        raise AssertionError("the last attempt returns")
+        return started.run_apart(max_restarts) if lighthouse else started.run_together(max_restarts)
     finally:
-        for name in (ATTEMPT, CODE_FILE, LAUNCHER):  # later processes of this one are no ranks
-            os.environ.pop(name, None)
-
-
-def _attempt(ranks: int, arguments: list[str]) -> int:
-    from torch.distributed.elastic.multiprocessing import SignalException
-
-    before = {number: signal.getsignal(number) for number in _FORWARDED}
-    logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
-    os.environ[CODE_FILE] = str(logs / "exit-code")
-    os.environ[LAUNCHER] = str(os.getpid())  # torch forgets ranks that it is starting when a signal comes
-    try:
-        return _ended(ranks, arguments, logs)
-    except SignalException as error:  # a second signal, while the first one ended the ranks
-        return _code_of(error.sigval)
-    finally:  # torch leaves its handlers in place
+        started.stop(0.0)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _ended(ranks: int, arguments: list[str], logs: Path) -> int:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+@final
+class _Ranks:
+    """The processes of a run. Rank 0 writes to this console, the others to files."""
 
-    for name in logging.root.manager.loggerDict:  # it logs the end of each rank as an error with a table
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    has_grace = "shutdown_timeout" in signature(LaunchConfig).parameters  # not in torch 2.11
-    grace: dict[str, Any] = {"shutdown_timeout": _GRACE_S} if has_grace else {}
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=str(os.getpid()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        signals_to_handle=",".join(number.name for number in heeded(_FORWARDED)),
-        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=dict.fromkeys(range(1, ranks), Std.ALL)),
-        **grace,
-    )
-    print(f"ranks       {ranks} on this machine; logs of all but the first: {logs}", flush=True)
-    try:
-        python, *first = command()
-        elastic_launch(config, python)(*first, *arguments)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if rank and failure.exitcode not in (EXIT_REQUEUE, EXIT_INTERRUPTED):
-            print(f"evenstep: rank {rank} failed first: {_last_message(logs, rank)}", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else EXIT_ERROR
-    except SignalException as error:
-        return _code_of(error.sigval)
-    return EXIT_DONE
+    def __init__(self, count: int, arguments: list[str], lighthouse: str) -> None:
+        self.logs = Path(tempfile.mkdtemp(prefix="evenstep-ranks-"))
+        self._count = count
+        self._command = [*command(), *arguments]
+        self._environ = os.environ | {LAUNCHER: str(os.getpid())}
+        if lighthouse:
+            self._environ |= {ADDRESS: lighthouse, COUNT: str(count)}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._signal = 0
+        self._deadline = 0.0
 
+    def run_together(self, max_restarts: int) -> int:
+        for attempt in range(max_restarts + 1):
+            code = self._attempt(attempt)
+            if code in FINAL or self._signal or attempt == max_restarts:
+                return code
+            print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
+            sleep(min(2.0**attempt, _LONGEST_PAUSE_S))
+        raise AssertionError("the last attempt returns")
 
-def _code_of(number: int) -> int:
-    """The exit code of ranks that a signal has ended.
+    def _attempt(self, attempt: int) -> int:
+        from evenstep.internals import TCPStore
 
-    Rank 0 leaves its own code in a file. A run that was done, or could not be saved, must not be started again.
-    """
-    file = Path(os.environ[CODE_FILE])
-    own = file.read_text(encoding="utf-8") if file.is_file() else ""
-    for code in (EXIT_DONE, EXIT_ERROR, EXIT_CONFIG):
-        if own == str(code):
+        store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
+        shared = {"WORLD_SIZE": str(self._count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+        shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", RESTARTS: str(attempt)}
+        for rank in range(self._count):
+            self._start(rank, attempt, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        while not self._ended():
+            failed = [rank for rank, process in self._processes.items() if process.poll()]
+            if failed and not self._signal:
+                return self._failed(failed[0])
+            sleep(_LOOK_EVERY_S)
+        failed = [rank for rank, process in self._processes.items() if process.returncode]
+        if not self._signal:
+            return self._failed(failed[0]) if failed else EXIT_DONE
+        # a run that was done, or could not be saved, must not be started again
+        code = self._processes[0].returncode
+        if code >= 0:
             return code
-    if number == signal.SIGINT:
-        return EXIT_INTERRUPTED
-    return EXIT_REQUEUE if number in REQUEUE else EXIT_ERROR
+        if self._signal == signal.SIGINT:
+            return EXIT_INTERRUPTED
+        return EXIT_REQUEUE if self._signal in REQUEUE else EXIT_ERROR
 
+    def _failed(self, rank: int) -> int:
+        code = self._processes[rank].returncode
+        self.stop(_GRACE_S)
+        if rank and code not in (EXIT_REQUEUE, EXIT_INTERRUPTED):
+            print(f"evenstep: rank {rank} failed first: {self._last_message(rank)}", file=sys.stderr)
+        return code if code > 0 else EXIT_ERROR
 
-def _last_message(logs: Path, rank: int) -> str:
-    for file in sorted(logs.rglob(f"{rank}/stderr.log")):
+    def run_apart(self, restarts_left: int) -> int:
+        attempts = dict.fromkeys(range(self._count), 0)
+        for number in attempts:
+            self._start(number, 0, {NUMBER: str(number)})
+        over: set[int] = set()
+        while 0 not in over or not (self._processes[0].returncode in FINAL or len(over) == self._count):
+            for number in attempts.keys() - over:
+                code = self._processes[number].poll()
+                if code is None:
+                    continue
+                if code in FINAL or self._signal or not restarts_left:
+                    over.add(number)
+                    if code not in FINAL and (number or code < 0):  # rank 0 has written its error to this console
+                        where = self._last_message(number) if number else "it keeps the run folder."
+                        print(f"evenstep: rank {number} is lost: {where}", file=sys.stderr)
+                    continue
+                restarts_left -= 1
+                attempts[number] += 1
+                print(f"restart     rank {number}, {restarts_left} more", flush=True)
+                self._start(number, attempts[number], {NUMBER: str(number)})
+            sleep(_LOOK_EVERY_S)
+        self.stop(_LEAVE_S, asks=False)
+        code = self._processes[0].returncode
+        return code if code >= 0 else EXIT_ERROR
+
+    def _start(self, rank: int, attempt: int, own: dict[str, str]) -> None:
+        environ = self._environ | own | {ATTEMPT: str(attempt)}
+        with (self.logs / f"rank-{rank}.log").open("ab") if rank else nullcontext() as log:
+            self._processes[rank] = subprocess.Popen(
+                self._command, env=environ, stdout=log, stderr=subprocess.STDOUT if rank else None
+            )
+        if self._signal:  # which came while ranks were started
+            self._processes[rank].send_signal(self._signal)
+
+    def _ended(self) -> bool:
+        if self._signal and monotonic() > self._deadline:
+            self.stop(0.0)
+        return all(process.poll() is not None for process in self._processes.values())
+
+    def _last_message(self, rank: int) -> str:
+        file = self.logs / f"rank-{rank}.log"
         lines = [line for line in file.read_text(errors="replace").splitlines() if line.startswith("evenstep:")]
-        if lines:
-            return f"{lines[-1].removeprefix('evenstep: ')} Its log: {file}."
-    return f"no message; logs: {logs}."
+        said = f"{lines[-1].removeprefix('evenstep: ')} " if lines else ""
+        return f"{said}Its log: {file}."
+
+    def forward(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = self._signal or number
+        self._deadline = monotonic() + _GRACE_S
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def stop(self, grace_s: float, *, asks: bool = True) -> None:
+        """End the processes that are left: they are asked, and killed after a while."""
+        running = [process for process in self._processes.values() if process.poll() is None]
+        for process in running if asks and grace_s else ():
+            process.terminate()
+        until = monotonic() + grace_s
+        while monotonic() < until and any(process.poll() is None for process in running):
+            sleep(_LOOK_EVERY_S)
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 def submit_run(slurm: SlurmTable, arguments: list[str], *, name: str, folder: Path) -> int:

@@ -98,5 +98,4 @@ def build_strategy(config: RunConfig, group: Group) -> Strategy:
         blocks=parallel.blocks,
         shard_ranks=parallel.shard_ranks,
         gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
-        offload=parallel.offload,
     )

@@ -280,8 +280,6 @@ class ParallelTable:
     all ranks."""
     gather_dtype: Literal["bf16"] | None = None
     """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
-    offload: bool = False
-    """Strategy fsdp: keep shards in the CPU's memory while they are not used. Needs an accelerator."""
     reduction: Literal["ordered", "fast"] = "ordered"
     """How gradients are added: `ordered` in numbered blocks of micro-batches and a fixed tree, which gives the same
     bits on any number of ranks; `fast` as they come, in the backend's order."""
@@ -301,9 +299,8 @@ class ParallelTable:
     layers."""
 
     def __post_init__(self) -> None:
-        if self.strategy != "fsdp" and (self.shard_ranks is not None or self.offload):
-            field = "offload" if self.shard_ranks is None else "shard_ranks"
-            raise ArgumentError(f'needs `parallel.strategy` fsdp, but that is "{self.strategy}".', field=field)
+        if self.strategy != "fsdp" and self.shard_ranks is not None:
+            raise ArgumentError(f'needs `parallel.strategy` fsdp, but that is "{self.strategy}".', field="shard_ranks")
         if self.pipeline == 1 and (self.stages_per_rank is not None or self.split_at):
             field = "split_at" if self.stages_per_rank is None else "stages_per_rank"
             raise ArgumentError("needs `parallel.pipeline` 2 or more, but that is 1.", field=field)

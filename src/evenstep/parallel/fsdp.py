@@ -98,15 +98,12 @@ class ShardReducer(Reducer):
 
     Args:
         gather_dtype: format in which parameters are gathered and used; gradients are reduced in float32 at least.
-        offload: whether shards wait in the CPU's memory.
     """
 
-    def __init__(
-        self, module: nn.Module, layout: Shards, *, ordered: bool, gather_dtype: torch.dtype | None, offload: bool
-    ) -> None:
+    def __init__(self, module: nn.Module, layout: Shards, *, ordered: bool, gather_dtype: torch.dtype | None) -> None:
         super().__init__(module, layout.group)
         self.collects = ordered
-        self._layout, self._gather_dtype, self._offload = layout, gather_dtype, offload
+        self._layout, self._gather_dtype = layout, gather_dtype
         self._fsdp: Any = module  # an `FSDPModule` once it is wrapped
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._numbers: list[nn.Parameter] = []  # which can't be cut
@@ -117,7 +114,7 @@ class ShardReducer(Reducer):
         self._dealing = Dealing.of_one(0)
 
     def wrap(self) -> nn.Module:
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         units = self._units()
         check_shardable(self.module)
@@ -135,7 +132,6 @@ class ShardReducer(Reducer):
                 # Also the outermost: an evaluation swaps the shards' values, which gathered ones would not see.
                 reshard_after_forward=True,
                 mp_policy=policy,
-                offload_policy=CPUOffloadPolicy() if self._offload else OffloadPolicy(),
                 ignored_params=set(self._numbers),
             )
         self._prepare()

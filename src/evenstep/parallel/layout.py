@@ -166,11 +166,10 @@ class Shards(ParameterLayout):
         return each
 
     def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        mesh = getattr(tensor, "device_mesh", None)  # set on a `DTensor`, found without an import
-        if mesh is None:
-            return cast("Tensor", tensor)
-        here = cast("Any", tensor).to(mesh.device_type)  # with `offload` it waits on the CPU
-        return here.full_tensor().to(cast("Tensor", tensor).device)
+        shard: Any = tensor
+        if getattr(tensor, "device_mesh", None) is None:  # set on a `DTensor`, found without an import
+            return shard
+        return shard.to(shard.device_mesh.device_type).full_tensor().to(shard.device)
 
     def first_element(self, tensor: Tensor) -> int:
         if local_tensor(tensor) is tensor:

@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError
 ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"  # torchft's names
 ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
 LAUNCHER = "_EVENSTEP_LAUNCHER"  # the process id of evenstep's launcher, whose children its ranks are
-_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below Linux's ephemeral ports
 
 
@@ -107,7 +107,7 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
         address=_given(environ, "MASTER_ADDR"),
         port=_number(environ, "MASTER_PORT", least=1),
         store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_number(environ, _RESTARTS) if _RESTARTS in environ else 0,
+        attempt=_number(environ, RESTARTS) if RESTARTS in environ else 0,
     )
 
 
@@ -116,7 +116,7 @@ def is_launched() -> bool:
 
 
 def is_restarted() -> bool:
-    counts = [os.environ.get(name, "0") for name in (ATTEMPT, _RESTARTS)]
+    counts = [os.environ.get(name, "0") for name in (ATTEMPT, RESTARTS)]
     return is_launched() and any(count.isdecimal() and int(count) > 0 for count in counts)
 
 

@@ -139,14 +139,11 @@ class Zero1(Ddp):
 class Fsdp(Strategy):
     """Shards of a module that FSDP2 gathers where they are used; reductions are sums.
 
-    With ordered sums gradients are whole on each rank until they are summed.
-
     Args:
         group: the ranks, of a `Processes`.
         shard_ranks: how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default.
         gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
             are always reduced in float32 at least.
-        offload: whether shards wait in the CPU's memory; needs an accelerator.
         reduction, blocks: see `Strategy`.
     """
 
@@ -158,7 +155,6 @@ class Fsdp(Strategy):
         *,
         shard_ranks: int | None = None,
         gather_dtype: torch.dtype | None = None,
-        offload: bool = False,
         reduction: Reduction = "ordered",
         blocks: int = BLOCKS,
     ) -> None:
@@ -179,7 +175,6 @@ class Fsdp(Strategy):
         layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=reduction == "ordered")
         super().__init__(group, layout, reduction=reduction, blocks=blocks)
         self.gather_dtype = gather_dtype
-        self.offload = offload
 
     def gathering(self, dtype: torch.dtype) -> Self:
         if self.gather_dtype not in (None, dtype):
@@ -194,7 +189,7 @@ class Fsdp(Strategy):
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         kind = PlanReducer if per_plan else PassReducer
-        return kind(module, self.layout, ordered=self.is_ordered, gather_dtype=self.gather_dtype, offload=self.offload)
+        return kind(module, self.layout, ordered=self.is_ordered, gather_dtype=self.gather_dtype)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         on_cpu = self.is_ordered and self.group.device.type == "cpu"
@@ -215,14 +210,13 @@ def strategy_named(
     blocks: int = BLOCKS,
     shard_ranks: int | None = None,
     gather_dtype: torch.dtype | None = None,
-    offload: bool = False,
 ) -> Strategy:
     """Strategy by name. One rank shares nothing, whatever the strategy.
 
     Args:
         name: one of `STRATEGIES`; "auto" is ddp.
         reduction, blocks: of `Strategy`.
-        shard_ranks, gather_dtype, offload: of `Fsdp`.
+        shard_ranks, gather_dtype: of `Fsdp`.
 
     >>> type(strategy_named("ddp", Group())).__name__
     'Single'
@@ -231,14 +225,7 @@ def strategy_named(
     if group.ranks == 1 or name == "single":
         return Single(group, reduction=reduction, blocks=blocks)
     if name == "fsdp":
-        return Fsdp(
-            group,
-            shard_ranks=shard_ranks,
-            gather_dtype=gather_dtype,
-            offload=offload,
-            reduction=reduction,
-            blocks=blocks,
-        )
+        return Fsdp(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, reduction=reduction, blocks=blocks)
     return (Zero1 if name == "zero1" else Ddp)(group, reduction=reduction, blocks=blocks)
 
 

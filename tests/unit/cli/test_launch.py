@@ -4,8 +4,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from scripts import Script
-from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep import process
 from evenstep.cli import launch as launcher
@@ -16,21 +14,18 @@ from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTE
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     slept: list[float] = []
     monkeypatch.setattr(launcher, "sleep", slept.append)
-    monkeypatch.setenv("_EVENSTEP_ATTEMPT", "0")  # so that they are put back
-    monkeypatch.setenv("_EVENSTEP_CODE_FILE", "")
-    monkeypatch.setenv("_EVENSTEP_LAUNCHER", "")
     return slept
 
 
-def ending_with(monkeypatch: pytest.MonkeyPatch, *codes: int) -> list[str]:
-    """Let the attempts end with `codes`; gives what each was told of which it is."""
-    left, attempts = list(codes), list[str]()
+def ending_with(monkeypatch: pytest.MonkeyPatch, *codes: int) -> list[int]:
+    """Let the attempts end with `codes`; gives the number of each."""
+    left, attempts = list(codes), list[int]()
 
-    def attempt(*_: object) -> int:
-        attempts.append(launcher.os.environ["_EVENSTEP_ATTEMPT"])
+    def attempt(_: object, number: int) -> int:
+        attempts.append(number)
         return left.pop(0)
 
-    monkeypatch.setattr(launcher, "_attempt", attempt)
+    monkeypatch.setattr(launcher._Ranks, "_attempt", attempt)
     return attempts
 
 
@@ -40,7 +35,7 @@ def test_a_run_that_always_fails_is_given_up_after_growing_pauses(
     attempts = ending_with(monkeypatch, *[EXIT_ERROR] * 8)
     assert launcher.launch(2, ["train"], max_restarts=7) == EXIT_ERROR
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
-    assert attempts == list("01234567")
+    assert attempts == [*range(8)]
 
 
 @pytest.mark.parametrize("code", [EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED])
@@ -53,17 +48,33 @@ def test_what_another_attempt_would_not_change_is_final(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [(["--version"], EXIT_DONE), (["resume", "nowhere"], EXIT_ERROR), (["train"], EXIT_CONFIG)]
+    ("code", "number", "ended"),
+    [
+        (EXIT_DONE, signal.SIGTERM, EXIT_DONE),
+        (EXIT_ERROR, signal.SIGTERM, EXIT_ERROR),
+        (EXIT_REQUEUE, signal.SIGTERM, EXIT_REQUEUE),
+        (-9, signal.SIGTERM, EXIT_REQUEUE),
+        (-9, signal.SIGINT, EXIT_INTERRUPTED),
+    ],
 )
-def test_a_run_that_ended_otherwise_when_a_signal_came_is_not_to_be_run_again(
-    monkeypatch: pytest.MonkeyPatch, pauses: list[float], arguments: list[str], code: int
+def test_a_run_that_a_signal_ends_has_the_exit_code_of_its_first_rank(
+    monkeypatch: pytest.MonkeyPatch, code: int, number: int, ended: int
 ) -> None:
-    def ended(*_: object) -> int:
-        assert Script("-m", "evenstep", *arguments, RANK="0").ended(60).code == code
-        raise SignalException("while they ended", sigval=signal.SIGTERM)
+    class Rank:
+        pid = returncode = None
 
-    monkeypatch.setattr(launcher, "_ended", ended)
-    assert launcher.launch(2, ["train"]) == code
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def send_signal(self, sent: int) -> None:
+            assert sent == number
+            self.returncode = code
+
+        def poll(self) -> int | None:
+            return self.returncode
+
+    monkeypatch.setattr(launcher.subprocess, "Popen", Rank)
+    monkeypatch.setattr(launcher, "sleep", lambda _: signal.raise_signal(number))
+    assert launcher.launch(2, ["train"], max_restarts=3) == ended
 
 
 @pytest.mark.parametrize(("started", "left_out"), [(None, ["-P"]), (SimpleNamespace(name="evenstep"), [])])

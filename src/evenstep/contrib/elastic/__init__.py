@@ -1,8 +1,7 @@
 """Runs whose ranks are lost and come back between two updates: `strategy=Ddp(Elastic(Lighthouse(rank), …))`."""
 
-from evenstep.contrib.elastic.launch import launch_elastic
-from evenstep.contrib.elastic.lighthouse import Lighthouse
+from evenstep.contrib.elastic.lighthouse import Lighthouse, lighthouse
 from evenstep.contrib.elastic.membership import Elastic
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of
 
-__all__ = ["Elastic", "ElasticRank", "Lighthouse", "elastic_rank_of", "launch_elastic"]
+__all__ = ["Elastic", "ElasticRank", "Lighthouse", "elastic_rank_of", "lighthouse"]

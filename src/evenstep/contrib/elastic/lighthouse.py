@@ -1,10 +1,12 @@
-"""Client of torchft's lighthouse, which gives all processes that ask the same list of those alive.
+"""torchft's lighthouse, which gives all processes that ask the same list of those alive.
 
 It answers once everybody alive has asked, or the others were silent too long. Heartbeats begin with the first question.
 """
 
 import os
 import socket
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -27,6 +29,26 @@ def coordination() -> Any:
         raise MissingExtraError("torchft", "torchft")
     os.environ.setdefault("RUST_LOG", "warn")  # read once, when it is imported
     return import_module("torchft.coordination")
+
+
+@contextmanager
+def lighthouse(timeout_s: float) -> Generator[str]:
+    """Address of a lighthouse that this process serves.
+
+    Args:
+        timeout_s: longest wait for a process that is alive and makes no progress.
+    """
+    server: Any = coordination().LighthouseServer(
+        bind="[::]:0",
+        min_replicas=1,
+        join_timeout_ms=int(1000 * timeout_s),
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=int(1000 * SILENT_S),
+    )
+    try:  # a machine's own name need not lead back to it
+        yield f"http://localhost:{server.address().rpartition(':')[2]}"
+    finally:
+        server.shutdown()
 
 
 @final
