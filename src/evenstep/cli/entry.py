@@ -4,7 +4,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import cast
 
 from typer import Exit
