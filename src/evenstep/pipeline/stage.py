@@ -5,7 +5,6 @@ A whole model is a model of one stage. Of a stage's outputs only the graph's edg
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol, cast, final
 
 import torch
@@ -17,7 +16,6 @@ from evenstep.parallel.fsdp import PlanReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
-from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.pipeline_model import StageModule
 from evenstep.pipeline.wire import Address, Edges, detached, tensors
 
@@ -95,7 +93,6 @@ class Stage:
 
     Attributes:
         acts: functions of an action and the running step, by kind of action.
-        apply: function of received outputs, the task's inputs, and a function called before each layer.
     """
 
     def __init__(
@@ -118,7 +115,6 @@ class Stage:
         self.sources = tuple(sources)
         self.carried = dict(carried or {})
         self.is_whole = not isinstance(module, StageModule)
-        self.apply = module if isinstance(module, StageModule) else partial(_apply_whole, module)
         self.takes_inputs = module.takes_inputs if isinstance(module, StageModule) else True
         self.gives_loss = gives_loss
         self.takes_batch = gives_loss or self.takes_inputs
@@ -232,12 +228,3 @@ class Stage:
             step.done(microbatch)
         if self._collect is not None and (complete := step.completed(microbatch)) is not None:
             self._collect(complete)
-
-
-def _apply_whole(
-    model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
-) -> dict[int, Any]:
-    if isinstance(inputs, Tensor):  # asked first: it is the commonest
-        return {0: model(inputs)}
-    positional, named = arguments((), inputs, True)
-    return {0: model(*positional, **named)}

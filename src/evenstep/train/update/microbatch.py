@@ -14,6 +14,7 @@ from evenstep.data.tree import tensors_in
 from evenstep.internals import run_backward, unwrapped
 from evenstep.keys import branch
 from evenstep.pipeline.compiled import as_written
+from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.stage import Stage
 from evenstep.train.cut import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
@@ -113,7 +114,12 @@ class MicrobatchStep:
             return {}, self._observer.take(task, one, piece, self._evaluated(self._model, stage, one, batch))
         with context.precision.forward(context.device):
             with self._events.forward(stage, one, batch) as heard:
-                outputs = self._applied(stage, received, task, batch)
+                inputs = self._inputs(stage, task, batch)
+                if stage.is_whole:
+                    positional, named = arguments((), inputs, True)
+                    outputs = {0: stage.module(*positional, **named)}
+                else:
+                    outputs = stage.module(received, inputs, context.randomness.seed_layer)
                 if not stage.gives_loss:
                     return outputs, None
                 output = self._output(task, outputs, batch)
@@ -143,13 +149,11 @@ class MicrobatchStep:
                 batch = context.reorder(batch)
         return batch
 
-    def _applied(self, stage: Stage, received: Outputs, task: Task, batch: Any) -> Outputs:
-        inputs = None
-        if stage.takes_inputs:
-            inputs = task.inputs(batch)
-            if self._context.cast_inputs is not None:
-                inputs = self._context.cast_inputs(inputs)
-        return stage.apply(received, inputs, self._context.randomness.seed_layer)
+    def _inputs(self, stage: Stage, task: Task, batch: Any) -> Any:
+        if not stage.takes_inputs:
+            return None
+        inputs = task.inputs(batch)
+        return inputs if self._context.cast_inputs is None else self._context.cast_inputs(inputs)
 
     def _output(self, task: Task, outputs: Outputs, batch: Any) -> Any:
         context = self._context

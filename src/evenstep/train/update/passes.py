@@ -37,11 +37,14 @@ class Passes:
         step = MicrobatchStep(
             self.context, weights, recording, path=(update,), update=update, factor=self.context.loss_scale.value
         )
+        # where ranks run passes together, one task after the other, each with the same number of passes on all ranks
+        turns = [weights.of(task) for task in weights.totals] if self.execution.reducers.per_pass else [weights]
         with step:
-            if self.execution.reducers.per_pass:
-                self._run_in_turn(weights, step)
-            else:
-                self._run(weights, step, last=True)
+            for part in turns:
+                last = part is turns[-1]
+                self._pad(part, last=last)
+                self.recovery.watch(step)
+                self.execution.trainer.run(self.execution.plan(step.lay_out(part.work), last), step)
         for parameter in self.trained.outside:
             parameter.grad = None
         results = recording.gathered
@@ -50,24 +53,14 @@ class Passes:
             recording.settle_late(results.late_total)
         return results
 
-    def _run(self, weights: Weights, step: MicrobatchStep, *, last: bool) -> None:
-        self.recovery.watch(step)
-        self.execution.trainer.run(self.execution.plan(step.lay_out(weights.work), last), step)
-
-    def _run_in_turn(self, weights: Weights, step: MicrobatchStep) -> None:
-        """One task after the other, each with the same number of passes on all ranks."""
-        *others, final = weights.totals
-        for task in (*others, final):
-            part, last = weights.of(task), task == final
-            self.execution.pad_passes(
-                self.context,
-                self.context.cuts.passes(self.context.tasks, part.work),
-                kind=task,
-                backward=True,
-                last=last,
-                watch=self.recovery.watch,
-            )
-            self._run(part, step, last=last)
+    def _pad(self, part: Weights, *, last: bool) -> None:
+        if not self.execution.reducers.per_pass:
+            return
+        passes = self.context.cuts.passes(self.context.tasks, part.work)
+        (task,) = part.totals
+        self.execution.pad_passes(
+            self.context, passes, kind=task, backward=True, last=last, watch=self.recovery.watch
+        )
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         dtype = torch.float32 if self.context.device.type == "mps" else torch.float64  # mps has no float64
