@@ -25,7 +25,8 @@ class ReadyStep:
     def forward(
         self, stage: Stage, received: Mapping[int, Any], microbatch: int
     ) -> tuple[Mapping[int, Any], Tensor | None]:
-        outputs = stage.apply(received, self._inputs[microbatch], _begin)
+        inputs = self._inputs[microbatch]
+        outputs = {0: stage.module(inputs)} if stage.is_whole else stage.module(received, inputs, _begin)
         if not stage.gives_loss:
             return outputs, None
         (output,) = outputs.values()
