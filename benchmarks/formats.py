@@ -135,7 +135,7 @@ def memory_of(precision: str) -> Row:
     engine = Engine(model, Squares(), fused(model.parameters()), precision=precision, device="cpu")
     engine.update(torch.ones(2, 512))
     count = sum(one.numel() for one in model.parameters())
-    allocated, computed = (bytes_alive() - before) / count, sum(footprint(engine.parts.saved).values()) / count
+    allocated, computed = (bytes_alive() - before) / count, sum(footprint(engine).values()) / count
     ratio = max(allocated / computed, computed / allocated)
     return Row(
         case="bytes per parameter, AdamW",

@@ -215,17 +215,18 @@ def evenstep(
     engine = Engine(model, NextToken(), _adamw(model), precision=precision, device=device, train=train)
 
     def settle() -> None:
-        if engine.settle() is not None:
+        if engine.ledger.settle() is not None:
             raise RuntimeError(f"{name}: an update was aborted")
         engine.storage.settle()
 
     def step(microbatches: Sequence[Any]) -> Tensor:
         number = engine.progress.update + 1
-        engine.dispatch(global_batch(microbatches, engine.progress.position, engine.reducers.group))
-        pair = engine.storage.pending_sum("train/loss", update=number)
-        if reads or engine.num_pending >= SETTLE_EVERY_UPDATES:
+        batch = global_batch(microbatches, engine.progress.position, engine.reducers.group)
+        engine.ledger.add(engine.parts.compute(batch, engine.progress))
+        pair = engine.storage.pending("train/loss", update=number)
+        if reads or engine.ledger.num_pending >= SETTLE_EVERY_UPDATES:
             settle()
-        engine.after_update(number)
+        engine.reducers.after_update(number)
         return pair[0] / pair[1]
 
     return Contender(name, step, settle)

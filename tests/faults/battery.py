@@ -338,7 +338,7 @@ def nan_in_16_mixed(ranks: int, **more: Any) -> None:
     for ended in map(good, on_ranks(ranks, act)):
         assert ended.kinds == ["non_finite"], f"one batch must be given up, but there were {ended.kinds}"
         assert ended.trainer.progress.skipped == 1
-        assert ended.trainer._loop.engine.loss_scale.value == SCALE
+        assert ended.trainer._loop.engine.parts.context.loss_scale.value == SCALE
         assert ended.update == UPDATES
 
 

@@ -118,11 +118,11 @@ def test_captured_updates_are_not_waited_for(cuda: torch.device) -> None:
 
     for number in range(8):  # compiled, captured, and the host decides the first step
         dispatch(number)
-        assert engine.settle() is None
+        assert engine.ledger.settle() is None
     with no_waiting(cuda):
         for number in range(6):
             dispatch(number)
-    assert engine.settle() is None
+    assert engine.ledger.settle() is None
     assert engine.progress.update == 14
 
 

@@ -46,12 +46,12 @@ def five_updates_without_waiting(device: torch.device, engine: Engine) -> Any:
     """Two updates, in which kernels are loaded, then three that raise where the host waits; gives their batches."""
     one = batches(2, device=device)
     for _ in range(2):
-        engine.dispatch(given(engine, one))
-    assert engine.settle() is None
+        engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
+    assert engine.ledger.settle() is None
     with no_waiting(device):
         for _ in range(3):
-            engine.dispatch(given(engine, one))
-    assert engine.settle() is None
+            engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
+    assert engine.ledger.settle() is None
     return one
 
 
@@ -123,13 +123,13 @@ def test_the_host_waits_for_nothing_inside_updates(device: torch.device, precisi
     engine = engine_of(device, network(norm=True), precision=precision_of(precision, device), train=train)
     one = batches(3, device=device)
     while engine.progress.update < 3:  # kernels are loaded, and the host decides the first step
-        engine.dispatch(given(engine, one))
-        if engine.settle() is not None:
-            engine.lower_scale()
+        engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
+        if engine.ledger.settle() is not None:
+            engine.ledger.causes.lower_scale()
     with no_waiting(device):
         for _ in range(5):
-            engine.dispatch(given(engine, one))
-    assert engine.settle() is None
+            engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
+    assert engine.ledger.settle() is None
     assert engine.progress.update == 8
 
 

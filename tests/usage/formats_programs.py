@@ -11,6 +11,7 @@ import evenstep
 from evenstep.parallel import Ddp, Group, Mesh
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.precision import PRECISIONS
+from evenstep.train.footprint import footprint
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 WORDS, WIDTH = 11, 8
@@ -139,7 +140,7 @@ def train(
     values = [value.double().flatten() for value in state["model"].values()]
     return {
         "resumed from": begun,
-        "masters": trainer.footprint()["masters"],
+        "masters": footprint(trainer.engine)["masters"],
         "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),

@@ -28,7 +28,7 @@ from evenstep.parallel.rank_info import is_launched
 from evenstep.pipeline import PipelineModel
 from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
-from evenstep.train.footprint import per_parameter
+from evenstep.train.footprint import footprint, per_parameter
 from evenstep.train.standard_hooks import writers_of
 
 
@@ -78,7 +78,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
         trainer = session.for_trial().trainer(hooks=[one], kept=run.plain())
         lines = described(session, trainer)
-        if trainer.is_first_rank:
+        if trainer.group.rank == 0:
             print("\n".join(lines), flush=True)
         writers_of(parts.writers, folder=None, every_updates=1)  # an extra may be missing
         best = deepcopy(config.checkpoint.best)
@@ -91,10 +91,10 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         pack(hooks.state_dict(), "hooks", {})
         pack({} if parts.data.state is None else parts.data.state.state_dict(), "data", {})
         parameters, _ = parameters_of(parts.model)
-        if trainer.is_first_rank:
+        if trainer.group.rank == 0:
             if one.num_samples:
                 _check_followed(hooks.hooks, trainer, one.evaluated)
-                print(f"memory      {per_parameter(trainer.footprint(), parameters)}")
+                print(f"memory      {per_parameter(footprint(trainer.engine), parameters)}")
             _print_result(one, result.metrics)
     return EXIT_DONE
 
@@ -129,17 +129,19 @@ def described(session: Session, trainer: Trainer) -> list[str]:
     parts, config = session.parts, session.config
     parameters, trained = parameters_of(parts.model)
     some = "" if trained == parameters else f" ({trained:,} of them trained)"
-    lines = [f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}"]
+    engine = trainer.engine.parts
+    device = engine.context.device
+    lines = [f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {device}"]
     if parts.loaded is not None:
         lines += parts.loaded.described()
     if isinstance(parts.model, PipelineModel):
         stages = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
         layout = parts.model.layout
         lines.append(f"stages      {layout.stages} on {layout.ranks} ranks; here {stages}")
-    if trainer.recomputed:
-        lines.append(f"memory      computed again in the backward: {_some(trainer.recomputed)}")
-    if trainer.in_float8:
-        lines.append(f"float8      {_some(trainer.in_float8)}")
+    if engine.recomputed:
+        lines.append(f"memory      computed again in the backward: {_some(engine.recomputed)}")
+    if engine.in_float8:
+        lines.append(f"float8      {_some(engine.in_float8)}")
     lines += [f"group       {group}" for group in parts.groups]
     lines.append(f"data        {_samples(parts.data, parts.evaluations)}")
     if config.limit_batches is not None:

@@ -36,6 +36,7 @@ from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
 from evenstep.process import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, REQUEUE, stopping
 from evenstep.train import Trainer
+from evenstep.train.trainer import idle_loop
 
 
 def train(path: str, settings: list[str]) -> int:
@@ -150,11 +151,11 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]
         trainer = session.trainer(folder=folder, hooks=hooks, writers=session.parts.writers, kept=run.plain())
-        first = trainer.is_first_rank
+        first = trainer.group.rank == 0
         lines = described(session, trainer)
         if first:
             print("\n".join([f"run folder  {folder}", *lines]), flush=True)
-        with trainer.holding_folder(), _removed_without_updates(folder, trainer):
+        with idle_loop(trainer, "train").checkpointer.folder.hold(), _removed_without_updates(folder, trainer):
             _begin(trainer, source, run.config.reset)
             prints_end = first and "console" not in session.parts.writers
             group.first_rank_does(lambda: publish(run, folder))
@@ -186,7 +187,7 @@ def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
         return
     is_new = source != "auto"  # a new run from the checkpoint of another
     path = trainer.resume(source, new_settings=is_new, reset=reset if is_new else ())
-    if trainer.is_first_rank:
+    if trainer.group.rank == 0:
         print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
 
 
@@ -197,7 +198,7 @@ def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
     try:
         yield
     except BaseException:
-        if trainer.is_first_rank and is_new and trainer.progress.update == 0:
+        if trainer.group.rank == 0 and is_new and trainer.progress.update == 0:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -209,7 +210,7 @@ def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
         yield
     except BaseException as error:
         saved = complete_checkpoints(folder / "checkpoints")
-        if trainer.is_first_rank and trainer.progress.update and saved:
+        if trainer.group.rank == 0 and trainer.progress.update and saved:
             again = f"evenstep resume {quote(str(folder))}"
             error.add_note(
                 f"Saved up to {saved[-1].name}: `{again}` continues there with the folder's copy of the recipe, and "

@@ -33,6 +33,8 @@ class TrainEvent(Event):
 
     updates: int | None = None
     resumed: bool = False
+    resumed_from: str | None = None
+    layout: Mapping[str, Json] = field(default_factory=dict, repr=False)
     config: Mapping[str, Json] = field(default_factory=dict, repr=False)
     outcome: Literal["running"] | Outcome = "running"
     reason: str = ""

@@ -32,7 +32,7 @@ def _epochs_of(loop: "Loop") -> list[int]:
     def is_begun(epoch: int) -> bool:
         if loop.epochs is not None or loop.updates is None:
             return epoch < (loop.epochs or 1)
-        before = updates_of(loop.feed.data, epoch, loop.engine.seed)
+        before = updates_of(loop.feed.data, epoch, loop.engine.parts.context.seed)
         return before is not None and before < loop.updates
 
     return [epoch for epoch in (0, 1, 10) if is_begun(epoch)]
@@ -46,12 +46,12 @@ def check_agreement(loop: "Loop", train: Training) -> None:
     """
     engine, ema = loop.engine, train.ema
     last = loop.updates or 1  # where nobody knows how many there are, a schedule may be for a few
-    optimizer, groups, rates = engine.optimizer, engine.core.trained.names, engine.core.learning_rates
+    optimizer, groups, rates = engine.optimizer, engine.parts.core.trained.names, engine.parts.core.learning_rates
     run: dict[str, object] = {
         "evenstep": __version__,
         "torch": torch.__version__,
-        "seed": engine.seed,
-        "precision": engine.precision.name,
+        "seed": engine.parts.context.seed,
+        "precision": engine.parts.context.precision.name,
         "update": engine.progress.update,
         "updates": loop.updates,
         "epochs": loop.epochs,

@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast, final
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from evenstep import training_mode
 from evenstep.arguments import choose
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import ArgumentError
@@ -318,7 +319,9 @@ class ComputePackage(Protocol):
     def build(self, parts: ComputeParts) -> Compute: ...
 
 
-class Parts(NamedTuple):
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
     """Parts of an engine.
 
     Args:
@@ -327,6 +330,8 @@ class Parts(NamedTuple):
         modes: of the optimizer, which may evaluate other parameters than it trains.
         saved: tensors of the state.
         settings: of updates, as plain values.
+        recomputed: names of the modules whose activations are recomputed, of all stages.
+        in_float8: names of the linear layers that multiply in float8, of all stages.
     """
 
     context: TrainContext
@@ -338,6 +343,23 @@ class Parts(NamedTuple):
     modes: Modes
     saved: TrainState
     settings: dict[str, Any]
+    recomputed: tuple[str, ...]
+    in_float8: tuple[str, ...]
+
+    def prepare(self) -> None:
+        """Put model, optimizer and normalisation layers into training mode."""
+        training_mode.train(self.core.model)
+        self.modes.train()
+        for layer in self.context.frozen_norms:
+            layer.eval()
+        self.saved.flags.begin()
+
+    def stretch(self, updates: int | None) -> None:
+        """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
+        self.context.coefficients.check(updates)
+        if self.saved.ema is not None:
+            self.saved.ema.check(updates)
+        self.core.learning_rates.updates = updates
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -418,7 +440,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         execution=execution,
         core=core,
         compute=compute,
-        teacher=build_teacher(tasks.by_name, model, saved.average),
+        teacher=build_teacher(context, model, saved.average),
         check_loss=LossCheck(
             model=model,
             context=context,
@@ -429,6 +451,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         saved=saved,
         settings=settings,
+        recomputed=setup.recomputed.names,
+        in_float8=setup.linear_layers.names,
     )
 
 

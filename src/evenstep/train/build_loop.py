@@ -15,7 +15,7 @@ from evenstep.train.build import Setup
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.checkpointing.run_state import RunState, updates_of
 from evenstep.train.engine import Engine
-from evenstep.train.evaluations import Evaluations
+from evenstep.train.evaluate import Evaluations
 from evenstep.train.feed import Feed
 from evenstep.train.loop import Loop
 from evenstep.train.requests import Requests
@@ -74,7 +74,14 @@ def build_loop(
     settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.compute.reads_at_once or (data.state is not None and data.state.positions != "all")
     requests = Requests(pollers=_overriding(reporter.bus.hooks, "poll"))
-    evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter, requests=requests)
+    evaluator = Evaluations(
+        evaluator=engine.evaluator,
+        ledger=engine.ledger,
+        phases=engine.phases,
+        sets=sets,
+        reporter=reporter,
+        requests=requests,
+    )
     state = RunState(
         engine=engine,
         data=data,
@@ -91,7 +98,7 @@ def build_loop(
         feed=Feed(
             data=data,
             reducers=engine.reducers,
-            seed=engine.seed,
+            seed=setup.seed,
             pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=failures.max_skipped_samples,
             phases=engine.phases,

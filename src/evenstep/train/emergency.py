@@ -28,9 +28,9 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
     try:
         if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # other ranks wait for this one
             engine.group.fail(clause(error))
-        is_whole = engine.is_whole
+        is_whole = engine.parts.core.is_whole
         unread = _abandon(error, loop)
-        lacking = "" if is_whole and engine.core.is_whole else "the error came while the state was changed"
+        lacking = "" if is_whole and engine.parts.core.is_whole else "the error came while the state was changed"
         with ExitStack() as after:  # each is called, also if hooks or screens raise
             after.callback(end, error)
             if loop.checkpointer.enabled:

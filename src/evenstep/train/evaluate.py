@@ -1,119 +1,273 @@
-"""Evaluates a model on one set of data: the forward half of an update.
+"""Evaluations: forwards of sets of data in evaluation mode, whose losses and metrics are summed as in training."""
 
-Every batch runs forward only, in evaluation mode, through the same runner, precision and task as in training; losses
-and metrics are summed as (sum, weight) pairs. The model's training modes are restored afterwards.
-"""
-
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import final
 
 from torch import nn
 
-from evenstep.data import Data
-from evenstep.errors import DataError, LostRankError, TaskError
-from evenstep.events import Record
-from evenstep.train.forwards import one_epoch, run_forwards
-from evenstep.train.reporter import data_incidents
+from evenstep.data import Data, GlobalBatch
+from evenstep.errors import DataError, LostRankError
+from evenstep.events import Bus, EvaluateEvent, Record
+from evenstep.optim.ema import Average, Ema
+from evenstep.optim.modes import Modes
+from evenstep.train.cut import SplitLimit
+from evenstep.train.forwards import Read, one_epoch, run_forwards
+from evenstep.train.ledger import Ledger
+from evenstep.train.predict import predict
+from evenstep.train.reporter import Reporter, data_incidents
 from evenstep.train.requests import BrokenOff, Requests
+from evenstep.train.result import Prediction
+from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import evaluates_itself
+from evenstep.train.timing import Phases
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
+from evenstep.train.update.update import Update
 from evenstep.train.update.weigh import Weights, weigh
 
 
 @final
-class Evaluation:
-    """Evaluates one model on one set of data.
+@dataclass(slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates the model of an engine.
 
     Args:
-        name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
-        below: what stands between that and the metrics' own names: "parameters/" gives "valid/parameters/loss".
-        data: evaluated in its own order.
-        requests: an urgent stop breaks off the evaluation, between two batches or while data are read.
-        batches: number of batches to evaluate; None for one epoch.
+        average: values of the moving average; `ema` says whether they are evaluated.
     """
 
-    def __init__(
+    model: nn.Module
+    context: TrainContext
+    execution: Execution
+    core: Update
+    modes: Modes
+    average: Average | None
+    ema: Ema | None
+    _cuts: dict[str, SplitLimit] = field(default_factory=dict[str, SplitLimit])
+
+    @contextmanager
+    def parameters(self, *, average: bool | None = None) -> Generator[None]:
+        """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
+        self.core.require_whole()
+        values = self.average if (self._passes[0][1] if average is None else average) else None
+        with self.modes.evaluating(), nullcontext() if values is None else values.swapped():
+            yield
+
+    @property
+    def _passes(self) -> tuple[tuple[str, bool], ...]:
+        return (("", False),) if self.ema is None else self.ema.passes
+
+    def span(self, name: str, update: int, values: Mapping[str, float]) -> AbstractContextManager[None]:
+        """Events around the evaluation `name`; `values` has its metrics at the end."""
+        return self.context.bus.span(
+            "evaluate",
+            lambda: EvaluateEvent(update=update, name=name),
+            lambda error: EvaluateEvent(update=update, name=name, metrics=values),
+        )
+
+    def records(
         self,
-        *,
         name: str,
-        below: str = "",
-        data: Data,
-        model: nn.Module,
-        context: TrainContext,
-        execution: Execution,
-        requests: Requests,
+        read: Read,
+        update: int,
+        *,
+        context: TrainContext | None = None,
+        requests: Requests | None = None,
         batches: int | None = None,
-    ) -> None:
-        self._name = name
-        self._prefix = f"{name}/{below}"
-        self._data = data
-        self._model = model
-        self._context = context
-        self._execution = execution
-        self._requests = requests
-        self._batches = batches
-        self._recovery = Recovery(execution=execution, context=context, evaluation=name)
+    ) -> list[Record]:
+        """Metrics of the parameters after `update`, such as "valid/loss": Σsum/Σweight; all ranks call it together.
 
-    def __call__(self, update: int) -> list[Record]:
-        """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
-
-        Returns:
-            The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
+        Args:
+            name: of the set, the prefix of its metrics.
+            context: where metrics are collected; nothing else may be pending in its storage.
+            requests: an urgent stop raises BrokenOff between two batches.
+            batches: how many to evaluate; None for one epoch.
         """
-        storage, tasks = self._context.storage, self._context.tasks.values()
-        mark = storage.mark()
-        try:
-            self._run(update)
-        except (LostRankError, BrokenOff):
-            storage.drop_after(mark)  # the set is evaluated once more
-            raise
-        records = storage.settle(self._execution.world.gather)
-        if not any(record.name.startswith(self._prefix) for record in records):
-            kinds = ", ".join(f"`{type(task).__name__}`" for task in tasks)
-            raise DataError(
-                f"the evaluation '{self._name}' gave nothing: the weights of all its batches are 0, or `evaluate` gave "
-                f"neither a loss nor metrics. Look at its data, and at `weight` and `evaluate` of {kinds}."
-            )
+        context = context or self.context
+        context = replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums)))
+        records: list[Record] = []
+        for below, average in self._passes:
+            storage, prefix = context.storage, f"{name}/{below}"
+            mark = storage.mark()
+            try:
+                with self.parameters(average=average):
+                    self._one_epoch(name, prefix, read, context, update, requests, batches)
+            except (LostRankError, BrokenOff):
+                storage.drop_after(mark)  # the set is evaluated once more
+                raise
+            found = storage.settle(self.execution.world.gather)
+            if not any(record.name.startswith(prefix) for record in found):
+                raise DataError(
+                    f"the evaluation '{name}' gave nothing: the weights of all its batches are 0, or `evaluate` gave "
+                    f"neither a loss nor metrics. Look at its data, and at `weight` and `evaluate` of the task."
+                )
+            records += found
         return records
 
-    def _run(self, update: int) -> None:
-        context, execution = self._context, self._execution
-        with one_epoch(self._data, self._model, context, execution.reducers.data_group) as batches:
-            read = self._requests.reading(batches, execution.world)
-            for batch in islice(read, self._batches):
-                if self._requests.is_broken_off(execution.world):
+    def apart(
+        self, name: str, read: Read, update: int, *, batches: int | None = None, is_silent: bool = True
+    ) -> dict[str, float]:
+        """Metrics by name without prefix, of which the run keeps none.
+
+        Args:
+            is_silent: hooks are not called.
+        """
+        context = replace(self.context, storage=build_storage(self.context.tasks, self.context.device))
+        if is_silent:
+            context = replace(context, bus=Bus((), None))
+        return without_prefix(self.records(name, read, update, context=context, batches=batches), name)
+
+    def _one_epoch(
+        self,
+        name: str,
+        prefix: str,
+        read: Read,
+        context: TrainContext,
+        update: int,
+        requests: Requests | None,
+        batches: int | None,
+    ) -> None:
+        execution = self.execution
+        recovery = Recovery(execution=execution, context=context, evaluation=name)
+        with one_epoch(read, self.model, context, execution.reducers.data_group) as given:
+            for batch in islice(given, batches):
+                if requests is not None and requests.is_broken_off(execution.world):
                     raise BrokenOff
-                if self._model.training:
-                    raise TaskError(
-                        f"the evaluation '{self._name}' found the model in training mode; something has called "
-                        f"`train()` on it meanwhile."
-                    )
                 for incident in data_incidents(batch, update, execution.group.rank):
                     context.report(incident)
                 weights = weigh(context.tasks, batch, execution.reducers.group)
-                for name in weights.totals:  # one task after the other, on all ranks
-                    self._one_task(weights.of(name), name, update, batch.position.batch)
+                for task in weights.totals:  # one task after the other, on all ranks
+                    place = name, batch.position.batch
+                    self._one_task(weights.of(task), task, prefix, place, context, recovery, update)
 
-    def _one_task(self, weights: Weights, name: str, update: int, batch: int) -> None:
-        execution, storage = self._execution, self._context.storage
-        generates = evaluates_itself(self._context.tasks[name])
+    def _one_task(
+        self,
+        weights: Weights,
+        task: str,
+        prefix: str,
+        place: tuple[str, int],
+        context: TrainContext,
+        recovery: Recovery,
+        update: int,
+    ) -> None:
+        execution, storage, (name, batch) = self.execution, context.storage, place
+        generates = evaluates_itself(context.tasks[task])
         undo = partial(storage.drop_after, storage.mark())
-        for attempt in self._recovery.attempts(f"batch {batch} of evaluation '{self._name}'", update, undo):
+        for attempt in recovery.attempts(f"batch {batch} of evaluation '{name}'", update, undo):
             with attempt:
                 run_forwards(
-                    self._context,
+                    context,
                     execution,
                     weights,
-                    Recording(self._context, weights, update, self._prefix, method="evaluate" if generates else "loss"),
-                    path=("evaluate", self._name, batch),
-                    kind=name,
+                    Recording(context, weights, update, prefix, method="evaluate" if generates else "loss"),
+                    path=("evaluate", name, batch),
+                    kind=task,
                     update=update,
-                    model=self._model if generates else None,
-                    watch=self._recovery.watch,
+                    model=self.model if generates else None,
+                    watch=recovery.watch,
                 )
                 if execution.evaluates_together:  # no rank goes on while another may have to begin again
                     execution.group.sum_floats([0.0])
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Evaluations:
+    """The evaluations of a run; the metrics of training must have been written before.
+
+    Args:
+        sets: data by name.
+        evaluated_at: update after which each set was last evaluated with all, by name.
+        is_running: an evaluation or a prediction is being made.
+    """
+
+    evaluator: Evaluator
+    ledger: Ledger
+    phases: Phases
+    sets: Mapping[str, Data]
+    reporter: Reporter
+    requests: Requests
+    evaluated_at: dict[str, int] = field(default_factory=dict[str, int])
+    is_running: bool = False
+
+    @property
+    def due(self) -> list[str]:
+        """Sets on which the current parameters were not evaluated."""
+        return [name for name in self.sets if self.evaluated_at.get(name) != self.ledger.progress.update]
+
+    def all(self) -> bool:
+        """Evaluate on all sets that are due; False if an urgent stop has broken that off."""
+        for name in self.due:
+            try:
+                self({name: self.sets[name]})
+            except BrokenOff:
+                return False
+            self.evaluated_at[name] = self.ledger.progress.update
+        return True
+
+    def __call__(self, sets: Mapping[str, Data]) -> dict[str, dict[str, float]]:
+        """Metrics of each set, without its name as prefix."""
+        with self._running("evaluate"):
+            return {name: self._one(name, data) for name, data in sets.items()}
+
+    def try_out(self) -> None:
+        """Evaluate one batch of each set and forget the result, so that faults of its data are found early."""
+        with self._running("check"), self.evaluator.core.rollback.unchanged():
+            for name, data in self.sets.items():
+                with closing(data):
+                    self.evaluator.apart(name, data.batches, self.ledger.progress.update, batches=1)
+
+    def of(self, data: Data) -> dict[str, float]:
+        """Metrics of data that are no evaluation of the run; hooks and writers do not get them."""
+        with self._running("evaluate"):
+            return self.evaluator.apart("data", data.batches, self.ledger.progress.update)
+
+    def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
+        """Predictions for one epoch of `data`; see `predict.predict`."""
+        evaluator, update = self.evaluator, self.ledger.progress.update + 1
+
+        def hear(batch: GlobalBatch) -> None:
+            for incident in data_incidents(batch, update, evaluator.execution.world.rank):
+                evaluator.context.report(incident)
+
+        with self._running("evaluate"), evaluator.parameters():
+            return predict(
+                data,
+                model=evaluator.model,
+                context=evaluator.context,
+                execution=evaluator.execution,
+                collect=collect,
+                hear=hear,
+            )
+
+    def close(self) -> None:
+        """End the processes that read the sets."""
+        for data in self.sets.values():
+            data.close()
+
+    @contextmanager
+    def _running(self, phase: str) -> Generator[None]:
+        self.is_running = True
+        try:
+            with self.phases.only(phase):
+                yield
+        finally:
+            self.is_running = False
+
+    def _one(self, name: str, data: Data) -> dict[str, float]:
+        values: dict[str, float] = {}
+        update = self.ledger.progress.update
+        with self.evaluator.span(name, update, values):
+            records = self.evaluator.records(name, data.batches, update, requests=self.requests)
+            self.reporter.writers.write(records)
+            values |= {record.name: record.value for record in records}
+        return without_prefix(records, name)
+
+
+def without_prefix(records: list[Record], name: str) -> dict[str, float]:
+    return {record.name.removeprefix(f"{name}/"): record.value for record in records}

@@ -11,11 +11,12 @@ from evenstep.internals import local_tensor
 from evenstep.optim.low_bit import inner_tensors
 from evenstep.parallel import mapped
 from evenstep.tensors import gradient_format, named_parameters
-from evenstep.train.state.train_state import TrainState
+from evenstep.train.engine import Engine
 
 
-def footprint(state: TrainState, *, further_sets: int = 0) -> dict[str, int]:
-    """Bytes by use; "blocks" are `further_sets` sets of partial sums of gradients."""
+def footprint(engine: Engine) -> dict[str, int]:
+    """Bytes on this rank by use; "blocks" are the most partial sums of gradients in the last update."""
+    state = engine.parts.saved
     parameters, formats = named_parameters(state.model), state.averaged_as
     trained = [one for one in parameters.values() if one.requires_grad]
     held = [one.numel() if state.layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed
@@ -27,7 +28,7 @@ def footprint(state: TrainState, *, further_sets: int = 0) -> dict[str, int]:
         "model": _bytes(one for name, one in parameters.items() if name not in formats),
         "masters": _bytes([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
         "gradients": gradients,
-        "blocks": gradients * further_sets,
+        "blocks": gradients * engine.reducers.further_sets,
         "optimizer": _bytes(moments),
         "average": 0 if state.average is None else _bytes(state.average.state_dict()[name] for name in parameters),
     }

@@ -1,29 +1,48 @@
 """Forwards over data with an observer of their outputs: evaluations, predictions, and the check of the loss."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import nn
 
-from evenstep.data import Data, GlobalBatch, ReadOptions
+from evenstep import training_mode
+from evenstep.data import GlobalBatch, ReadOptions
+from evenstep.data.seeding import undisturbed
 from evenstep.parallel import Group
-from evenstep.train.evaluating import evaluating
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep, Observer
 from evenstep.train.update.weigh import Weights
 
+Read: TypeAlias = Callable[[ReadOptions], Iterator[GlobalBatch]]
+"""Gives global batches, as `Data.batches` does."""
+
 
 @contextmanager
-def one_epoch(data: Data, model: nn.Module, context: TrainContext, group: Group) -> Generator[Iterator[GlobalBatch]]:
+def evaluating(model: nn.Module, device: torch.device, tasks: Iterable[object] = ()) -> Generator[None]:
+    """Evaluation mode without gradients, also of networks that tasks hold; modes and generators are restored."""
+    values = [value for task in tasks for value in (task, *getattr(task, "__dict__", {}).values())]
+    models = [*(value for value in values if isinstance(value, nn.Module)), model]
+    modes = {part: part.training for one in models for part in one.modules()}
+    for one in models:
+        one.eval()
+    try:
+        with torch.no_grad(), undisturbed(device):
+            yield
+    finally:
+        training_mode.put_back(modes)
+
+
+@contextmanager
+def one_epoch(read: Read, model: nn.Module, context: TrainContext, group: Group) -> Generator[Iterator[GlobalBatch]]:
     """The global batches of one epoch, in the data's own order, with the model in evaluation mode.
 
     Args:
         group: the ranks that share the data.
     """
-    options = ReadOptions(seed=context.seed, rank=group.rank, ranks=group.ranks, total=group.sum_floats)
-    batches = data.batches(options)
+    batches = read(ReadOptions(seed=context.seed, rank=group.rank, ranks=group.ranks, total=group.sum_floats))
     with evaluating(model, context.device, context.tasks.values()), closing(cast("Any", batches)):
         yield _until_end(batches)
 

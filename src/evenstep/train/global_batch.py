@@ -3,11 +3,11 @@
 What is one micro-batch is told by how it was given, never by its type: each argument is one. It looks at no numbers.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import Any
 
-from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position, ReadOptions
-from evenstep.data.batch import JSON, named_batch
+from evenstep.data import Batch, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.batch import named_batch
 from evenstep.data.split import samples_in
 from evenstep.errors import DataError
 from evenstep.parallel import Group
@@ -54,20 +54,3 @@ def _num_samples(data: object) -> int:
 
 def _microbatch(batch: Batch, number: int, num_samples: int) -> Microbatch:
     return Microbatch(index=number, data=batch.data, num_samples=num_samples, task=batch.task, counted=False)
-
-
-@final
-class OneBatch(Data):
-    """Data of one global batch."""
-
-    def __init__(self, batch: GlobalBatch) -> None:
-        self._batch = batch
-
-    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        yield self._batch
-
-    def num_batches(self, epoch: int, *, seed: int) -> int | None:
-        return 1
-
-    def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "one batch"}

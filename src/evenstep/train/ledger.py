@@ -30,7 +30,7 @@ class Ledger:
     group: Group
     storage: Storage
     loss_scale: LossScale
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
     _pending: list[PendingUpdate] = field(default_factory=list[PendingUpdate])
 
     @property

@@ -22,7 +22,7 @@ from evenstep.errors import DataError
 from evenstep.events import EpochEvent, Hook, Incident, Record, UpdateEvent
 from evenstep.train.checkpointing.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
-from evenstep.train.evaluations import Evaluations
+from evenstep.train.evaluate import Evaluations
 from evenstep.train.failures import Answer, Decision, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter
@@ -69,7 +69,7 @@ class Loop:
         engine = self.engine
         while True:
             self.number = 0
-            engine.begin()
+            engine.ledger.begin()
             try:
                 with self.feed.opened(engine.progress.position) as batches:
                     end = self.act() or self.ended()  # a resumed run may have an evaluation to make
@@ -111,7 +111,7 @@ class Loop:
         Raises:
             Rewind: the answer is to go back.
         """
-        aborted = self.engine.settle()
+        aborted = self.engine.ledger.settle()
         if aborted is not None:
             self._answer(aborted)
 
@@ -144,7 +144,7 @@ class Loop:
         """Roll back uncommitted updates after an error."""
         dispatched = self.engine.progress.update
         self.feed.forget()
-        self.engine.abandon()
+        self.engine.ledger.abandon()
         if self.engine.progress.update != dispatched:
             self.requests.forget_actions()
 
@@ -188,7 +188,7 @@ class Loop:
         engine, lap = self.engine, self.engine.phases.lap
         if self.feed.is_given_up(batch):
             self.settle()
-            engine.skip(batch)
+            engine.ledger.skip(batch)
             return
         if engine.parts.check_loss.pending:
             with engine.phases.only("check"):
@@ -217,7 +217,7 @@ class Loop:
             ),
         ):
             lap("hooks")
-            pending = engine.dispatch(batch)
+            pending = engine.ledger.add(engine.parts.compute(batch, engine.progress))
             skipped = pending.skipped_samples
             self.feed.used(number, batch)
             if skipped:
@@ -226,13 +226,14 @@ class Loop:
                 self.settle()
             lap("apply")  # or the rest of it, where the update is one graph
         self.number = 0
-        if engine.progress.update < number and not engine.num_pending:
+        if engine.progress.update >= number:
+            engine.reducers.after_update(number)
+        elif not engine.ledger.num_pending:
             engine.storage.discard_from(number)  # values that hooks put after it: it is made again
-        engine.after_update(number)
         self.reporter.busy(lap("hooks") - began + data_s - (engine.reducers.group.waited_s - waited_s))
 
     def _settles(self, number: int) -> bool:
-        if self.engine.num_pending >= self.settle_every_updates:
+        if self.engine.ledger.num_pending >= self.settle_every_updates:
             return True
         return any(hook.needs_settled(number) for hook in self.settlers)
 
@@ -266,7 +267,7 @@ class Loop:
             self.reporter.report(Incident(kind="loader", update=self.engine.progress.update, message=message))
 
     def _report_not_in_optimizer(self) -> None:
-        engine, outside = self.engine, self.engine.core.trained.outside_names
+        engine, outside = self.engine, self.engine.parts.core.trained.outside_names
         if not outside:
             return
         incident = Incident(
@@ -303,7 +304,7 @@ class Loop:
         batch = aborted.pending.batch
         decision = self.policies.about_abort(aborted.incident)
         if decision.answer is Answer.STOP:
-            incident, error = self.engine.explain(aborted, decision.incident)
+            incident, error = self.engine.ledger.explain(aborted, decision.incident)
             self.reporter.report(incident)
             raise error
         self.reporter.report(decision.incident)
@@ -312,9 +313,9 @@ class Loop:
             raise self._rewind(decision)
         again = [batch, *aborted.since]
         if decision.answer is Answer.SKIP:
-            self.engine.skip(again.pop(0))
+            self.engine.ledger.skip(again.pop(0))
         elif aborted.incident.kind == "overflow":
-            self.engine.lower_scale()
+            self.engine.ledger.causes.lower_scale()
         self.feed.take_again(again)
 
     def _rewind(self, decision: Decision) -> Rewind:

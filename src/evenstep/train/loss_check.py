@@ -22,8 +22,7 @@ from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import SubBatch, part_of, parts_of, whole_of
-from evenstep.train.evaluating import evaluating
-from evenstep.train.forwards import run_forwards
+from evenstep.train.forwards import evaluating, run_forwards
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext

@@ -128,10 +128,10 @@ def search(loop: "Loop", tried: RateRange) -> FoundLr:
     begin = engine.progress.update
     state = mapped(loop.checkpointer.state.state_dict(whole=True), _copy)
     engine.group.go_on()
-    engine.prepare()
+    engine.parts.prepare()
     try:
         with undisturbed(engine.parts.context.device), engine.bus.silent(but=TaskHook):
-            with engine.core.learning_rates.override(lambda update: tried.rate_of(update - begin)):
+            with engine.parts.core.learning_rates.override(lambda update: tried.rate_of(update - begin)):
                 losses = [*_losses(loop, tried)]
             loop.checkpointer.load(state)
     finally:
@@ -150,7 +150,7 @@ def _losses(loop: "Loop", tried: RateRange) -> Iterator[float]:
     batches = loop.feed.data.batches(
         ReadOptions(
             start=engine.progress.position,
-            seed=engine.seed,
+            seed=engine.parts.context.seed,
             rank=reducers.rank,
             ranks=reducers.ranks,
             blocks=reducers.blocks,

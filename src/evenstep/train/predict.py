@@ -68,7 +68,7 @@ def predict(
     recovery = Recovery(execution=execution, context=silent)
     found: list[Prediction] = []
     try:
-        with one_epoch(data, model, context, execution.reducers.group) as batches:
+        with one_epoch(data.batches, model, context, execution.reducers.group) as batches:
             for batch in batches:
                 hear(batch)
                 kept = exchange(_outputs(batch, silent, execution, recovery))

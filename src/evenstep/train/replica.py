@@ -53,7 +53,7 @@ class Replica:
     def abandon(self) -> None:
         """Forget an update that was interrupted; a save that was broken off is requested again."""
         self._loop.abandon()
-        self._is_whole = self._is_whole and self._loop.engine.is_whole
+        self._is_whole = self._is_whole and self._loop.engine.parts.core.is_whole
         if self._loop.checkpointer.settle_alone():
             self._loop.requests.save = True
 
@@ -65,8 +65,8 @@ class Replica:
         """Load what `state_dict` gave on another process, and write the metrics that this process has missed."""
         engine, before = self._loop.engine, max(self.update, 0)
         self._loop.checkpointer.state.load_state_dict(state)
-        engine.core.begin()
-        engine.core.is_whole = self._is_whole = True
+        engine.parts.core.begin()
+        engine.parts.core.is_whole = self._is_whole = True
         history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
         missed = sorted((one for one in history if one.update > before), key=lambda one: one.update)
         self._loop.reporter.writers.write(missed)

@@ -16,8 +16,7 @@ from evenstep.optim.ema import Average
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import plain
-from evenstep.train.evaluating import evaluating
-from evenstep.train.tasks.task import Task
+from evenstep.train.forwards import evaluating
 from evenstep.train.update.context import TrainContext
 
 
@@ -25,11 +24,12 @@ from evenstep.train.update.context import TrainContext
 class Teacher:
     """Runs a model with the values of its average; every rank holds both whole."""
 
-    def __init__(self, model: nn.Module, average: Average) -> None:
-        self._model, self._average = unwrapped(model), average
+    def __init__(self, model: nn.Module, average: Average, context: TrainContext) -> None:
+        self._model, self._average, self._context = unwrapped(model), average, context
 
-    def __call__(self, inputs: Any, context: TrainContext) -> Any:
+    def __call__(self, inputs: Any) -> Any:
         """Output of the average for `inputs`, in evaluation mode, without gradients; see `Now.teacher`."""
+        context = self._context
         given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
         positional, named = arguments([], given, True)
         average = self._average.state_dict()
@@ -46,11 +46,11 @@ class Teacher:
         return output if context.cast_outputs is None else context.cast_outputs(output)
 
 
-def build_teacher(tasks: Mapping[str, Task], model: nn.Module, average: Average | None) -> Teacher | None:
+def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Teacher | None:
     """The teacher of the tasks that ask for the average; None where none does."""
-    if average is None or not any(task.uses_average for task in tasks.values()):
+    if average is None or not any(task.uses_average for task in context.tasks.values()):
         return None
-    return Teacher(model, average)
+    return Teacher(model, average, context)
 
 
 def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,21 +5,20 @@ It puts the parts of a run together, holds the state that a checkpoint saves, an
 first trainer is built, so that importing all public names takes little longer than importing torch.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar, cast, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, cast, final, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.arguments import said, unknown_argument
-from evenstep.checkpoint import ended_on_all
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError, HookError
@@ -37,15 +36,13 @@ from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.resets import check_resets, resets_of
 from evenstep.train.tasks.task import Task
-from evenstep.train.timing import Phases
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from evenstep.train.evaluations import Evaluations
+    from evenstep.train.engine import Engine
+    from evenstep.train.evaluate import Evaluations
     from evenstep.train.loop import Loop
-
-T = TypeVar("T")
 
 
 @final
@@ -155,7 +152,7 @@ class Trainer:
         self._is_training = self._has_trained = False
         self._thread = 0  # in which it trains
         self.model, self.optimizer, self.evaluations = model, setup.optimizer, sets
-        self.device, self.storage = setup.device, setup.storage
+        self.storage = setup.storage
         self.folder = None if folder is None else Path(folder).expanduser()
         if resume not in ("never", "auto", "new") or (self.folder is None and resume != "never"):
             raise ArgumentError(
@@ -195,7 +192,7 @@ class Trainer:
         It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
         over that many. On several ranks all set the same.
         """
-        return self._loop.engine.core.learning_rates.updates
+        return self._loop.engine.parts.core.learning_rates.updates
 
     @updates.setter
     def updates(self, updates: int) -> None:
@@ -216,104 +213,23 @@ class Trainer:
                 f"{updates!r}.",
                 field="updates",
             )
-        loop.engine.stretch(updates)
+        loop.engine.parts.stretch(updates)
         loop.updates = updates
 
     @property
-    def is_first_rank(self) -> bool:
-        return self._group.rank == 0
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among those that train the model."""
-        return self._group.rank
+    def engine(self) -> "Engine":
+        """The engine of the run, which has its phases, hooks (`bus`), ranks and parts."""
+        return self._loop.engine
 
     @property
     def group(self) -> Group:
         """All ranks of the run."""
-        return self._group
-
-    @property
-    def hooks(self) -> tuple[Hook, ...]:
-        return tuple(self._loop.engine.bus.hooks)
-
-    @property
-    def keeps_average(self) -> bool:
-        return self._loop.engine.parts.saved.ema is not None
+        return self._loop.engine.group
 
     @property
     def progress(self) -> Progress:
         """The counters of committed work."""
         return self._loop.engine.progress
-
-    @property
-    def phases(self) -> Phases:
-        """Seconds by phase."""
-        return self._loop.engine.phases
-
-    @property
-    def group_names(self) -> tuple[tuple[str, ...], ...]:
-        """Parameter names of each of the optimizer's groups, also of parameters that other ranks step.
-
-        Of a model in stages they are those of this rank's stages.
-        """
-        return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
-
-    @property
-    def layout(self) -> dict[str, Json]:
-        """Number of ranks, strategy, and stages."""
-        model = self._loop.engine.model
-        layout: dict[str, Json] = {"ranks": self._group.ranks, "strategy": self._sharing}
-        if isinstance(model, PipelineModel):
-            stages, schedule = model.layout, model.schedule.name
-            layout |= {"pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
-        return layout
-
-    @property
-    def resumed_from(self) -> str | None:
-        return self._loop.checkpointer.resumed_from
-
-    @property
-    def recomputed(self) -> tuple[str, ...]:
-        """Names of the modules whose activations are recomputed, of all stages."""
-        return self._loop.engine.recomputed
-
-    @property
-    def in_float8(self) -> tuple[str, ...]:
-        """Names of the linear layers that multiply in float8, of all stages."""
-        return self._loop.engine.in_float8
-
-    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names, such as gradients.
-
-        Norms are over all shards and stages, equal on all ranks, which call it together, and stay on the device.
-
-        Args:
-            values: by the name of a parameter of the optimizer, as far as this rank has it.
-        """
-        return self._loop.engine.parts.execution.norms.each(values)
-
-    def first_rank_does(self, act: Callable[[], T]) -> T:
-        """Do something on the first rank only, for which the others wait as long as it takes; all ranks call it.
-
-        Raises:
-            EvenstepError: on the other ranks, when it raised on the first.
-        """
-        group = self._group
-        if group.ranks == 1:
-            return act()
-        job = ended_on_all(group, lambda: act() if group.rank == 0 else None)
-        return group.first_rank_does(cast("Callable[[], T]", job.result))
-
-    def footprint(self) -> dict[str, int]:
-        """Bytes on this rank for parameters, by use; with optimizer state after the first update.
-
-        "blocks" are the most partial sums of gradients that this rank held in the last update.
-        """
-        from evenstep.train.footprint import footprint
-
-        engine = self._loop.engine
-        return footprint(engine.parts.saved, further_sets=engine.reducers.further_sets)
 
     def log(self, name: str, value: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Add to the metric `name` of this update, for hooks: Σ value · weight / Σ weight, over all calls and ranks.
@@ -372,7 +288,7 @@ class Trainer:
             self._group.go_on()
             self._agree()
             checkpointer.folder.claim()
-            loop.engine.prepare()
+            loop.engine.parts.prepare()
 
             def end(error: BaseException | None) -> TrainEvent:
                 outcome = ended.outcome if error is None else "failed"
@@ -389,20 +305,22 @@ class Trainer:
                 update=self.progress.update,
                 updates=self.updates,
                 resumed=self._resumed,
+                resumed_from=checkpointer.resumed_from,
+                layout=self._layout(),
                 config=checkpointer.state.config,
             )
             with (
-                self.holding_folder(),
+                self._loop.checkpointer.folder.hold(),
                 writers.opened(self.folder, self.progress.update),
                 closing(loop.feed.data),
                 closing(loop.evaluator),
-                undisturbed(self.device),
+                undisturbed(loop.engine.parts.context.device),
                 torch.enable_grad(),
             ):
                 self._has_trained = True
                 writers.event("train_begin", begin)
                 checkpointer.folder.clean(self.progress.update)
-                if self.folder is not None and self.is_first_rank:
+                if self.folder is not None and self._group.rank == 0:
                     record_settings(self.folder, self._settings, self.progress.update, loop.reporter.report)
                 checkpointer.leave_later()
                 with loop.engine.bus.span("train", lambda: begin, end):
@@ -445,16 +363,16 @@ class Trainer:
         finally:
             self._is_training = False
 
+    def _layout(self) -> dict[str, Json]:
+        model = self._loop.engine.model
+        layout: dict[str, Json] = {"ranks": self._group.ranks, "strategy": self._sharing}
+        if isinstance(model, PipelineModel):
+            stages, schedule = model.layout, model.schedule.name
+            layout |= {"pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
+        return layout
+
     def _latest(self) -> dict[str, float]:
         return {name: record.value for name in self.storage.names() if (record := self.storage.latest(name))}
-
-    def holding_folder(self) -> AbstractContextManager[None]:
-        """Keep other runs out of the run folder inside the `with`; `train` does it by itself.
-
-        Raises:
-            CheckpointError: on entering, when another run is in it.
-        """
-        return self._loop.checkpointer.folder.hold()
 
     @overload
     def evaluate(self, data: "Data | DataLoader[Any]") -> dict[str, float]: ...
@@ -518,7 +436,8 @@ class Trainer:
         if self._is_training or not self._has_trained or self._loop.checkpointer.is_named:
             yield
             return
-        with self.holding_folder(), self._loop.reporter.writers.opened(self.folder, self.progress.update):
+        loop = self._loop
+        with loop.checkpointer.folder.hold(), loop.reporter.writers.opened(self.folder, self.progress.update):
             yield
 
     @contextmanager
@@ -526,7 +445,7 @@ class Trainer:
         if self._is_training:
             yield
             return
-        with self._loop.engine.together(), nullcontext() if reader is None else closing(reader):
+        with self._loop.engine.ledger.together(), nullcontext() if reader is None else closing(reader):
             yield
 
     def save(self) -> Path:
@@ -609,11 +528,11 @@ class Trainer:
         update = self.progress.update + 1
         if self._is_training and get_ident() != self._thread:
             midst = "training in another thread"
-        elif self._loop.engine.core.is_computing:
+        elif self._loop.engine.parts.core.is_computing:
             midst = f"update {update}"
         elif self._loop.evaluator.is_running:
             midst = "an evaluation"
-        elif self._loop.engine.num_pending:
+        elif self._loop.engine.ledger.num_pending:
             midst = f"update {self._loop.engine.progress.update}, of which the host does not know yet if it is applied"
             advice = "let `needs_settled` of the hook be true for such updates"
         else:

@@ -315,7 +315,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was(first: bool) -
 def test_an_overflow_in_float16_is_tried_again_at_half_the_scale() -> None:
     engine = engine_of(net(), precision=Fp16Mixed(initial=2.0**40))
     assert isinstance(engine.update(microbatches=batches(0)), Committed)
-    assert engine.loss_scale.value < 2.0**40
+    assert engine.parts.context.loss_scale.value < 2.0**40
 
 
 @pytest.mark.usefixtures("as_found")

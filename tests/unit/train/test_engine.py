@@ -174,7 +174,7 @@ def test_an_overflow_of_the_loss_scale_is_tried_again_at_lower_ones() -> None:
     )
     x, y = (part.float() for part in points())
     assert isinstance(engine.update((x, y)), Committed)
-    assert engine.loss_scale.value < 2.0**30
+    assert engine.parts.context.loss_scale.value < 2.0**30
 
 
 class WithoutFrozen(nn.Sequential):
@@ -656,7 +656,7 @@ def test_an_update_or_evaluation_from_another_thread_in_the_midst_of_an_update_i
                         method(points())
                     refused.append(str(raised.value))
 
-            if self.now.is_training and engine.core.is_computing:
+            if self.now.is_training and engine.parts.core.is_computing:
                 thread = threading.Thread(target=other)
                 thread.start()
                 thread.join()

@@ -148,7 +148,7 @@ def test_a_layer_keeps_its_parameters_names_and_hooks_and_all_who_hold_it() -> N
     assert calls
     assert {str(one.dtype) for one in engine.state_dict()["model"].values()} == {"torch.float32"}
     count = sum(one.numel() for one in model.parameters())
-    assert per_parameter(footprint(engine.parts.saved), count).startswith("16 bytes")
+    assert per_parameter(footprint(engine), count).startswith("16 bytes")
 
 
 # --- with the rest of a run

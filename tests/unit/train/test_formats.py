@@ -69,7 +69,7 @@ def test_the_model_is_of_16_bits_and_all_that_is_summed_or_stepped_float32(name:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine = engine_of(model, name, optimizer=optimizer)
     train(engine, 2)
-    engine.core.rerun(engine_batch(engine), 3)
+    engine.parts.core.rerun(engine_batch(engine), 3)
     for parameter in model.parameters():
         assert parameter.dtype == DTYPES[name]
         assert parameter.grad is not None and parameter.grad.dtype == torch.float32
@@ -196,7 +196,7 @@ def test_an_overflow_advances_nothing_and_is_tried_again_at_half_the_scale(name:
     engine = engine_of(model, kind(initial=2.0**40), train=Training(ema=Ema(decay=0.5)))
     outcome = engine.update(points())
     assert type(outcome).__name__ == "Committed" and engine.progress.update == 1
-    lowered = engine.loss_scale.value
+    lowered = engine.parts.context.loss_scale.value
     assert lowered < 2.0**40 and math.log2(lowered).is_integer()
     again = net()
     same = engine_of(again, kind(initial=lowered), train=Training(ema=Ema(decay=0.5)))
@@ -335,6 +335,6 @@ def test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated(name: 
     before = bytes_alive()
     engine = made()
     allocated = bytes_alive() - before
-    computed = sum(footprint(engine.parts.saved).values())
+    computed = sum(footprint(engine).values())
     assert computed == per_parameter * count
     assert abs(allocated - computed) <= 0.01 * computed

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep import MapData, Task, Trainer
 
-MOST = 13
+MOST = 8
 OWN = str(Path(evenstep.__file__).parent)
 
 

@@ -224,7 +224,7 @@ def test_a_checkpoint_without_a_memory_lets_the_rate_begin_afresh_and_says_so() 
     state = trainer.state_dict()
     del state["lr_schedule"]
     engine = trainer._loop.engine
-    assert any("begins at the full rate" in text for text in engine.load_own(engine.own_part(state)))
+    assert any("begins at the full rate" in text for text in engine.state.load(engine.state.own_part(state)))
 
 
 def test_a_table_without_a_kind_is_told_that_it_needs_one() -> None:

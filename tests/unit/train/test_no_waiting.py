@@ -75,7 +75,7 @@ def engine_of(
         device=FAKE,
         train=Training(check_loss=False, **train),
     )
-    apply: Any = engine.core._apply
+    apply: Any = engine.parts.core._apply
     apply._is_first = False
     return engine
 
@@ -88,8 +88,9 @@ def dispatched(engine: Engine, *, tasks: tuple[str, ...] = ("",)) -> None:
         data = [(torch.zeros(3, 4), torch.zeros(3)) for _ in range(2)]
         given = [Batch(task=name, data=one) if name else one for name in tasks for one in data]
         with no_waiting():
-            engine.dispatch(global_batch(given, engine.progress.position, engine.reducers.group))
-    assert engine.num_pending == UPDATES
+            batch = global_batch(given, engine.progress.position, engine.reducers.group)
+            engine.ledger.add(engine.parts.compute(batch, engine.progress))
+    assert engine.ledger.num_pending == UPDATES
 
 
 @pytest.mark.parametrize("task", [Squares(), OfMean()], ids=["sum", "of mean"])

@@ -194,7 +194,7 @@ def test_it_is_evaluated_with_the_average_the_parameters_or_both() -> None:
     trainer = trainer_of(model=model, train=Training(ema=Ema(decay=0.9, evaluated="both")), updates=6)
     found = trainer.train().metrics
     assert found["valid/parameters/bleu"] == by_hand(model)["bleu"]
-    with trainer._loop.engine.evaluating(average=True):
+    with trainer._loop.engine.evaluator.parameters(average=True):
         assert found["valid/bleu"] == by_hand(model)["bleu"]
 
 

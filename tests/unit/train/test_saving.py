@@ -393,7 +393,7 @@ def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is
     (tmp_path / ".lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": "yesterday"}')
     log = Log()
     trainer = trainer_of(tmp_path, hooks=[log], updates=1)
-    with trainer.holding_folder() if is_held_already else nullcontext():
+    with trainer._loop.checkpointer.folder.hold() if is_held_already else nullcontext():
         trainer.train()
     assert ["took over the lock of process 1 on elsewhere" in one.message for one in log.incidents] == [True]
 

@@ -325,7 +325,7 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
         updates=2,
         fused=True,
     )
-    apply = trainer._loop.engine.core._apply  # type: ignore[attr-defined]
+    apply = trainer._loop.engine.parts.core._apply  # type: ignore[attr-defined]
 
     class Unread(Tensor):
         """Says that it was read."""
@@ -339,6 +339,6 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
         return applied._replace(aborted=torch.as_tensor(applied.aborted, dtype=torch.float64).as_subclass(Unread))
 
     unread.resume, unread.may_draw = apply.resume, apply.may_draw  # type: ignore[attr-defined]
-    monkeypatch.setattr(trainer._loop.engine.core, "_apply", unread)
+    monkeypatch.setattr(trainer._loop.engine.parts.core, "_apply", unread)
     trainer.train()
     assert read == []

@@ -48,7 +48,7 @@ class Timer(Hook):
         self._data_s = 0.0
 
     def before_train(self, event: TrainEvent) -> None:
-        self.trainer.phases.take()
+        self.trainer.engine.phases.take()
         self._begin()
 
     def before_update(self, event: UpdateEvent) -> None:
@@ -89,7 +89,7 @@ class Timer(Hook):
 
     def _put(self, update: int) -> None:
         seconds = perf_counter() - self._began
-        phases = self.trainer.phases.take().items()
+        phases = self.trainer.engine.phases.take().items()
         values = {
             "perf/time": (time(), 1),
             "progress/samples": (self.trainer.progress.samples, 1),
@@ -181,7 +181,7 @@ class Statistics(Hook):
         parameters = named_parameters(self.trainer.model)
         gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
         layers: dict[str, list[Tensor]] = {}
-        for name, norm in self.trainer.norms(gradients).items():
+        for name, norm in self.trainer.engine.norms(gradients).items():
             layers.setdefault(name.rpartition(".")[0] or name, []).append(norm)
         for layer, norms in layers.items():
             self.trainer.storage.put(f"train/grad_norm/{layer}", _norm(norms) / event.divisor, update=event.update)
@@ -196,16 +196,17 @@ class Statistics(Hook):
             rate = self.trainer.optimizer.param_groups[number].get("lr")
             if rate is not None:
                 put(f"train/lr/{number}", rate, update=event.update)
-            norm = _norm(self.trainer.norms(group).values())
+            norm = _norm(self.trainer.engine.norms(group).values())
             put(f"train/param_norm/{number}", norm, update=event.update)
             if before:
                 changes = {name: new - before[number][name] for name, new in group.items()}
-                change = _norm(self.trainer.norms(changes).values())
+                change = _norm(self.trainer.engine.norms(changes).values())
                 put(f"train/update_ratio/{number}", change, norm, update=event.update)
 
     def _groups(self) -> list[dict[str, Tensor]]:
         parameters = named_parameters(self.trainer.model)
-        return [{name: parameters[name].detach() for name in names} for names in self.trainer.group_names]
+        groups = self.trainer.engine.parts.core.trained.names
+        return [{name: parameters[name].detach() for name in names} for names in groups]
 
 
 def _norm(norms: Iterable[Tensor]) -> Tensor:

@@ -55,7 +55,7 @@ class Status(Hook):
         self._started = _now()
         self._epoch = None
         self._write("running", event.update)
-        write_start(run_folder(self), event, layout=self.trainer.layout, resumed_from=self.trainer.resumed_from)
+        write_start(run_folder(self), event, layout=event.layout, resumed_from=event.resumed_from)
 
     def before_epoch(self, event: EpochEvent) -> None:
         self._epoch = event.epoch

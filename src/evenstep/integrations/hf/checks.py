@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenstep.data.tree import rebuilt
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import PipelineModel
-from evenstep.train.evaluating import evaluating
+from evenstep.train.forwards import evaluating
 
 _TOKENS = 8
 _FIRST = 4  # tokens of the first document of a trial

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.train import chunked_cross_entropy
-from evenstep.train.evaluating import evaluating
+from evenstep.train.forwards import evaluating
 
 
 @final

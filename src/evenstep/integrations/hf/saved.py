@@ -5,7 +5,6 @@ of adapters alone. A folder appears whole under its name, or not at all.
 """
 
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from evenstep.arguments import require_word
+from evenstep.checkpoint import ended_on_all
 from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, HookError, clause
@@ -114,11 +114,11 @@ class SavePretrained(Hook):
     def before_train(self, event: TrainEvent) -> None:
         trainer = self.trainer
         model = unwrapped(trainer.model)
-        keeps_best = any(isinstance(hook, Best) for hook in trainer.hooks)
+        keeps_best = any(isinstance(hook, Best) for hook in trainer.engine.bus.hooks)
         refused = {
             "folder": (trainer.folder is None, "writes into the run folder; give `folder`"),
             "model": (not _is_of_transformers(model), "is for whole models of transformers; leave it out"),
-            "ema": (self._average and not trainer.keeps_average, "writes the average, but none is kept; set `ema`"),
+            "ema": (self._average and trainer.engine.state.saved.ema is None, "writes the average, which needs `ema`"),
             "checkpoint.best": (self._checkpoint == "best" and not keeps_best, "needs `checkpoint.best`; set it"),
             "optimizer": (
                 bool(moded(trainer.optimizer)) and not self._average,
@@ -141,7 +141,9 @@ class SavePretrained(Hook):
 
     def after_train(self, event: TrainEvent) -> None:
         if event.error is None:
-            self.trainer.first_rank_does(partial(self._write, cast("Path", self.trainer.folder)))
+            folder, group = cast("Path", self.trainer.folder), self.trainer.group
+            job = ended_on_all(group, lambda: self._write(folder) if group.rank == 0 else None)
+            group.first_rank_does(job.result)
 
     def _write(self, folder: Path) -> None:
         weights = folder

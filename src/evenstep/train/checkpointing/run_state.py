@@ -27,7 +27,7 @@ from evenstep.train.state.resets import without
 from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run
 
 if TYPE_CHECKING:
-    from evenstep.train.evaluations import Evaluations
+    from evenstep.train.evaluate import Evaluations
     from evenstep.train.requests import Requests
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
@@ -64,9 +64,9 @@ class RunState:
         states = {rank: own}
         if self._reads_own_stream:
             states = {rank: state for one in engine.reducers.data_group.gather(states) for rank, state in one.items()}
-        counters = engine.counters()
+        counters = engine.state.counters()
         state = {
-            **engine.tensors(whole=whole),
+            **engine.state.tensors(whole=whole),
             **counters,
             "data": {"fingerprint": self._fingerprint(), "ranks": ranks, "states": states},
             "hooks": engine.bus.state_dict(),
@@ -133,7 +133,7 @@ class RunState:
         state = self._of_this_rank(state)
         check_parts(state, _PARTS, "a trainer")
         self._check(state)
-        return self._restore(self.engine.own_part(state))
+        return self._restore(self.engine.state.own_part(state))
 
     def load_checkpoint(
         self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()
@@ -174,7 +174,7 @@ class RunState:
         reader = on_all_ranks(group, opened)
         state = self._of_this_rank(reader.state)
         try:
-            own = self.engine.own_part(on_all_ranks(group, compared), take=take, ranks=group)
+            own = self.engine.state.own_part(on_all_ranks(group, compared), take=take, ranks=group)
             on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
         except Exception:
             verify()  # damage is the first cause to tell
@@ -196,7 +196,10 @@ class RunState:
 
     def _check(self, state: Tree) -> None:
         engine = self.engine
-        saved, own = dict(state["run"]), {"seed": engine.seed, "precision": engine.precision.name}
+        saved, own = (
+            dict(state["run"]),
+            {"seed": engine.parts.context.seed, "precision": engine.parts.context.precision.name},
+        )
         if "data" not in state:
             check_same_run(saved, own)
             return
@@ -211,11 +214,12 @@ class RunState:
             )
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
-        begun, rates = own["run"].get("begun"), self.engine.core.learning_rates
+        begun, rates = own["run"].get("begun"), self.engine.parts.core.learning_rates
         if begun:
             planned = rates.updates if self.epochs is None else self._planned(begun.get("data", 0))
             rates.check(begun.get("lr_schedule", 0), planned)
-        changed = {name: text for name, text in self.engine.changed_settings(own).items() if name not in MAY_CHANGE}
+        texts = self.engine.state.changed_settings(own)
+        changed = {name: text for name, text in texts.items() if name not in MAY_CHANGE}
         if changed and not new_settings:
             raise CheckpointError(
                 f"the checkpoint was made with other settings, so going on from it would be another run: "
@@ -225,19 +229,21 @@ class RunState:
             )
 
     def _planned(self, begun_at: int) -> int | None:
-        count = updates_of(self.data, cast("int", self.epochs), self.engine.seed)
+        count = updates_of(self.data, cast("int", self.epochs), self.engine.parts.context.seed)
         return None if count is None else begun_at + count
 
     def _restore(self, own: Tree) -> list[str]:
         engine, run = self.engine, own["run"]
-        engine.core.is_whole = False  # hooks and data may raise; loading the engine, which comes last, makes it whole
+        engine.parts.core.is_whole = (
+            False  # hooks and data may raise; loading the engine, which comes last, makes it whole
+        )
         changed = engine.bus.load_state_dict(own["hooks"])
         if self.data.state is not None and "data" in own:
             self.data.state.load_state_dict(own["data"]["states"][self._stream[0]])
-        changed += engine.load_own(own)
+        changed += engine.state.load(own)
         begun_at = (run.get("begun") or {}).get("data", 0)
         if self.epochs is not None and begun_at:
-            engine.stretch(self._planned(begun_at))
+            engine.parts.stretch(self._planned(begun_at))
         if "storage" in own:
             engine.storage.load_state_dict(own["storage"])
         self.requests.evaluate = run["evaluate"]

@@ -27,7 +27,8 @@ class Caller(Protocol):
     def model(self) -> nn.Module: ...
     @property
     def progress(self) -> "Progress": ...
-    def average_output(self, inputs: Any) -> Any: ...
+    @property
+    def parts(self) -> Any: ...
 
 
 @final
@@ -86,7 +87,7 @@ class Now:
             raise TaskError(
                 "`now.teacher` needs `uses_average = True` in the class of the task; add that.", field="uses_average"
             )
-        return self._engine.average_output(inputs)
+        return self._engine.parts.teacher(inputs)
 
 
 @contextmanager

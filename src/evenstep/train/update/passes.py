@@ -58,9 +58,7 @@ class Passes:
             return
         passes = self.context.cuts.passes(self.context.tasks, part.work)
         (task,) = part.totals
-        self.execution.pad_passes(
-            self.context, passes, kind=task, backward=True, last=last, watch=self.recovery.watch
-        )
+        self.execution.pad_passes(self.context, passes, kind=task, backward=True, last=last, watch=self.recovery.watch)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         dtype = torch.float32 if self.context.device.type == "mps" else torch.float64  # mps has no float64

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from evenstep.data import GlobalBatch
-from evenstep.errors import TaskError
+from evenstep.errors import EvenstepError, TaskError
 from evenstep.events import StepEvent
 from evenstep.internals import profiler_runs
 from evenstep.keys import branch, key_below
@@ -69,7 +69,7 @@ class Update:
         self.reads_at_once = apply.reads_at_once
         self.is_whole = True
         self.is_computing = False
-        self._model = model
+        self.model = model
         self._parameters = parameters
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._context = context
@@ -106,7 +106,9 @@ class Update:
             for attempt in self._recovery.attempts(f"update {pending.number}", pending.number, undo):
                 with attempt:
                     weights = self._weigh(batch, pending)
-                    pending.gathered = self._run(weights, pending.number)
+                    if weights.totals:  # some rank has work
+                        pending.gathered = self._passes(weights, pending.number)
+                        self._end_passes()
                     grads, squared = self._norm(weights)
             assert weights is not None, "one attempt has succeeded"
             if squared is None:
@@ -129,14 +131,10 @@ class Update:
         self._context.phases.lap("weigh")
         return weights
 
-    def _run(self, weights: Weights, update: int) -> MicrobatchResults:
-        if not weights.totals:  # no rank has work
-            return MicrobatchResults()
-        results = self._passes(weights, update)
+    def _end_passes(self) -> None:
         self.rollback.check_writes()
         self.rollback.buffers.settle()
         self._execution.reducers.share_buffers(self.rollback.buffers)
-        return results
 
     def _norm(self, weights: Weights) -> tuple[list[Tensor], Tensor | None]:
         """The gradients, and ‖g‖₂² over all parameters, stages and shards, or None without any."""
@@ -196,20 +194,28 @@ class Update:
         return weights.total, scale
 
     def _check_mode(self, update: int) -> None:
-        if not self._model.training:
+        if not self.model.training:
             raise TaskError(
                 f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
 
     def _refuse_sparse(self) -> None:
-        for name, parameter in () if self._sparse else named_parameters(self._model).items():
+        for name, parameter in () if self._sparse else named_parameters(self.model).items():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise TaskError(
                     f"the gradient of `{name}` is sparse, which a trainer must know when it is built: say "
                     f"`self.sparse = True` in its module, as `nn.Embedding(…, sparse=True)` does, to train it in one "
                     f"process, or compute it without `sparse=True`."
                 )
+
+    def require_whole(self) -> None:
+        """Raise EvenstepError where an error has left the state of no update."""
+        if not self.is_whole:
+            raise EvenstepError(
+                "an error has come while the state was changed, so it is that of no update; load another, by "
+                "`load_state_dict` or a trainer's `resume`, or build model, optimizer and engine anew."
+            )
 
     def begin(self) -> None:
         """Take the buffers as they are: changes of the user's since the last update stay."""
