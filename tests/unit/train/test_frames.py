@@ -1,4 +1,4 @@
-"""Few frames of the engine stand between `Trainer.train` and the forward of a model."""
+"""Frames between `Trainer.train` and the forward of a model, and public members."""
 
 import sys
 from pathlib import Path
@@ -42,3 +42,13 @@ def test_frames_from_train_to_forward() -> None:
     Trainer(model=model, task=Squares(), optimizer=sgd, data=data, updates=1, device="cpu", train=train).train()
     assert Seen.frames[-1] == "trainer:Trainer.train"
     assert len(Seen.frames) <= MOST, "\n".join(Seen.frames)
+
+
+def test_trainer_and_engine_have_few_public_members() -> None:
+    model = nn.Linear(2, 1)
+    data = MapData([(torch.ones(2), torch.ones(1))] * 4, global_batch_size=4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model=model, task=Squares(), optimizer=sgd, data=data, updates=1, device="cpu")
+    for one in (trainer, trainer.engine):
+        members = [name for name in dir(one) if not name.startswith("_")]
+        assert len(members) <= 20, members
