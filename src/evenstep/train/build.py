@@ -250,7 +250,7 @@ def set_up(
             check_compiled(model, sharing)
         check_optimizer(optimizer, model=model, strategy=sharing)
         tasks = Tasks.of(task, train.coefficients, _combine_of(train.combine), train.norm_statistics)
-        check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+        check_tasks(tasks, data, evaluations, model=model)
         check_whole_model(tasks.by_name, train.ema, model, sharing)
         for one in tasks.by_name.values():
             one.prepare(model)

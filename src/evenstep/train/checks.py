@@ -1,14 +1,12 @@
 """Refusals before a run begins. All other mistakes are left to Python, pydantic and torch.
 
-Each function has one of three reasons, named before it: bits (the update would depend on the cut or the ranks), hours
-(work would be lost), first hour (a mistake that newcomers report).
+The reason stands before each function: bits (updates would depend on the cut), hours (work would be lost), first hour.
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -32,7 +30,7 @@ from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
 from evenstep.tensors import named_parameters, parameters_in
-from evenstep.train.failures import FailurePolicy, Policies, Rewind, Stop
+from evenstep.train.failures import Policies, Rewind, Stop
 from evenstep.train.state.train_state import is_shared, parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
 from evenstep.train.tasks.tasks import Tasks
@@ -50,8 +48,17 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
     Args:
         strategy: as it was given; None if it was not.
     """
-    _check_elastic(strategy, environ)
-    alone = isinstance(strategy, Strategy) and strategy.group.ranks == 1 and not isinstance(strategy, Single)
+    if isinstance(strategy, Single):
+        return
+    elastic = elastic_rank_of(environ)
+    can_change = isinstance(strategy, Strategy) and strategy.group.can_change
+    if elastic is not None and elastic.count > 1 and not can_change:
+        raise ArgumentError(
+            f"this process was started as {elastic.number} of {elastic.count} that may come and go, but `strategy` "
+            f"knows only ranks that stay: give `Ddp(Elastic(…))`, or `Single()` for separate runs.",
+            field="strategy",
+        )
+    alone = isinstance(strategy, Strategy) and strategy.group.ranks == 1
     if alone and dist.is_initialized():
         return  # a process that has joined the others trains by itself on purpose
     if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
@@ -59,24 +66,10 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
     if "RANK" in environ and "WORLD_SIZE" not in environ:
         return  # not set by a launcher
     info = rank_info_of(environ)
-    if info is None or info.ranks == 1:
-        return
-    given = f"{type(strategy).__name__} has a group of one" if alone else "was not given"
-    raise ArgumentError(
-        f'this process was started as {info}, but `strategy` {given}: give `strategy="ddp"` to train together, or '
-        f"`strategy=Single()` for separate runs.",
-        field="strategy",
-    )
-
-
-def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) -> None:
-    if isinstance(strategy, Single) or (isinstance(strategy, Strategy) and strategy.group.can_change):
-        return
-    elastic = elastic_rank_of(environ)
-    if elastic is not None and elastic.count > 1:
+    if info is not None and info.ranks > 1:
         raise ArgumentError(
-            f"this process was started as {elastic.number} of {elastic.count} that may come and go, but `strategy` "
-            f"knows only ranks that stay: give `Ddp(Elastic(…))`, or `Single()` for separate runs.",
+            f'this process was started as {info}, but `strategy` names no other rank: give `strategy="ddp"` to train '
+            f"together, or `strategy=Single()` for separate runs.",
             field="strategy",
         )
 
@@ -84,16 +77,21 @@ def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) 
 # bits
 def check_covers(strategy: Strategy, model: nn.Module) -> None:
     """Raise ArgumentError unless the strategy's ranks and the model's stages cover all ranks; all call it together."""
-    name = type(strategy).__name__
     group = strategy.group if strategy.group.part_of else strategy.data_group
-    if group.part_of and not in_stages(model):
+    has_columns = not isinstance(model, PipelineModel) or _shares_columns(strategy.group, model.mesh)
+    if (group.part_of and not in_stages(model)) or not has_columns:
         raise ArgumentError(
-            f"`strategy`, {name}, has {group.ranks} of the run's {group.part_of} ranks, and the model has no stages "
-            f"for the others: give `PipelineModel(model, mesh=mesh)`, or `{name}(mesh.world)`.",
+            f"`strategy`, {type(strategy).__name__}, must share gradients between the ranks that hold the same stages: "
+            f"build it from `mesh.data` of the model's mesh, or without stages from all ranks.",
             field="strategy",
         )
-    if isinstance(model, PipelineModel):
-        _check_columns(strategy, model.mesh)
+
+
+def _shares_columns(group: Group, mesh: Mesh) -> bool:
+    if group is mesh.data:
+        return True
+    wanted = [mesh.rank_at(replica) for replica in range(mesh.data.ranks)]
+    return group.ranks == mesh.data.ranks and group.gather(mesh.world.rank) == wanted
 
 
 # bits
@@ -116,19 +114,6 @@ def check_own_models(strategy: Strategy, policies: Policies, precision: Precisio
         raise ArgumentError(
             "ranks that train a model each can't repeat or skip updates by themselves: use a precision without a loss "
             'scale, and `failures.non_finite = "stop"`.',
-            field="strategy",
-        )
-
-
-def _check_columns(strategy: Strategy, mesh: Mesh) -> None:
-    group, data = strategy.group, mesh.data
-    if group is data:
-        return
-    wanted = [mesh.rank_at(replica) for replica in range(data.ranks)]
-    if group.ranks != data.ranks or group.gather(mesh.world.rank) != wanted:
-        raise ArgumentError(
-            f"`strategy` must share gradients between ranks {', '.join(map(str, wanted))}, which hold the same "
-            f"stages: build it from `mesh.data` of the model's mesh.",
             field="strategy",
         )
 
@@ -162,12 +147,13 @@ def check_model(model: nn.Module) -> None:
 
 # first hour
 def check_material(model: nn.Module) -> None:
-    """Raise EvenstepError for a parameter or buffer without numbers, or one that something else shares."""
+    """Raise EvenstepError for a parameter or buffer without numbers, or one that torch shares already."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, UninitializedParameter):
-            raise TaskError(f"`{name}` is lazy and has no shape: call the model once before it is given.", field=name)
-        if tensor.is_meta:
-            raise TaskError(f"`{name}` is on the meta device: give it memory by `model.to_empty(…)`.", field=name)
+        if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
+            raise TaskError(
+                f"`{name}` is lazy or on the meta device, so it has no values: call the model once, or `to_empty(…)`.",
+                field=name,
+            )
         if hasattr(tensor, "to_local"):
             raise ArgumentError(
                 f"`{name}` is a DTensor: give the whole model, and let `strategy` share it, such as `Fsdp`.",
@@ -181,23 +167,8 @@ def _anywhere(model: nn.Module, value: bool) -> bool:
 
 # first hour: an optimizer of other parameters
 def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
-    """Raise EvenstepError for parameters that the optimizer can't step, by the name of the first.
-
-    Args:
-        model: not yet moved or wrapped; its pipeline ranks call it together.
-        precision: of the run, which says what formats it trains.
-    """
-    if not _anywhere(model, any(one.requires_grad for one in parameters_in(optimizer))):
-        raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
-    held: set[str] = set()
-    for number, names in enumerate(parameter_names(model, optimizer)):
-        for name in names:
-            if name in held:
-                raise ArgumentError(
-                    f"`{name}` is in the optimizer twice, again in group {number}: give each parameter once.",
-                    field=name,
-                )
-            held.add(name)
+    """Raise EvenstepError for parameters that the optimizer or the precision can't step, by the name of the first."""
+    held = {name for names in parameter_names(model, optimizer) for name in names}
     by_name = dict(unwrapped(model).named_parameters())
     precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
 
@@ -262,24 +233,6 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
             )
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
-    if strategy.layout.divides != "nothing":
-        _check_memory(optimizer)
-    fused = [one for group in optimizer.param_groups if group.get("fused") for one in group["params"]]
-    if any(torch.empty_like(one).stride() != one.stride() for one in fused):
-        raise ArgumentError(
-            "a parameter is a part of a larger tensor, of which a fused optimizer steps all: clone it, or leave out "
-            "`fused`.",
-            field="optimizer",
-        )
-
-
-def _check_memory(optimizer: Optimizer) -> None:
-    held = [one.data_ptr() for one in parameters_in(optimizer) if one.numel()]
-    if len({*held}) < len(held):
-        raise ArgumentError(
-            "two parameters of the optimizer lie in the same memory, but ranks share them apart: give one or clone it.",
-            field="optimizer",
-        )
 
 
 def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
@@ -360,14 +313,13 @@ def check_tasks(
     evaluations: Mapping[str, Data],
     *,
     model: nn.Module,
-    policy: FailurePolicy,
 ) -> None:
     """Raise ArgumentError for what cannot be done with these tasks.
 
     Args:
         data: for training; None where a loop of one's own brings them.
     """
-    by_name, combine = tasks.by_name, tasks.combine
+    by_name = tasks.by_name
     if data is not None:
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
@@ -377,13 +329,8 @@ def check_tasks(
                 f"evaluation '{name}' reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
             )
-    if "" in by_name and (tasks.needs_names or combine is not None):
-        raise ArgumentError(
-            "coefficients and `combine` need tasks by name: `task={'class': …}`.",
-            field="task",
-        )
     if isinstance(model, PipelineModel):
-        _check_stages(tasks, policy)
+        _check_stages(tasks)
 
 
 def _moving_stream(data: Data) -> object:
@@ -407,14 +354,13 @@ def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Modu
             )
 
 
-def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
-    asked = {
-        "learned coefficients": tasks.coefficients.are_learned,
-        "`combine` (and a task with `late_weight` beside others)": tasks.combine,
-    }
-    for what, wanted in asked.items():
-        if wanted:
-            raise ArgumentError(f"{what} can't be used in stages, where no rank holds the model.", field="combine")
+def _check_stages(tasks: Tasks) -> None:
+    if tasks.coefficients.are_learned or tasks.combine:
+        raise ArgumentError(
+            "learned coefficients, `combine`, and `late_weight` beside other tasks can't be used in stages, where no "
+            "rank holds the model.",
+            field="combine",
+        )
 
 
 def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:
