@@ -1,7 +1,6 @@
 """Parameters that updates train, followed from update to update.
 
-A parameter is trained while it has `requires_grad` and the optimizer holds it. Hooks may freeze and unfreeze parameters
-that the optimizer holds. Another model or other parameter groups than those of the build are refused.
+A parameter is trained while it has `requires_grad` and the optimizer holds it. Hooks may freeze and unfreeze parameters.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -62,7 +61,8 @@ class TrainedParameters:
         self._flags = list(map(_requires_grad, self._parameters))
         self._built_flags = self._flags
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
-        self._remember()
+        self._places = _places(model)
+        self._standing = [list(held) for held in self._places]
         self._begin()
 
     @property
@@ -72,18 +72,17 @@ class TrainedParameters:
         return [name for name, one in self._by_name.items() if id(one) in ids]
 
     def follow(self) -> None:
-        """Before an update: follow changes of `requires_grad` since the last one.
+        """Before an update: follow changes of `requires_grad` since the last update.
 
         Raises:
             ArgumentError: model or optimizer have changed since the run was built.
             TaskError: nothing is left to train.
         """
-        now = [*self._places, *map(_params, self._optimizer.param_groups)]
-        # once in every update, so without Python's bytecode for each
-        if list(map(len, now)) != self._counts or not all(map(is_, chain.from_iterable(now), self._standing)):
-            self.check_groups()
+        self.check_groups()
+        if not _same(self._places, self._standing):
             self._check_model()
-            self._remember()
+            self._places = _places(self._model)
+            self._standing = [list(held) for held in self._places]
         flags = list(map(_requires_grad, self._parameters))
         if flags != self._flags:
             self._flags = flags
@@ -103,16 +102,8 @@ class TrainedParameters:
     def changed(self, state: Mapping[str, Mapping[str, bool]]) -> str:
         """Flags of the build that differ from a state, in words."""
         now = dict(zip(self._by_name, self._built_flags, strict=True))
-        said: list[str] = []
-        for was in (True, False):
-            names = [
-                name
-                for name, flags in state.items()
-                if name in self._held and flags["built"] == was and now.get(name) != was
-            ]
-            if names:
-                said.append(f"`requires_grad` of {first_of(names)} was {was} and is now {not was}")
-        return "; ".join(said)
+        names = [name for name, flags in state.items() if name in self._held and now.get(name) != flags["built"]]
+        return f"`requires_grad` of {first_of(names)} has changed" if names else ""
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, bool]]) -> None:
         """Freeze and unfreeze as the saved run had; changes of the user's to the build stay."""
@@ -122,21 +113,12 @@ class TrainedParameters:
 
     def check_groups(self) -> None:
         """Raise ArgumentError unless the optimizer's groups are still those that the run was built with."""
-        held = list(map(_params, self._optimizer.param_groups))
-        same = list(map(len, held)) == list(map(len, self._groups))
-        if same and all(map(is_, chain.from_iterable(held), chain.from_iterable(self._groups))):
-            return
-        raise ArgumentError(
-            f"the optimizer had {len(self._groups)} groups when the run was built, and has {len(held)} or others now: "
-            f"give it all groups before, and freeze what is trained later.",
-            field="optimizer",
-        )
-
-    def _remember(self) -> None:
-        self._places = _places(self._model)
-        held = [*self._places, *map(_params, self._optimizer.param_groups)]
-        self._counts = list(map(len, held))
-        self._standing = list(chain.from_iterable(held))
+        if not _same(list(map(_params, self._optimizer.param_groups)), self._groups):
+            raise ArgumentError(
+                "the optimizer's groups have changed since the run was built: give it all groups before, and freeze "
+                "what is trained later.",
+                field="optimizer",
+            )
 
     def _begin(self) -> None:
         self.with_grad = [one for one in self._parameters if one.requires_grad]
@@ -171,3 +153,9 @@ class TrainedParameters:
 
 def _places(model: nn.Module) -> list[Collection[object]]:
     return [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
+
+
+def _same(now: Sequence[Collection[object]], before: Sequence[Collection[object]]) -> bool:
+    # called in every update, so without Python's bytecode for each object
+    sizes = list(map(len, now)) == list(map(len, before))
+    return sizes and all(map(is_, chain.from_iterable(now), chain.from_iterable(before)))
