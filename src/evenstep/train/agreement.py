@@ -14,8 +14,8 @@ from evenstep.internals import unwrapped
 from evenstep.options import Training
 from evenstep.schema import plain_values
 from evenstep.tensors import named_parameters
-from evenstep.train.checkpointing.run_state import updates_of
 from evenstep.train.checks import check_same_on_all_ranks, check_ties
+from evenstep.train.run_state import updates_of
 from evenstep.version import __version__
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from evenstep.events import Hook
 from evenstep.optim.schedules import plateaus_of
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, check_evaluation_names
 from evenstep.train.build import Setup
-from evenstep.train.checkpointing.checkpointer import Checkpointer
-from evenstep.train.checkpointing.run_state import RunState, updates_of
+from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
 from evenstep.train.feed import Feed
 from evenstep.train.loop import Loop
 from evenstep.train.requests import Requests
+from evenstep.train.run_state import RunState, updates_of
 from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.tasks.now import task_hooks

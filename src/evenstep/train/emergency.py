@@ -11,7 +11,7 @@ from evenstep.checkpoint import write_emergency
 from evenstep.errors import CheckpointError, LostRankError, ReplicaError, clause
 from evenstep.events import Incident
 from evenstep.parallel.group import Interrupted
-from evenstep.train.checkpointing.checkpointer import Checkpointer
+from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.reporter import failed
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast, final
 from evenstep.data import GlobalBatch, Position
 from evenstep.errors import DataError
 from evenstep.events import EpochEvent, Hook, Incident, Record, UpdateEvent
-from evenstep.train.checkpointing.checkpointer import Checkpointer
+from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
 from evenstep.train.failures import Answer, Decision, Policies, spike_error

@@ -1,6 +1,7 @@
 """Parameters that updates train, followed from update to update.
 
-A parameter is trained while it has `requires_grad` and the optimizer holds it. Hooks may freeze and unfreeze parameters.
+A parameter is trained while it has `requires_grad` and the optimizer holds it. Hooks may freeze it
+and unfreeze it.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, StreamData, Task, Trainer, Training
+from evenstep import Hook, MapData, StreamData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint
 from evenstep.errors import ReplicaError
 from evenstep.events import EpochEvent, Save, UpdateEvent
@@ -59,7 +59,6 @@ def trainer_of(folder: Path | None, updates: int, **more: Any) -> Trainer:
     points = [(torch.full((4,), i / 12), torch.tensor([i / 6])) for i in range(12)]
     more.setdefault("data", MapData(points, global_batch_size=4, micro_batch_size=2))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    more.setdefault("train", Training(ema=Ema(decay=0.5)))
     return Trainer(model=model, task=Square(), optimizer=sgd, device="cpu", updates=updates, folder=folder, **more)
 
 
@@ -74,10 +73,9 @@ def test_a_part_that_a_hook_woke_stays_awake_after_a_resume(tmp_path: Path, stop
     resumed.resume()
     resumed.train()
     assert resumed.model.body.training
-    for part in ("model", "ema"):
-        found = resumed.state_dict()[part]
-        for name, value in whole.state_dict()[part].items():
-            assert torch.equal(value, found[name]), name
+    found = resumed.state_dict()["model"]
+    for name, value in whole.state_dict()["model"].items():
+        assert torch.equal(value, found[name]), name
 
 
 def test_flags_of_a_part_that_is_built_otherwise_are_the_new_runs(tmp_path: Path) -> None:

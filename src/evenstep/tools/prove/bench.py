@@ -27,7 +27,7 @@ from evenstep.parallel import Group
 from evenstep.pipeline import Layers
 from evenstep.tools.prove.run import Cut, Subject, Variant, wide_data
 from evenstep.train import Coefficients, Task, Trainer
-from evenstep.train.checkpointing.run_state import updates_of
+from evenstep.train.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
 _ORIGIN = "evenstep prove"

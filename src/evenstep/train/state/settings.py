@@ -41,7 +41,7 @@ def settings_of(
         "train.coefficients": plain(coefficients),
         "train.combine": plain(combine),
         "precision": plain(asdict(precision)),
-        "lr_schedule": _schedule(lr_schedule),
+        "lr_schedule": plain(lr_schedule),
     }
 
 
@@ -108,17 +108,6 @@ def differences(name: str, saved: object, now: object) -> list[str]:
                 for key in lacking
             ]
     return [] if saved == now else [f"`{name}` was {_text(saved)} and is now {_text(now)}"]
-
-
-def _schedule(schedule: LrSchedule | None) -> object:
-    known = plain(schedule)
-    if not isinstance(known, dict) or type(schedule).__module__.startswith("evenstep."):
-        return known
-    try:
-        factors = [float(cast("LrSchedule", schedule)(update, 1000)) for update in (1, 10, 100, 500, 1000)]
-    except Exception:  # noqa: BLE001 - a schedule that does not fit 1000 updates
-        factors = []
-    return {**cast("dict[str, Any]", known), "factors": factors}
 
 
 def plain(value: object, depth: int = 2) -> Any:

@@ -179,8 +179,7 @@ class TrainState:
         if "optimizer" in state:
             check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.average is not None and state["ema"]:
-            averaged = {name: one for name, one in self.average.state_dict().items() if name not in late}
-            _check_fits({name: one for name, one in state["ema"].items() if name not in late}, averaged, "average")
+            _check_fits(state["ema"], self.average.state_dict(), "average")
 
     def _taken(self, state: Tree, take: Take) -> Tree:
         live = state_of(self.model)
@@ -205,7 +204,7 @@ class TrainState:
                 there = next(self.model.parameters(), torch.empty(0)).device
                 buffers_of(module)[key] = torch.empty_like(state["model"][name], device=there)
             else:
-                buffer.resize_(state["model"][name].shape)  # the average holds this tensor
+                buffer.resize_(state["model"][name].shape)
         load_state(self.model, state["model"])
         self.stepper.load_masters(state["model"])
         if "optimizer" in state:

@@ -10,8 +10,8 @@ from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError, ReplicaError
 from evenstep.events import Incident, SaveEvent
 from evenstep.options import Checkpointing, Reset
-from evenstep.train.checkpointing.run_state import RunState
 from evenstep.train.reporter import Reporter
+from evenstep.train.run_state import RunState
 from evenstep.train.state import Tree
 from evenstep.train.state.run_folder import RunFolder
 
@@ -93,8 +93,7 @@ class Checkpointer:
             self._ended(writer.wait(), raises=True)
         elif no_memory:
             message = (
-                f"training waits until update {update} is saved, because there is no memory for a copy of the state "
-                f"({no_memory}); make room in the host's memory, or set `checkpoint.asynchronous` to false."
+                f"training waits for the save of update {update}: no memory for a copy of the state ({no_memory})."
             )
             self._report("slow_save", message, update)
             self._ended(writer.wait(), raises=must)
@@ -129,17 +128,14 @@ class Checkpointer:
         self.reporter.changed(self.state.load_state_dict(state), self._update)
 
     def leave_later(self) -> None:
-        """Rename later checkpoints in the folder of a run that goes on from a named state.
-
-        A later resume would take them for the newest, and retention would delete new ones.
-        """
+        """Rename later checkpoints in the folder of a run that goes on from a named state: they are of another past."""
         if self.is_named and self.enabled:
             for text in self.folder.set_aside_after(self._update):
                 self._report("checkpoint", text, self._update)
         self.is_named = False
 
     def resume(self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()) -> Path:
-        """Go on from the checkpoint in `path`; gives its folder. Arguments are those of `RunState.load_checkpoint`."""
+        """Go on from the checkpoint in `path`; gives its folder."""
         step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
         self.reporter.changed(changed, self._update)
         self.saved_at, self.resumed_from, self.is_named = self._update, str(step), True
@@ -178,9 +174,8 @@ class Checkpointer:
         path = self._resume_first(self.folder.newest_first(before=before), update=before, new_settings=True)
         if path is None:
             raise CheckpointError(
-                f"{fault} The run must go back to a checkpoint of fewer than {before} updates, but "
-                f"`{self.folder.path}` has none that can be read; keep more (`checkpoint.keep_last`), or take another "
-                f"policy in `failures`."
+                f"{fault} `{self.folder.path}` has no checkpoint of fewer than {before} updates to go back to; keep "
+                f"more (`checkpoint.keep_last`), or take another policy in `failures`."
             )
         now = self._update
         engine.parts.context.cuts.limit = limit
@@ -230,10 +225,7 @@ class Checkpointer:
         self.reporter.report(Incident(kind=kind, update=update, message=message))
 
     def _require(self) -> AsyncWriter:
-        if self._writer is not None:
-            return self._writer
-        if self.folder.path is None:
-            raise ArgumentError("this trainer saves nothing: give it a `folder` for checkpoints.", field="folder")
-        raise ArgumentError(
-            "a checkpoint was asked for, but `checkpoint.keep_last` is 0; set how many to keep.", field="keep_last"
-        )
+        if self._writer is None:
+            field = "folder" if self.folder.path is None else "keep_last"
+            raise ArgumentError(f"this trainer saves nothing: set `{field}`.", field=field)
+        return self._writer

@@ -1,1 +1,0 @@
-"""The state of a whole run, and when it is saved."""
