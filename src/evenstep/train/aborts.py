@@ -6,20 +6,21 @@ are not finite behind finite outputs are left to `torch.autograd.detect_anomaly`
 """
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import first_of
 from evenstep.data import Position
+from evenstep.data.tree import tensors_in
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident
-from evenstep.internals import local_tensor, unwrapped
+from evenstep.internals import local_tensor
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group
 from evenstep.pipeline.compiled import as_written
@@ -79,10 +80,7 @@ class AbortCauses:
             details["loss_scale"] = scale.value
         if float(pending.total) == 0:
             kind = "no_weight"
-            message = (
-                f"{where}: the weights of all its micro-batches are 0, or no task gave a loss, or no loss depends on a "
-                f"parameter of this model."
-            )
+            message = f"{where}: all weights are 0, or no loss depends on a parameter of the model."
         elif overflowed:
             kind = "overflow"
             message = f"{where}: its gradient overflowed at a loss scale of {scale.value:g}."
@@ -95,7 +93,6 @@ class AbortCauses:
         return Incident(kind=kind, update=number, message=message, details=details)
 
     def _causes(self, pending: PendingUpdate) -> tuple[bool, list[BadLoss]]:
-        """True if the loss scale was too high; and the losses that are not finite."""
         if float(pending.total) == 0:
             return False, []
         place = pending.number, pending.batch.position
@@ -151,10 +148,8 @@ class AbortCauses:
             cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number))
         causes = self.execution.group.gather(cause)
         found = f"{incident.message} When it is run again, {min(causes, key=_specificity)}."
-        grad_norms = gradient_norms(unwrapped(self.model), self.execution.group)
         self.context.storage.discard_from(incident.update)
-        details = {**incident.details, "grad_norms": grad_norms}
-        return replace(incident, message=found, details=details), NonFiniteError(
+        return replace(incident, message=found), NonFiniteError(
             f"{found} {kept} Look at this batch and at the loss, lower the learning rate or clip gradients, or let "
             f"such batches be skipped."
         )
@@ -166,7 +161,9 @@ def _specificity(cause: str) -> tuple[int, str]:
 
 
 def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
-    """Run `rerun` and name the first module whose output is not finite, or else the parameters with such gradients.
+    """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
+
+    Outputs of -inf alone, as of masks before a softmax, are no cause.
 
     Args:
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
@@ -176,17 +173,22 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
     'the output of module `0` (Linear) is not finite'
     """
-    watch = _Watch()
-    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules()]
-    handles += [module.register_forward_pre_hook(watch.look_at_inputs) for module in model.modules()]
+    found: list[str] = []
+
+    def look(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if not found and any(bool((one.isnan() | (one == torch.inf)).any()) for one in _floats_in(output)):
+            place = f"module `{name}`" if name else "the model"
+            found.append(f"the output of {place} ({type(module).__name__}) is not finite")
+
+    handles = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
     try:
         with as_written():
             rerun()
     finally:
         for handle in handles:
             handle.remove()
-    if watch.cause or watch.infinite:
-        return f"the output of {watch.cause or watch.infinite} is not finite"
+    if found:
+        return found[0]
     gradients = {name: one.grad for name, one in named_parameters(model).items() if one.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(_values(gradient).isfinite().all())]
     if bad:
@@ -200,61 +202,6 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     return "all numbers are finite: the model or its task computes differently each time"
 
 
-class _Watch:
-    """Forward hook that looks for the first module whose output is not finite.
-
-    A module that gives -inf, as masks before a softmax do, is the cause only if no later module removes it.
-
-    Attributes:
-        cause: the module, in words; "" while none is known.
-        infinite: the first module whose output has -inf, and nothing else, that no later module has removed.
-    """
-
-    def __init__(self) -> None:
-        self.cause = ""
-        self.infinite = ""
-
-    def look_at_inputs(self, module: nn.Module, args: Any) -> None:
-        """A module that gets finite numbers shows that the infinite ones before it were removed."""
-        if self.infinite and _are_finite(_tensors_in(args)):
-            self.infinite = ""
-
-    def __call__(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self.cause:
-            return
-        values = [local_tensor(one) for one in _tensors_in(output)]
-        place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-        if _are_finite(values):
-            self.infinite = ""
-        elif any(bool((one.isnan() | (one == torch.inf)).any()) for one in values) or not name:
-            self.cause = self.infinite or place
-        else:
-            self.infinite = self.infinite or place
-
-
-def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
-    """‖g‖₂ of each parameter's gradient, over all ranks; "inf" and "nan" as words, as JSON wants.
-
-    >>> model = nn.Linear(2, 1)
-    >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
-    >>> gradient_norms(model, Group())
-    {'weight': 5.0}
-    """
-    mine: dict[tuple[str, int], float] = {}
-    for name, parameter in named_parameters(model).items():
-        grad: Any = parameter.grad
-        if grad is not None:
-            place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0
-            mine[name, place] = _norm(grad)
-    # copies of one shard are equal, so each place counts once
-    of_places = {place: norm for theirs in group.gather(mine) for place, norm in theirs.items()}
-    squares: dict[str, float] = {}
-    for (name, _), norm in of_places.items():
-        squares[name] = squares.get(name, 0.0) + norm * norm
-    whole = {name: math.sqrt(square) for name, square in squares.items()}
-    return {name: norm if math.isfinite(norm) else str(norm) for name, norm in whole.items()}
-
-
 def _values(gradient: Tensor) -> Tensor:
     return local_tensor(gradient.coalesce().values() if gradient.is_sparse else gradient)
 
@@ -264,15 +211,6 @@ def _norm(gradient: Tensor) -> float:
     return float(norms([values], torch.float64 if values.device.type != "mps" else torch.float32))
 
 
-def _are_finite(tensors: Sequence[Tensor]) -> bool:
-    return all(bool(local_tensor(one).isfinite().all()) for one in tensors)
-
-
-def _tensors_in(item: Any) -> list[Tensor]:
-    if isinstance(item, Tensor):
-        return [item] if item.is_floating_point() or item.is_complex() else []
-    if isinstance(item, dict):
-        item = list(cast("dict[Any, Any]", item).values())
-    if isinstance(item, tuple | list):
-        return [tensor for part in cast("list[Any]", item) for tensor in _tensors_in(part)]
-    return []
+def _floats_in(item: Any) -> list[Tensor]:
+    tensors = [local_tensor(one) for one in tensors_in(item)]
+    return [one for one in tensors if one.is_floating_point() or one.is_complex()]

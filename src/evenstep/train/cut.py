@@ -11,7 +11,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import said
 from evenstep.data import Microbatch
-from evenstep.data.split import cuttable_samples, half_of_samples, num_samples, samples_of, samples_of_parts, why_whole
+from evenstep.data.split import cuttable_samples, half_of_samples, num_samples, samples_of, samples_of_parts
 from evenstep.data.tree import num_elements
 from evenstep.errors import TaskError
 from evenstep.train.tasks.task import Task, weight_of
@@ -63,7 +63,7 @@ class SplitLimit:
         """
         if self.limit is None or self._is_meant_whole(task):
             return [whole]
-        pieces = self._within(task, whole, self.limit)
+        pieces = _within(task, whole, self.limit)
         if len(pieces) > 1 and not task.late_weight:
             _check_weights(task, whole, pieces)
         return pieces
@@ -86,34 +86,19 @@ class SplitLimit:
     def can_be_cut(self, task: Task, piece: SubBatch) -> bool:
         return not self._is_meant_whole(task) and len(parts_of(task, piece)) > 1
 
-    def why_whole(self, task: Task, piece: SubBatch) -> str:
-        """Reason why the engine can't cut a batch, as a sentence; "" if it is only too small."""
-        why = ""
-        if self._is_meant_whole(task):
-            why = "`check_loss` is False, so its loss may be meant over a micro-batch as a whole"
-        elif not _splits_itself(task) and piece.cut_from is None:
-            why = why_whole(piece.data, piece.num_samples, in_columns=piece.in_columns)
-        return f" The engine can't cut this batch: {why}." if why else ""
-
     def _is_meant_whole(self, task: Task) -> bool:
         return not self.sums and not _splits_itself(task)
-
-    def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
-        parts = [piece] if num_elements(piece.data) <= limit else parts_of(task, piece)
-        if len(parts) < 2:
-            return [piece]
-        return [small for part in parts for small in self._within(task, part, limit)]
 
 
 def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
     """A piece in two, or as itself, where it can't be cut."""
     if _splits_itself(task):
         return _split_by_task(task, piece)
-    if piece.cut_from is None:
-        batch, first = piece.data, 0
-        count = end = cuttable_samples(piece.data, piece.num_samples, in_columns=piece.in_columns)
-    else:
+    if piece.cut_from is not None:
         batch, count, first, end = piece.cut_from
+    else:
+        count = cuttable_samples(piece.data, piece.num_samples, in_columns=piece.in_columns)
+        batch, first, end = piece.data, 0, count
     if end - first < 2:
         return [piece]
     middle = first + half_of_samples(end - first)
@@ -136,6 +121,13 @@ def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:
 def whole_of(microbatch: Microbatch) -> SubBatch:
     """A micro-batch as the piece that is all of it."""
     return SubBatch(microbatch.data, num_samples=microbatch.known_samples, in_columns=microbatch.in_columns)
+
+
+def _within(task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
+    parts = [piece] if num_elements(piece.data) <= limit else parts_of(task, piece)
+    if len(parts) < 2:
+        return [piece]
+    return [small for part in parts for small in _within(task, part, limit)]
 
 
 def _split_by_task(task: Task, piece: SubBatch) -> list[SubBatch]:

@@ -203,8 +203,9 @@ class LossSpikes:
         is_finite = math.isfinite(loss)
         if not is_finite and self.policy is None and self._has_reported_not_finite:  # it comes again and again
             return None
-        why = f"above {bound:.4g}: {self._threshold:g} robust standard deviations over the median of updates before."
-        if not is_finite:
+        if is_finite:
+            why = f"above {bound:.4g}: {self._threshold:g} robust standard deviations over the median of the last ones."
+        else:
             self._has_reported_not_finite = True
             why = (
                 "although its gradient was finite and was applied. Most often a mean over nothing was taken (0 / 0): "

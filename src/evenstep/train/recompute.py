@@ -1,8 +1,7 @@
 """Recomputes activations of modules in the backward, with the same bits.
 
 torch's non-reentrant checkpoint replaces a module's `forward`, so names, state dicts and hooks stay as they are. The
-second forward has the state of the first: torch's generators and autocast (by torch), Python's and numpy's generators,
-keys of layers, and buffers, which change once. State in attributes changes twice.
+second forward has the random state, autocast and running statistics of the first. State in attributes changes twice.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -78,7 +77,6 @@ class CheckpointedForward:
             for part in module.modules()
             for name in buffers_of(part)
         ]
-        self._moving: set[int] | None = None  # buffers that it moves, besides running statistics; None: unknown
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -112,59 +110,30 @@ class CheckpointedForward:
     def _calls(self) -> Generator[AbstractContextManager[None]]:
         """Contexts of the first call, and of each recomputation."""
         values = [one.value for one in self._buffers]
-        copies = self._copy_buffers(values)
         snapshots: list[RandomnessSnapshot] = []
-        yield self._first(values, copies, snapshots)
+        yield self._first(values, snapshots)
         while True:
-            yield self._again(snapshots[0], values, copies)
+            yield self._again(snapshots[0], values)
 
     @contextmanager
-    def _first(
-        self, values: list[Tensor | None], copies: dict[int, Tensor], snapshots: list[RandomnessSnapshot]
-    ) -> Generator[None]:
+    def _first(self, values: list[Tensor | None], snapshots: list[RandomnessSnapshot]) -> Generator[None]:
         versions = [0 if one is None else times_written(one) for one in values]
         with self._randomness.record() as snapshot:
             snapshots.append(snapshot)
             yield
-        moving = self._note_moved(values, versions)
-        for number in copies.keys() - moving:
-            del copies[number]
-
-    def _copy_buffers(self, values: list[Tensor | None]) -> dict[int, Tensor]:
-        copies: dict[int, Tensor] = {}
-        for number, (buffer, value) in enumerate(zip(self._buffers, values, strict=True)):
-            if value is not None and buffer.norm is None and (self._moving is None or number in self._moving):
-                copies[number] = value.detach().clone()
-        return copies
-
-    def _note_moved(self, values: list[Tensor | None], versions: list[int]) -> set[int]:
-        moved = set[int]()
-        for number, (buffer, value) in enumerate(zip(self._buffers, values, strict=True)):
-            now = buffer.value
-            is_moved = now is not value or (now is not None and times_written(now) != versions[number])
-            if is_moved and buffer.norm is None:
-                moved.add(number)
-        if self._moving is None:
-            self._moving = moved
-        for number in sorted(moved - self._moving):
-            if values[number] is not None:
+        for buffer, value, version in zip(self._buffers, values, versions, strict=True):
+            if value is not None and buffer.norm is None and times_written(value) != version:
                 raise TaskError(
-                    f"the forward of `{self._name}`, which `memory.checkpoint` recomputes, has changed its buffer "
-                    f"`{self._buffers[number].name}`, but not in its first call, so the value before is not known; "
-                    f"leave the module out, or change the buffer in each forward.",
+                    f"the forward of `{self._name}` writes into its buffer `{buffer.name}`, so `memory.checkpoint` "
+                    f"can't recompute it with the same bits: leave the module out.",
                     field=self._name,
                 )
-        return self._moving
 
     @contextmanager
-    def _again(
-        self, snapshot: RandomnessSnapshot, values: list[Tensor | None], copies: Mapping[int, Tensor]
-    ) -> Generator[None]:
+    def _again(self, snapshot: RandomnessSnapshot, values: list[Tensor | None]) -> Generator[None]:
         now = [one.value for one in self._buffers]
-        for number, (buffer, value) in enumerate(zip(self._buffers, values, strict=True)):
-            if number in copies:
-                value = copies[number].clone()
-            elif value is not None and buffer.norm is not None and buffer.norm.training:
+        for buffer, value in zip(self._buffers, values, strict=True):
+            if value is not None and buffer.norm is not None and buffer.norm.training:
                 value = value.detach().clone()
             buffer.registry[buffer.name] = value
         try:

@@ -81,7 +81,6 @@ def test_one_bad_batch_in_16_mixed_stops_at_once_and_keeps_the_loss_scale_of_bef
     assert trainer.state_dict()["precision"] == {
         **Fp16Mixed(initial=SCALE).build_loss_scale().state_dict(),
         "clean_updates": 2,
-        "tries": 2,
     }
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import Mixing
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Zero1
-from evenstep.pipeline import PipelineModel
 from refused import refused
 
 CLASSES, CLIP, DECAY = 3, 0.5, 0.8
@@ -324,21 +323,3 @@ def test_a_module_with_buffers_alone_is_saved_and_restored_with_the_model(tmp_pa
 
     straight, stopped = run(tmp_path / "straight", 4), run(tmp_path / "stopped", 1, 3, 4)
     assert all(torch.equal(one, other) for one, other in zip(straight, stopped, strict=True))
-
-
-@pytest.mark.parametrize("where", ["loss", "after_update"])
-def test_a_buffer_of_a_task_that_moves_beside_stages_is_refused(where: str) -> None:
-    class Moves(Centered):
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            if where == "loss" and self.now.is_training:
-                self.center.value += 1
-            return super().loss(output, batch)
-
-        def after_update(self, event: Any) -> None:
-            if where == "after_update":
-                self.center.value += 1
-
-    model = PipelineModel([nn.Linear(3, 4).double(), nn.Linear(4, 2).double()], stages_per_rank=2)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    with refused(TaskError, "Moves.center.value"):
-        trainer_of(model, Moves(), optimizer=sgd, train=Training()).train()

@@ -4,7 +4,7 @@ from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
@@ -32,8 +32,8 @@ def attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: Optimizer) 
 def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] | None = None) -> None:
     """Make modules and parameters of tasks a part of the model, which trains, averages, moves and saves them.
 
-    A module without parameters is attached for its buffers, except beside a model in stages. Not attached are modules
-    of whose parameters the optimizer holds none, such as a frozen network or the other half of a GAN.
+    Not attached are modules of whose parameters the optimizer holds none, such as a frozen network or the other half of
+    a GAN. A module without parameters is attached for its buffers, except beside a model in stages.
 
     Args:
         held: `id` of each parameter of the optimizer; None if it is built later, of all that are not frozen.
@@ -47,8 +47,7 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
     parts = {name: _part_of(task, own, held) for name, task in tasks.items()}
     parts = {name: part for name, part in parts.items() if [*part.parameters(), *part.buffers()]}
     if isinstance(whole, PipelineModel):
-        for part in parts.values():
-            _refuse_parameters(part)
+        _refuse_parameters(parts)
         for task in tasks.values():
             vars(task).pop(IN_MODEL, None)
         return
@@ -61,23 +60,13 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
     for part in everything.modules():
         part.__dict__["stays_float32"] = True  # also in a model of 16 bits: a loss is computed in float32
     for parameter in everything.parameters():
-        cast("Any", parameter).stays_whole = True  # also on shards: no forward gathers it
+        vars(cast("Any", parameter))["stays_whole"] = True  # also on shards: no forward gathers it
     whole.add_module(TASK_PARAMETERS, everything)
 
 
-def own_buffers(tasks: Mapping[str, Task]) -> dict[str, Tensor]:
-    """Buffers in modules of tasks, by their names in messages."""
-    modules = {
-        f"{type(task).__name__}.{name}".rstrip("."): module
-        for task in tasks.values()
-        for name, module in {"": task, **vars(task)}.items()
-        if isinstance(module, nn.Module)
-    }
-    return {f"{name}.{inner}": one for name, module in modules.items() for inner, one in module.named_buffers()}
-
-
 def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskModules:
-    attributes, part = vars(task), TaskModules()
+    attributes = vars(task)
+    part = TaskModules()
     attributes.pop(IN_MODEL, None)
     if isinstance(task, nn.Module):
         if _is_taken(task, type(task).__name__, own, held):
@@ -85,11 +74,12 @@ def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> 
             attributes[IN_MODEL] = True
         return part
     for name, value in attributes.items():
-        if not isinstance(value, nn.Module | nn.Parameter):
-            continue
-        if _is_taken(value, f"{type(task).__name__}.{name}", own, held):
-            registry = children_of(part) if isinstance(value, nn.Module) else parameters_of(part)
-            cast("dict[str, nn.Module | Tensor]", registry)[name] = value
+        is_module = isinstance(value, nn.Module)
+        if (is_module or isinstance(value, nn.Parameter)) and _is_taken(
+            value, f"{type(task).__name__}.{name}", own, held
+        ):
+            registry = children_of(part) if is_module else parameters_of(part)
+            cast("dict[str, object]", registry)[name] = value
     return part
 
 
@@ -103,23 +93,24 @@ def _is_taken(value: nn.Module | nn.Parameter, name: str, own: Collection[int], 
     trained = [one for one in parameters if one.requires_grad]
     if held is None:
         return bool(trained)
-    is_held = [id(one) in held for one in parameters]
+    is_held = any(id(one) in held for one in parameters)
     is_missing = any(id(one) not in held for one in trained)
-    if is_missing and (any(is_held) or isinstance(value, nn.Parameter)):
+    if is_missing and (is_held or isinstance(value, nn.Parameter)):
         raise ArgumentError(
             f"the task trains `{name}`, but the optimizer does not hold all of it: build it of "
             f"`[*model.parameters(), *task.NAME.parameters()]`, or freeze it by `requires_grad_(False)`.",
             field=name,
         )
-    return any(is_held)
+    return is_held
 
 
-def _refuse_parameters(part: nn.Module) -> None:
-    for name, _ in part.named_parameters():
+def _refuse_parameters(parts: Mapping[str, nn.Module]) -> None:
+    names = [name for part in parts.values() for name, _ in part.named_parameters()]
+    if names:
         raise ArgumentError(
-            f"a task has a parameter of its own (`{name}`), but only the last of several stages computes losses: "
+            f"a task has a parameter of its own (`{names[0]}`), but only the last of several stages computes losses: "
             f"make it a part of that stage's layers, freeze it, or train without stages.",
-            field=name,
+            field=names[0],
         )
 
 

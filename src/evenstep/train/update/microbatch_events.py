@@ -37,18 +37,15 @@ class MicrobatchEvents:
         self._open[number] = span, seen
 
     def saw(self, number: int, output: Any, loss: Tensor | None) -> None:
-        """A micro-batch has come to its loss."""
         if number in self._open:
             self._open[number][1].update(output=output, loss=None if loss is None else loss.detach())
 
     def end(self, number: int, error: BaseException | None = None) -> None:
-        """A micro-batch is done, or has failed."""
         if number in self._open:
             span, _ = self._open.pop(number)
             span.__exit__(*(type(error), error, error.__traceback__) if error else (None, None, None))
 
     def end_all(self, error: BaseException | None) -> None:
-        """All are done, or have failed together."""
         for number in list(self._open):
             self.end(number, error)
 
@@ -57,7 +54,6 @@ class MicrobatchEvents:
         return self._forward(stage, one, batch) if self._observes_passes else nullcontext()
 
     def backward(self, one: Microbatch) -> AbstractContextManager[None]:
-        """Around a backward."""
         return self._backward(one) if self._observes_passes else nullcontext()
 
     @contextmanager

@@ -24,8 +24,7 @@ class Recovery:
     Args:
         context: its `cuts` become finer where a micro-batch does not fit.
         policy: for micro-batches that don't fit; None: they are cut.
-        evaluation: name of the evaluation, if the work is no update. Where ranks don't wait for each other in an
-            evaluation, each attempts its own part.
+        evaluation: its name, if the work is no update; each rank may attempt its own part of one.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class Recovery:
         return reason.rstrip(".") or None
 
     def _meet(self, place: str, number: int, reason: str, value: T, undo: Callable[[], None]) -> Sequence[T]:
-        """Gather `value` from all ranks that have broken off the same work."""
         self._execution.reset()
         undo()
         give_back()
@@ -115,12 +113,11 @@ class Recovery:
         return self._execution.of_my_pipeline([theirs for _, _, theirs in everybody])
 
     def _cut(self, place: str, update: int, traceback: str) -> str:
-        """Cut micro-batches finer from now on; gives the reason for other ranks."""
         step, cuts, rank = self._step, self._context.cuts, self._execution.group.rank
         if step is None or step.doing is None:
             raise OutOfMemoryError(
-                f"rank {rank} ran out of memory in {place}, outside of any micro-batch, so that nothing can be "
-                f"cut. Make the micro-batches smaller (`data.micro_batch_size`), and go on from the last checkpoint."
+                f"rank {rank} ran out of memory in {place}, outside of any micro-batch. Make the micro-batches smaller "
+                f"(`data.micro_batch_size`), and go on from the last checkpoint."
             )
         phase, number, piece = step.doing
         one = next(one for one in step.work if one.index == number)
@@ -132,9 +129,10 @@ class Recovery:
         can_be_cut = cuts.can_be_cut(task, piece)
         end = "is cut in two from now on, and computed again" if can_be_cut else "can't be cut any finer"
         details: dict[str, Json] = {"part": list(piece.path)}
+        samples = () if step.is_dummy else tuple(one.samples)
         if self._evaluation:
             details = {"evaluation": self._evaluation}
-        is_of_update = not self._evaluation
+            samples = ()
         incident = Incident(
             kind="out_of_memory",
             update=update,
@@ -142,8 +140,8 @@ class Recovery:
             details={"phase": phase, **details},
             rank=rank,
             microbatch=None if step.is_dummy else number,
-            stage=0 if is_of_update else None,
-            samples=tuple(one.samples) if is_of_update and not step.is_dummy else (),
+            stage=None if self._evaluation else 0,
+            samples=samples,
             traceback=traceback,
         )
         self._context.report(incident)
@@ -156,10 +154,8 @@ class Recovery:
         if cuts.finer(task, piece):
             return message
         raise OutOfMemoryError(
-            f"{message}, and that can't be cut any finer.{cuts.why_whole(task, piece)} Use a smaller model, fewer "
-            f"`parallel.blocks`, shorter samples, a precision or optimizer that needs less memory, or a device with "
-            f"more; if the batch holds several samples, say in `{type(task).__name__}.split` how it is cut. The "
-            f"parameters are those after update {kept}."
+            f"{message}, and that can't be cut any finer. Say in `{type(task).__name__}.split` how it is cut, or "
+            f"use shorter samples or fewer `parallel.blocks`. The parameters are those after update {kept}."
         )
 
 
@@ -168,9 +164,8 @@ class Attempt:
     """One attempt, made inside a `with`, which lack of memory and interruptions by other ranks do not leave.
 
     Attributes:
-        has_failed: True if one of them came.
         interruption: the reason of another rank; "" if this one has run out of memory.
-        traceback: of the error. The error itself would hold the memory that must be freed.
+        traceback: of the error, which itself would hold the memory that must be freed.
     """
 
     __slots__ = ("_recovery", "has_failed", "interruption", "traceback")

@@ -13,7 +13,6 @@ from evenstep.errors import TaskError
 from evenstep.internals import times_written
 from evenstep.parallel import Dealing
 from evenstep.tensors import named_parameters
-from evenstep.train.tasks.modules import own_buffers
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext
@@ -39,8 +38,6 @@ class Rollback:
         self._execution = execution
         self._trained = trained
         self._states = TaskStates(context.tasks.values())
-        self._unsaved = own_buffers(context.tasks) if execution.in_stages else {}
-        self._unsaved_versions: list[int] = []
         self._update = 0
         self._batch: GlobalBatch | None = None
         self._batch_versions: list[int] = []
@@ -50,17 +47,15 @@ class Rollback:
 
     def begin(self, update: int, batch: GlobalBatch) -> None:
         """Begin an update, perhaps again: changes that the user made to buffers since the last one stay."""
-        if batch is not self._batch:
+        self._update = update
+        if batch is self._batch:
+            self._check_batch()
+        else:
             self._batch = batch
             self._batch_versions = _versions_in(batch)
             self._num_begun += 1
-        else:
-            self._check_batch()
-        self._update = update
         if self._num_begun <= _CHECKED:
-            self._check_unsaved()
             self._parameter_versions = [*map(_version_of, self._parameters.values())]
-            self._unsaved_versions = [*map(times_written, self._unsaved.values())]
         self.follow()
 
     def follow(self) -> None:
@@ -78,7 +73,6 @@ class Rollback:
         if self._num_begun > _CHECKED:
             return
         self._check_batch()
-        self._check_unsaved()
         for (name, parameter), before in zip(self._parameters.items(), self._parameter_versions, strict=True):
             if _version_of(parameter) != before:
                 raise TaskError(
@@ -134,15 +128,6 @@ class Rollback:
         self._states.restore(self._update)
         self._check_batch()
 
-    def _check_unsaved(self) -> None:
-        for (name, buffer), before in zip(self._unsaved.items(), self._unsaved_versions, strict=False):
-            if times_written(buffer) != before:
-                raise TaskError(
-                    f"the buffer `{name}` of a task has changed, but is not saved beside a model in stages: make its "
-                    f"module a part of the last stage's layers, or keep it in `state_dict` of the task.",
-                    field=name,
-                )
-
     def _check_batch(self) -> None:
         if self._batch is not None and _versions_in(self._batch) != self._batch_versions:
             raise TaskError(
@@ -154,17 +139,7 @@ class Rollback:
 
 @final
 class TaskStates:
-    """Declared state of tasks (`state_dict`) before each update whose verdict is not known.
-
-    >>> class Counts(Task):
-    ...     seen = 0
-    ...     loss = lambda self, output, batch: output
-    ...     state_dict = lambda self: {"seen": self.seen}
-    ...     load_state_dict = lambda self, state: vars(self).update(state)
-    >>> task = Counts(); states = TaskStates([task]); states.begin(1)
-    >>> task.seen += 1; states.restore(1); task.seen
-    0
-    """
+    """Declared state of tasks (`state_dict`) before each update whose verdict is not known."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks = [one for one in tasks if _may_have_state(one)]
@@ -177,9 +152,7 @@ class TaskStates:
 
     def restore(self, update: int) -> None:
         """Load the state before an update."""
-        if update not in self._before:
-            return
-        for task, state in zip(self._tasks, self._before[update], strict=True):
+        for task, state in zip(self._tasks, self._before.get(update, ()), strict=False):
             if state or task.state_dict():
                 task.load_state_dict(copied(state))
 

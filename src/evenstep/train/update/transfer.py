@@ -1,6 +1,5 @@
 """Moves a batch to the model's device, and casts it to the model's number and memory format."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
@@ -8,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.tree import rebuilt
+from evenstep.data.tree import is_container, rebuilt
 from evenstep.internals import pytree
 
 Change: TypeAlias = Callable[[Any], Any]
 
 
 def build_transfer(device: torch.device) -> Change | None:
-    """The function that moves a batch to `device`; None where there is nothing to do: loaders give them on the CPU.
+    """The function that moves a batch to `device`; None for the CPU, where loaders give batches.
 
     >>> batch = build_transfer(torch.device("meta"))({"x": [torch.ones(1), "name"]})
     >>> batch["x"][0].device.type, batch["x"][1]
@@ -25,15 +24,12 @@ def build_transfer(device: torch.device) -> Change | None:
         return None
 
     def transfer(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return item.to(device, non_blocking=True)
-        if isinstance(item, PackedSequence):  # a named tuple, of which one tensor must stay on the CPU
+        # of a packed sequence, a named tuple, one tensor must stay on the CPU
+        if isinstance(item, Tensor | PackedSequence):
             return cast("Any", item).to(device, non_blocking=True)
-        if not isinstance(item, Mapping | tuple | list) and hasattr(item, "to") and callable(item.to):
+        if callable(getattr(item, "to", None)) and not isinstance(item, Mapping | tuple | list):
             return item.to(device)
-        if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
-            return rebuilt(item, transfer)
-        return item
+        return rebuilt(item, transfer) if is_container(item) else item
 
     return transfer
 
@@ -49,12 +45,10 @@ def build_cast(format: torch.dtype | None) -> Change | None:
 
     def cast_all(item: Any) -> Any:
         if isinstance(item, Tensor):
-            return _cast(item, format) if item.is_floating_point() else item
+            return item.to(format) if item.is_floating_point() else item
         if isinstance(item, PackedSequence):
             return item._replace(data=cast_all(item.data))
-        if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
-            return rebuilt(item, cast_all)
-        return item
+        return rebuilt(item, cast_all) if is_container(item) else item
 
     return cast_all
 
@@ -73,9 +67,3 @@ def _reordered(tensor: Tensor) -> Tensor:
     if tensor.ndim != 4 or not tensor.is_floating_point():
         return tensor
     return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def _cast(tensor: Tensor, format: torch.dtype) -> Tensor:
-    if not tensor.is_pinned():
-        return tensor.to(format)
-    return torch.empty_like(tensor, dtype=format, pin_memory=True).copy_(tensor)

@@ -175,10 +175,11 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
 
 
 def check_batches(pipeline: Group, batch: GlobalBatch) -> None:
-    """Raise ReplicaError unless all ranks of a pipeline have read the same batch; they call it together."""
-    first, *others = pipeline.gather({one.index: (one.task, checksums(one.data)) for one in batch.microbatches})
+    """Raise ReplicaError unless ranks of a pipeline hold equal tensors, as far as they hold them; all call it."""
+    mine = {(one.index, path): bits for one in batch.microbatches for path, bits in checksums(one.data).items()}
+    first, *others = pipeline.gather(mine)
     for rank, theirs in enumerate(others, start=1):
-        unlike = [number for number in {**first, **theirs} if not _same(first.get(number), theirs.get(number))]
+        unlike = [index for (index, path), bits in theirs.items() if first.get((index, path), bits) != bits]
         if unlike:
             raise ReplicaError(
                 f"all ranks of a pipeline must read the same batches, but rank {rank} of one has another micro-batch "
@@ -188,16 +189,9 @@ def check_batches(pipeline: Group, batch: GlobalBatch) -> None:
             )
 
 
-def _same(one: tuple[str, dict[str, int]] | None, other: tuple[str, dict[str, int]] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    (task, bits), (other_task, other_bits) = one, other
-    return task == other_task and all(other_bits.get(path, bits[path]) == bits[path] for path in bits)
-
-
 def check_pipeline_weights(pipeline: Group, batch: GlobalBatch, weights: Weights) -> None:
     """Raise ReplicaError unless all ranks of a pipeline have as many samples of the same weight; all call it."""
-    mine = [(one.index, one.known_samples, weights.each.get(one.index)) for one in batch.microbatches]
+    mine = [(one.index, one.task, one.known_samples, weights.each.get(one.index)) for one in batch.microbatches]
     stamp = float(crc32(repr(mine).encode()))
     if pipeline.sum_floats([stamp]) != [pipeline.sum_of_same(stamp)]:
         raise ReplicaError(
