@@ -60,7 +60,7 @@ class _Share:
         if ended == ranks:
             return False
         if ended or (self.shared and giving not in (0, ranks)):
-            raise self._differ(f"in epoch {epoch} those of {int(giving)} ranks give something")
+            raise self._differ(f"in epoch {epoch} the streams of {int(giving)} ranks give something")
         if not giving:
             raise DataError(
                 f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only once."
@@ -272,8 +272,8 @@ class StreamData(Data):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state and (self._stateful is None or set(state) != _STATE):
             raise DataError(
-                f"the state given holds {sorted(state)}, which is not the state of this stream, a "
-                f"{type(self._stream).__name__}; resume with the data that the checkpoint was written with."
+                f"a state of a {type(self._stream).__name__} as a stream must not hold {sorted(state)}; resume with the "
+                f"data of the checkpoint."
             )
         self._cursor = None
         self._states = {Position(state["epoch"], state["batch"]): deepcopy(dict(state))} if state else {}

@@ -135,7 +135,7 @@ class MapData(Data):
         if start.batch and start.batch >= self.num_batches(start.epoch, seed=read.seed):
             raise DataError(
                 f"the data can't start at batch {start.batch} of epoch {start.epoch}, which has "
-                f"{self.num_batches(start.epoch, seed=read.seed)}; set dataset and batch size back to what they were."
+                f"{self.num_batches(start.epoch, seed=read.seed)}; give the dataset and batch size of the checkpoint."
             )
         return self._generate(read)
 

@@ -255,8 +255,8 @@ class Mixture(Data):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state and set(state.get("places", ())) != set(self.data):
             raise DataError(
-                f"the state given holds {sorted(state)}, which is not that of a mixture of {', '.join(self.data)}; "
-                f"resume with the data that the checkpoint was written with."
+                f"a state of a mixture must hold the tasks {', '.join(self.data)}, but holds {sorted(state)}; resume "
+                f"with the data of the checkpoint."
             )
         self._known = dict(state)
 

@@ -151,7 +151,7 @@ class Sampling:
         return self.num_samples if self.draws is None else self.draws.num_samples
 
     def fingerprint(self) -> dict[str, JSON]:
-        """Options that choose the samples of an update; `cut` holds those of its micro-batches."""
+        """Options that choose the samples of an update; under `cut`, the samples of its micro-batches."""
         size = self.global_batch_size
         fingerprint: dict[str, JSON] = {
             "num_samples": self.num_samples,

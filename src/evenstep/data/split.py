@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.tree import PLAIN, contents, is_container, is_list, leaves, named_parts, parts, rebuilt
+from evenstep.data.tree import PLAIN, contents, is_container, is_list, leaves, parts, rebuilt
 from evenstep.errors import DataError, TaskError
 
 
@@ -110,43 +110,43 @@ def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool =
 def why_whole(batch: Any, known: int | None = None, *, in_columns: bool = False) -> str:
     """Reason why a batch of several samples can't be cut; "" where it can."""
     count = _count(batch, known)
-    if count is None:
-        return f"it does not tell how many samples it holds: {contents(batch)}"
     try:
-        if count > 1:
-            _cut(batch, count, slice(0, 1), "", in_columns)
-    except TaskError as error:
-        return str(error)
-    return ""
+        if count is not None and count > 1:
+            _cut(batch, count, slice(0, 1), in_columns)
+    except _UncertainError:
+        count = None
+    return f"it does not tell where its samples are: {contents(batch)}" if count is None else ""
 
 
 def samples_of(batch: Any, first: int, end: int, count: int) -> Any:
     """Samples `first` to `end` of a batch that can be cut in `count`."""
-    return _cut(batch, count, slice(first, end), "", in_columns=True)
+    return _cut(batch, count, slice(first, end), in_columns=True)
 
 
-def _cut(item: Any, count: int, part: slice, path: str, in_columns: bool) -> Any:
-    name = f"`{path}`" if path else "it"
+class _UncertainError(TaskError):
+    pass
+
+
+def _cut(item: Any, count: int, part: slice, in_columns: bool) -> Any:
     if _is_array(item):
         if item.ndim and _rows(item) == count:
             return item[part]
         if count in item.shape:
-            raise TaskError(f"{name} {list(item.shape)} has the {count} samples in dim {list(item.shape).index(count)}")
+            raise _UncertainError
         return item  # a table that all samples share
     if is_list(item) and len(item) == count:
         rows = [_rows(leaf) for _, leaf in leaves(item) if leaf.ndim]
         if not rows or any(one != count for one in rows):
             if count < 4 and isinstance(item, tuple) and all(isinstance(one, int | float) for one in cast("Any", item)):
-                raise TaskError(f"{name} may be {count} samples or one value of all")
+                raise _UncertainError  # samples, or one value of all
             return item[part]
         if not in_columns and len({(getattr(one, "dtype", None), getattr(one, "ndim", None)) for one in item}) == 1:
-            raise TaskError(f"{name} is a {type(item).__name__} of {count}, which may be the samples or their columns")
+            raise _UncertainError  # samples, or their columns
     if is_container(item):
-        paths = iter(named_parts(item, path))
-        return rebuilt(item, lambda one: _cut(one, count, part, next(paths)[0], in_columns))
+        return rebuilt(item, lambda one: _cut(one, count, part, in_columns))
     is_opaque = hasattr(item, "to") or (isinstance(item, Sized) and not isinstance(item, PLAIN)) or any(leaves(item))
     if is_opaque and not isinstance(item, np.generic):
-        raise TaskError(f"{name} is a {type(item).__name__}, which only you know how to cut")
+        raise _UncertainError
     return item
 
 

@@ -51,7 +51,7 @@ def contents(batch: Any, *, formats: bool = False) -> str:
     found = [
         (f"`{path}` " if path else "") + (f"{format_name(leaf.dtype)} " if formats else "") + str(list(leaf.shape))
         for path, leaf in leaves(batch)
-        if leaf.ndim
+        if leaf.ndim and not getattr(leaf, "is_nested", False)
     ]
     return first_of(found, 4) if found else f"a {type(batch).__name__}"
 

@@ -93,7 +93,7 @@ class _Product(torch.autograd.Function):
         # a checkpoint's recomputation gives back detached copies, and the gradient belongs to the parameters themselves
         ctx.weight, ctx.bias, ctx.deferral, ctx.dtype = weight, bias, deferral, x.dtype
         product = F.linear(x, weight, bias)
-        # a view that a function of one's own gives may not be changed in place, as `nn.ReLU(inplace=True)` does
+        # a view from a custom function may not be changed in place, as `nn.ReLU(inplace=True)` does
         return product if (base := base_of(product)) is None else base
 
     @staticmethod
@@ -106,7 +106,7 @@ class _Product(torch.autograd.Function):
         if needs[0]:
             of_input = rows.mm(weight.to(rows.dtype).conj()).view(x.shape).to(ctx.dtype)
         product = weight, bias, x.reshape(-1, x.shape[-1]), rows
-        # a hook or a backward of one's own may go back through this layer by itself, and then adds to no `.grad`
+        # a hook or a custom backward may go back through this layer alone, and then adds to no `.grad`
         adds = [node for node, needed in zip(ctx.next_functions[1:], needs[1:], strict=False) if needed]
         if deferral.waiting is not None and adds_to_gradients([node for node, _ in adds]):
             deferral.waiting.append(partial(_add, *product))

@@ -64,8 +64,8 @@ class Layers:
             is_late = any(source >= place for source in self.sources(place))
             if names.count(name) > 1 or not all(name.split(".")) or is_begin or is_late:
                 raise ArgumentError(
-                    f"layer '{name}' among {', '.join(names)} must have a dotted name of its own that no other begins "
-                    f"with, and sources before it."
+                    f"layer '{name}' must have a unique dotted name that begins no other, and sources before it; the "
+                    f"layers are {', '.join(names)}."
                 )
 
     def sources(self, place: int) -> tuple[int, ...]:
@@ -96,8 +96,8 @@ class Layers:
             return cls(tuple(_opened(cast("nn.Sequential", model), "")))
         if isinstance(model, nn.Module):
             raise ArgumentError(
-                f"{type(model).__name__} can't be cut into stages; give it a method `layers()` that says its layers in "
-                f"their order, or make it an `nn.Sequential` without a `forward` of its own."
+                f"{type(model).__name__} can't be cut into stages; give it a method `layers()` that lists its layers, "
+                f"or make it a plain `nn.Sequential`."
             )
         parts = cast("Sequence[Layer | Build]", model)
         return cls(

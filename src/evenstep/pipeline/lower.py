@@ -59,8 +59,7 @@ def spans(plans: Sequence[Plan], layout: Layout, duration: Callable[[Action], fl
     stuck = [f"rank {rank} at {order[places[rank]]}" for rank, order in enumerate(orders) if places[rank] < len(order)]
     if stuck:
         raise PlanError(
-            f"the plans cannot be run to their end: {', '.join(stuck[:8])} cannot begin; put each action after what it "
-            f"needs."
+            f"the plans can't come to their end: {', '.join(stuck[:8])} can't begin; put each action after its inputs."
         )
     return sorted(found, key=lambda span: (span.start, span.rank))
 

@@ -109,7 +109,7 @@ class Peers:
 def build_runner(
     model: PipelineModel, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
 ) -> Runner:
-    """The runner of this rank's stages; layers that have a backward of their own may share `deferral`."""
+    """The runner of this rank's stages; layers with a custom backward may share `deferral`."""
     layout, deferral = model.layout, deferral or Deferral()
     edges = Edges(layout, model.mesh.pipeline, device)
     for module in model.stage_modules.values():

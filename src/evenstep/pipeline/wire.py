@@ -57,7 +57,7 @@ def detached(tree: Any, name: object) -> Any:
 
 
 def check_sendable(leaf: Any, name: object) -> None:
-    """Raise TaskError for a leaf of a tree out of which another stage would send no gradient back."""
+    """Raise TaskError for a leaf of a tree that could hide a gradient from another stage."""
     if isinstance(leaf, Tensor):
         fits = type(leaf) in (Tensor, nn.Parameter) and leaf.layout is torch.strided and not leaf.is_nested
     else:
