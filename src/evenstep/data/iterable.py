@@ -272,8 +272,8 @@ class StreamData(Data):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state and (self._stateful is None or set(state) != _STATE):
             raise DataError(
-                f"a state of a {type(self._stream).__name__} as a stream must not hold {sorted(state)}; resume with the "
-                f"data of the checkpoint."
+                f"the state of a {type(self._stream).__name__} can't hold {sorted(state)}; resume with the data of the "
+                f"checkpoint."
             )
         self._cursor = None
         self._states = {Position(state["epoch"], state["batch"]): deepcopy(dict(state))} if state else {}
