@@ -3,6 +3,7 @@
 from evenstep.checkpoint.averaging import average_checkpoints as average_checkpoints
 from evenstep.checkpoint.background import (
     AsyncWriter as AsyncWriter,
+    Replica as Replica,
     SaveResult as SaveResult,
 )
 from evenstep.checkpoint.export import export_weights as export_weights
@@ -33,7 +34,6 @@ from evenstep.checkpoint.read import (
     read_checkpoint as read_checkpoint,
     verify as verify,
 )
-from evenstep.checkpoint.replica import Replica as Replica
 from evenstep.checkpoint.retention import (
     clean_leftovers as clean_leftovers,
     remove_checkpoint as remove_checkpoint,

@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar, final
+from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from evenstep.checkpoint.mirror import Mirror
 from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
-from evenstep.checkpoint.replica import Replica, checksum_of
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.state import flat_state, local_of
 from evenstep.checkpoint.write import CheckpointWrite
-from evenstep.errors import CheckpointError, clause
+from evenstep.errors import CheckpointError, ReplicaError, clause
 from evenstep.oom import is_out_of_memory
+from evenstep.tensors import byte_sum
 
 T = TypeVar("T")
 _ALIGNMENT_BYTES = 64
@@ -82,6 +83,45 @@ class Staging:
 
 def _aligned(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _ALIGNMENT_BYTES
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """Tensors of which ranks with an equal `place` hold copies, by name."""
+
+    place: tuple[int, ...]
+    tensors: Mapping[str, Tensor]
+
+    def sums(self) -> Tensor:
+        """Sum of the bytes of each tensor; on an accelerator it is only enqueued."""
+        sums = [byte_sum(one) for one in self.tensors.values()]
+        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
+
+    def check(
+        self, group: RankGroup, update: int, sums: list[int], checksums: list[tuple[tuple[int, ...], int]]
+    ) -> None:
+        """Raise ReplicaError on all ranks if any differs from another of its place.
+
+        Args:
+            sums: of this rank.
+            checksums: of all ranks, each with its place.
+        """
+        firsts: dict[tuple[int, ...], int] = {}
+        different = [rank for rank, (place, one) in enumerate(checksums) if one != firsts.setdefault(place, one)]
+        if not different:
+            return
+        everybody = group.gather((self.place, dict(zip(self.tensors, sums, strict=True))))
+        rank = different[0]
+        place, theirs = everybody[rank]
+        first = next(number for number, (other, _) in enumerate(everybody) if other == place)
+        name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
+        raise ReplicaError(
+            f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no "
+            f"checkpoint was published: a hook or a task has changed it on one rank only, or memory is faulty. "
+            f"Find the cause, and resume from the last checkpoint.",
+            field=name,
+        )
 
 
 @final
@@ -220,7 +260,7 @@ class AsyncWriter:
             ready()
             if replica is not None and sums is not None:
                 own.extend(sums.tolist())
-                return save.write(), (replica.place, checksum_of(own))
+                return save.write(), (replica.place, crc32(repr(own).encode()))
             return save.write(), None
 
         def publish() -> tuple[Path, Exception | None]:

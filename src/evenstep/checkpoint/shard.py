@@ -45,7 +45,6 @@ def whole_entry(tensor: Tensor, file: str, name: str) -> TensorEntry:
 
 
 def table_content(table: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """The content of `tensors.json`."""
     return {
         name: {
             "dtype": DTYPE_NAMES[entry.dtype],
@@ -57,7 +56,6 @@ def table_content(table: Mapping[str, TensorEntry]) -> dict[str, Any]:
 
 
 def parse_table(content: Mapping[str, Any]) -> dict[str, TensorEntry]:
-    """The table in the content of `tensors.json`."""
     return {
         name: TensorEntry(_DTYPES[entry["dtype"]], tuple(entry["shape"]), tuple(map(_parse_piece, entry["pieces"])))
         for name, entry in content.items()

@@ -70,7 +70,6 @@ class CheckpointWrite:
 
     @property
     def written(self) -> list[str]:
-        """The names of the files that this rank writes, without the manifest."""
         return [*self.tensors, *([TABLE, STATE] if self._is_first else [])]
 
     def write(self) -> Written:

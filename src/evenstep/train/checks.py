@@ -96,11 +96,6 @@ def _shares_columns(group: Group, mesh: Mesh) -> bool:
 
 # bits
 def check_own_models(strategy: Strategy, policies: Policies, precision: Precision, *, averages: bool) -> None:
-    """Raise ArgumentError where ranks that train a model each would go different ways.
-
-    Args:
-        averages: whether a hook averages these models.
-    """
     ranks = strategy.data_group.ranks
     if ranks == strategy.group.ranks:
         return
@@ -167,7 +162,6 @@ def _anywhere(model: nn.Module, value: bool) -> bool:
 
 # first hour: an optimizer of other parameters
 def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
-    """Raise EvenstepError for parameters that the optimizer or the precision can't step, by the name of the first."""
     held = {name for names in parameter_names(model, optimizer) for name in names}
     by_name = dict(unwrapped(model).named_parameters())
     precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
@@ -248,7 +242,6 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
 
 # bits
 def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strategy) -> None:
-    """Raise ArgumentError for an optimizer or a strategy that can't be exact with parameters of 16 bits."""
     if precision.format is not None:
         strategy.gathering(precision.format)  # may be refused
         for one in moded(optimizer):
@@ -272,7 +265,6 @@ def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strat
 
 # bits
 def check_own_loop(lr_schedule: LrSchedule | None) -> None:
-    """Raise ArgumentError for an LR schedule that counts epochs, which an engine does not know."""
     if lr_schedule is not None and "epochs" in lr_schedule.needs:
         raise ArgumentError(
             f"`lr_schedule` {type(lr_schedule).__name__} counts epochs, which an engine does not know: let it count "
@@ -283,7 +275,6 @@ def check_own_loop(lr_schedule: LrSchedule | None) -> None:
 
 # hours
 def check_saves(folder: object, checkpoint: Checkpointing) -> None:
-    """Raise ArgumentError for checkpoints without a folder."""
     asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None]
     if asked and folder is None:
         raise ArgumentError(
@@ -294,7 +285,6 @@ def check_saves(folder: object, checkpoint: Checkpointing) -> None:
 
 # hours
 def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkpoint: Checkpointing) -> None:
-    """Raise ArgumentError for a rewind without enough checkpoints."""
     if policies.may_rewind and not keeps:
         raise ArgumentError("a policy that rewinds needs checkpoints: give the run a `folder`.", field="folder")
     spike = policies.spikes and policies.spikes.policy
