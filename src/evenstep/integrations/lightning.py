@@ -1,9 +1,4 @@
-"""A `LightningModule` as it is: the arguments of `Trainer` and `Engine` made of one.
-
-`training_step` becomes the forward, the mean that it returns a sum over the units of its batch, `self.log` metrics with
-the number of samples as weights, the torch scheduler a function of the update's number. Manual optimization and hooks
-that this engine does not call are refused by name. Lightning itself is not imported.
-"""
+"""A `LightningModule` as it is: the arguments of `Trainer` and `Engine` made of one. Lightning is not imported."""
 
 import logging
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -32,7 +27,6 @@ _HOOKS = (
     *("get_extra_state", "set_extra_state"),
 )
 _NOT_OF_TRAINING = ("configure_optimizers", "configure_model", "on_test_", "on_predict_")
-_MOMENTA = ("betas", "momentum")
 
 
 class _Seen(NamedTuple):
@@ -64,25 +58,16 @@ def parts(
 ) -> LightningParts:
     """Model, task, optimizer and LR schedule of a `LightningModule`.
 
-    For micro-batches m of w_m units, of which `training_step` returns the means l_m, an update takes the gradient
-
-        g = Σ w_m ∇l_m / Σ w_m
-
-    Lightning takes the mean of the means, 1/M · Σ ∇l_m, which differs where batches differ in size.
+    For micro-batches m of w_m units with means l_m, an update takes g = Σ w_m ∇l_m / Σ w_m; Lightning: 1/M · Σ ∇l_m.
 
     Args:
-        module: its parameters are trained in place, under the names that they have in it.
+        module: its parameters are trained in place, under their own names.
         updates: value of `self.trainer.estimated_stepping_batches` in `configure_optimizers`.
         count: number of units that the mean of a batch is over, on the CPU; its number of samples by default.
         without: hooks that the module overrides and this engine does not call, which it can do without.
 
     Raises:
         ArgumentError: it is no `LightningModule`, optimizes by itself, or overrides hooks that are not called.
-
-    >>> from evenstep.integrations import lightning
-    >>> model = lightning.parts(nn.Linear(2, 1))
-    Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `module` must be a LightningModule, but is a Linear.
     """
     name = type(module).__name__
     bases = [one for one in type(module).__mro__ if one.__name__ == "LightningModule"]
@@ -100,8 +85,9 @@ def parts(
     lightning.trainer = trainer
     lightning.setup("fit")
     lightning.configure_model()
-    optimizer, schedule = _optimizer_and_schedule(lightning, trainer)
-    validates = _call_of(module, "validation_step", unlike=bases[-1]) is not None
+    optimizer, schedule = _optimizer_and_schedule(lightning)
+    step: Any = getattr(module, "validation_step", None)
+    validates = step is not None and getattr(step, "__func__", step) is not getattr(bases[-1], "validation_step", None)
     task = type(name, (_StepTask,), {})(lightning, trainer, count, validates)  # messages name a task by its class
     made = LightningParts(model=_Steps(lightning), task=task, optimizer=optimizer)
     return made if schedule is None else {**made, "lr_schedule": schedule}
@@ -126,7 +112,6 @@ class _TrainerStandIn:
     def __init__(self, name: str, updates: int | None) -> None:
         self._name = name
         self._updates = updates
-        self.asked_updates: int | None = None
         self.task: Task | None = None
 
     @property
@@ -141,7 +126,6 @@ class _TrainerStandIn:
                 f"`parts(module, updates=…)`.",
                 field="updates",
             )
-        self.asked_updates = self._updates
         return self._updates
 
     max_steps = estimated_stepping_batches
@@ -218,7 +202,6 @@ class _Steps(nn.Module):
         super().__init__()
         share_contents(self, module)
         self.__dict__["lightning"] = module  # not as a child: its parameters are here already
-        self.__dict__["calls"] = {step: _call_of(module, step) for step in ("training_step", "validation_step")}
         self.training = module.training
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -241,25 +224,16 @@ class _Steps(nn.Module):
         with _recorded(metrics) as updates:
             module.__dict__["log"] = log = _Log(updates)
             try:
-                given = self.__dict__["calls"][step](batch)
+                given = getattr(module, step)(batch, *[None] * _takes(module, step))
             finally:
                 del module.__dict__["log"]
         return given, log.logged
 
 
-def _call_of(module: nn.Module, step: str, unlike: type = nn.Module) -> Callable[[Any], Any] | None:
-    """A call of a step with a batch. Indices are None: they depend on how the global batch was cut.
-
-    Args:
-        unlike: a class whose own step is none.
-    """
-    act: Callable[..., Any] | None = getattr(module, step, None)
-    if act is None or getattr(act, "__func__", act) is getattr(unlike, step, None):
-        return None
-    required = [one for one in list(signature(act).parameters.values())[1:] if one.default is one.empty]
-    places = [None for one in required if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    named = {one.name: None for one in required if one.kind is one.KEYWORD_ONLY}
-    return lambda batch: getattr(module, step)(batch, *places, **named)
+def _takes(module: nn.Module, step: str) -> int:
+    """Count of required arguments of a step beside its batch; they depend on how the global batch was cut."""
+    parameters = list(signature(getattr(module, step)).parameters.values())[1:]
+    return sum(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
 class _StepTask(Task):
@@ -339,24 +313,15 @@ def _wide(number: Any) -> Any:
 class _TorchRates(LrSchedule):
     """A torch scheduler as a function of the number of its steps, which a copy makes ahead.
 
-    Args:
-        scheduler: its optimizer gets its rates back as they were, and a momentum that the scheduler cycles.
-        by_epoch: it makes its steps at the ends of epochs.
-        every: updates, or epochs, between its steps.
-        asked: number of updates that the scheduler was built for, if the module has asked.
+    Its optimizer gets its rates back as they were, and a momentum that the scheduler cycles.
     """
 
-    def __init__(self, scheduler: LRScheduler, *, by_epoch: bool, every: int, asked: int | None = None) -> None:
+    def __init__(self, scheduler: LRScheduler, *, by_epoch: bool, every: int) -> None:
         self._name = type(scheduler).__name__
         self._by_epoch = by_epoch
         self._every = every
-        self._asked = asked
         optimizer = scheduler.optimizer
-        cycled = _MOMENTA if getattr(scheduler, "cycle_momentum", False) else ()
-        self._fixed = [
-            {key: value for key, value in group.items() if key not in ("params", "lr", *cycled)}
-            for group in optimizer.param_groups
-        ]
+        cycled = ("betas", "momentum") if getattr(scheduler, "cycle_momentum", False) else ()
         step = SimpleNamespace(_wrapped_by_lr_sched=True)  # or it warns that no step was made
         twin = SimpleNamespace(param_groups=[dict(group) for group in optimizer.param_groups], step=step)
         say_stepped(cast("Any", twin))
@@ -374,8 +339,6 @@ class _TorchRates(LrSchedule):
                     )
 
     def _factor(self) -> float:
-        if any(float(group["lr"]) for group in self._groups if not group["initial_lr"]):
-            raise ArgumentError(f"{self._name} moves a rate that begins at 0; give its group the rate to reach.")
         factors = {float(group["lr"]) / float(group["initial_lr"]) for group in self._groups if group["initial_lr"]}
         if not factors:
             return 1.0
@@ -390,10 +353,6 @@ class _TorchRates(LrSchedule):
             except ValueError as error:
                 raise ArgumentError(f"{self._name} ends before the run: {clause(error)}.") from None
             self._factors.append(self._factor())
-            for group, fixed in zip(self._groups, self._fixed, strict=True):
-                moved = [key for key, value in fixed.items() if group.get(key) != value]
-                if moved:
-                    raise ArgumentError(f"{self._name} also moves `{moved[0]}`; build it without.", field=moved[0])
         return self._factors[steps]
 
     @property
@@ -408,17 +367,10 @@ class _TorchRates(LrSchedule):
         return self._after(epoch // self._every) if self._by_epoch else self(update, updates)
 
     def check(self, updates: int | None) -> None:
-        if self._asked is not None and updates is not None and self._asked != updates:
-            raise ArgumentError(
-                f"`parts(…, updates={self._asked})` must be the {updates} updates of the run, which a scheduler is "
-                f"built for.",
-                field="updates",
-            )
         self._after(0 if self._by_epoch or updates is None else (updates - 1) // self._every)
 
 
-def _optimizer_and_schedule(module: Any, trainer: _TrainerStandIn) -> tuple[Optimizer, LrSchedule | None]:
-    """Optimizer and LR schedule of `configure_optimizers`, which gives them in one of Lightning's forms."""
+def _optimizer_and_schedule(module: Any) -> tuple[Optimizer, LrSchedule | None]:
     given: Any = module.configure_optimizers()
     schedulers: list[Any] = []
     if isinstance(given, list | tuple) and len(given) == 2 and isinstance(given[0], list | tuple):
@@ -436,23 +388,20 @@ def _optimizer_and_schedule(module: Any, trainer: _TrainerStandIn) -> tuple[Opti
             f"`Engine` for each of several.",
             field="configure_optimizers",
         )
-    return given, _schedule(schedulers[0], given, trainer) if schedulers else None
+    return given, _schedule(schedulers[0], given) if schedulers else None
 
 
-def _schedule(given: Any, optimizer: Optimizer, trainer: _TrainerStandIn) -> LrSchedule:
+def _schedule(given: Any, optimizer: Optimizer) -> LrSchedule:
     table = cast("dict[str, Any]", given) if isinstance(given, dict) else {"scheduler": given}
     scheduler = table.get("scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ArgumentError(
-            "ReduceLROnPlateau follows an evaluation; write `lr_schedule=Plateau(…)` for the trainer instead.",
-            field="lr_schedule",
-        )
     interval, every = table.get("interval", "epoch"), table.get("frequency", 1)
     is_whole = interval == "epoch" or (interval == "step" and every == 1)
-    if not isinstance(scheduler, LRScheduler) or scheduler.optimizer is not optimizer or not is_whole:
+    follows = isinstance(scheduler, ReduceLROnPlateau)
+    if not isinstance(scheduler, LRScheduler) or follows or scheduler.optimizer is not optimizer or not is_whole:
         raise ArgumentError(
             f"the scheduler must be one of torch, of the optimizer beside it, with the interval 'epoch', or 'step' "
-            f"with frequency 1, but is a {type(scheduler).__name__} with {interval!r} and {every}.",
+            f"with frequency 1, but is a {type(scheduler).__name__} with {interval!r} and {every}; to follow an "
+            f"evaluation write `lr_schedule=Plateau(…)` for the trainer.",
             field="lr_scheduler",
         )
-    return _TorchRates(scheduler, by_epoch=interval == "epoch", every=every, asked=trainer.asked_updates)
+    return _TorchRates(scheduler, by_epoch=interval == "epoch", every=every)
