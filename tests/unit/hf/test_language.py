@@ -123,23 +123,6 @@ def test_a_resumed_run_has_the_same_bits(made: Made, kind: str, tmp_path: Any) -
     assert torch.equal(parameters(resumed), straight)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig"])
-def test_a_learned_prompt_predicts_the_first_token_as_in_transformers(made: Made, kind: str, chunked: bool) -> None:
-    import peft
-
-    adapter = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    model: Any = peft.get_peft_model(made(LLAMA), adapter).double()  # pyright: ignore
-    batch, task = padded(DOCUMENTS[:5]), CausalLM(chunked=chunked)
-    count = sum(map(len, DOCUMENTS[:5]))
-    wanted = float(model(**batch).loss.detach()) * count
-    assert summed(model, task, batch) == pytest.approx(wanted, rel=1e-6)  # which it computes in float32
-    assert int(task.weight(batch)) == count
-    if not chunked:
-        assert task.predict(model(**task.inputs(batch)), batch).shape == (*batch["labels"].shape, VOCABULARY)
-
-
 def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> None:
     mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True}
     with refused(ArgumentError, "output_router_logits"):

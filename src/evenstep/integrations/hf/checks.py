@@ -1,8 +1,6 @@
-"""Trials of a model of `transformers` before it is trained, and rows that hold several documents.
+"""Trials of a model of `transformers` on a few tokens before it is trained, and rows of several documents.
 
-Models of transformers take `position_ids` that begin anew at each document, and hide documents from each other where
-they are given no other mask and keep nothing for generation. Some do not, and some look ahead unless their config says
-otherwise: a model that sees the tokens it should predict learns to copy. Both are tried on a few tokens.
+Some models look ahead unless their config says otherwise, and some do not keep the documents of a row apart.
 """
 
 from collections.abc import Mapping
@@ -23,11 +21,10 @@ _SECOND = 5
 
 def check_whole(task: object, model: nn.Module) -> None:
     """Raise ArgumentError for a model in stages, and for losses of a model's own, which the tasks would leave out."""
-    name = type(task).__name__
     if isinstance(model, PipelineModel):
         raise ArgumentError(
             f"of models in stages only those of `layers_of` are trained, by a plain `CausalLM()`, but the task is "
-            f'`{name}`; use `strategy="fsdp"`.',
+            f'`{type(task).__name__}`; use `strategy="fsdp"`.',
             field="model",
         )
     config: Any = getattr(model, "config", None)
@@ -38,11 +35,6 @@ def check_whole(task: object, model: nn.Module) -> None:
                 "model's config.",
                 field="output_router_logits",
             )
-    if getattr(config, "z_loss_coefficient", 0.0):
-        raise ArgumentError(
-            f"`{name}` would leave out the loss of `config.z_loss_coefficient`; set it to 0.",
-            field="z_loss_coefficient",
-        )
 
 
 def check_causal(model: nn.Module) -> None:
@@ -81,10 +73,6 @@ def check_causal(model: nn.Module) -> None:
 
 def check_documents(model: nn.Module) -> None:
     """Raise ArgumentError for a model in which one document of a row moves the scores of another."""
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise ArgumentError(
-            "`packed` does not go with a learned prompt, which stands before a row; leave it out.", field="packed"
-        )
     weight = next(model.parameters())
     vocab = len(cast(Any, model).get_input_embeddings().weight)
     tokens = torch.arange(_FIRST + _SECOND, device=weight.device) * 7 % vocab
@@ -114,11 +102,7 @@ def check_documents(model: nn.Module) -> None:
 
 
 def restarts(positions: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Places where a document begins that is not the first of its row; after padding none does.
-
-    Args:
-        positions: `[rows, length]`.
-        mask: `[rows, length]`, 0 on padding.
+    """Places `[rows, length]` where a document begins that is not the first of its row; after padding none does.
 
     >>> restarts(torch.tensor([[0, 1, 0, 1, 2]])).int().tolist()
     [[0, 0, 1, 0, 0]]
@@ -131,12 +115,7 @@ def restarts(positions: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def halves_of_row(batch: Any) -> list[Any] | None:
-    """A batch of one row in two, between the documents nearest to its middle; None where that can't be done.
-
-    >>> row = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]]), "position_ids": torch.tensor([[0, 1, 2, 0, 1]])}
-    >>> [half["input_ids"].tolist() for half in halves_of_row(row)]
-    [[[5, 6, 7]], [[8, 9]]]
-    """
+    """A batch of one row in two, between the documents nearest to its middle; None where that can't be done."""
     positions = batch.get("position_ids") if isinstance(batch, Mapping) else None
     if not isinstance(positions, Tensor) or len(positions) != 1:
         return None

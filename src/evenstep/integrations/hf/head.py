@@ -1,8 +1,6 @@
-"""The last linear layer of a language model, giving a summed loss instead of scores for all tokens.
+"""The last linear layer of a language model, giving the summed `chunked_cross_entropy` instead of scores.
 
-The task says, before each forward, the tokens' targets; the layer's next forward gives Σ of `chunked_cross_entropy` in
-place of scores. So it computes within the model's forward, where shards are whole, and the rest of the model is left as
-it is. That the model gives the layer's scores unchanged is tried first.
+So it computes within the model's forward, where shards are whole.
 """
 
 from functools import partial
@@ -24,11 +22,7 @@ class ChunkedHead:
         self._expected: tuple[Tensor, Tensor | None] | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """Let the model's head give losses where targets are expected, and scores elsewhere.
-
-        Raises:
-            ArgumentError: the model has no such head, or changes its scores.
-        """
+        """Let the model's head give losses where targets are expected; ArgumentError if it has no such head."""
         asked: Any = getattr(model, "get_output_embeddings", None)
         linear: object = None if asked is None else asked()
         if type(linear) is not nn.Linear:
@@ -46,11 +40,7 @@ class ChunkedHead:
         self._expected = targets, weights
 
     def loss_in(self, logits: Tensor) -> Tensor:
-        """The summed loss that the model gave in place of scores.
-
-        Raises:
-            TaskError: it gave scores.
-        """
+        """The summed loss that the model gave in place of scores; TaskError if it gave scores."""
         if logits.ndim:
             raise TaskError(
                 "`chunked` serves one task and one model at a time, but this model has another task now.",

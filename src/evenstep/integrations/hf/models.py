@@ -1,7 +1,4 @@
-"""Models of `transformers` for run files, which can give no object: from settings, or from a folder with weights.
-
-Nothing is fetched: a path is a folder of this machine. Adapters of `peft` are put in here.
-"""
+"""Models of `transformers` for run files, from settings or from a folder of this machine; nothing is fetched."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,15 +23,13 @@ def from_config(
 
     Args:
         config: settings, among them `model_type`; or a folder with a `config.json`.
-        kind: one of transformers' classes `AutoModelFor…`, such as `CausalLM`, `Seq2SeqLM`, `SequenceClassification`
-            or `TokenClassification`.
+        kind: one of transformers' classes `AutoModelFor…`, such as `CausalLM` or `SequenceClassification`.
         dtype: format of the parameters; the run's `precision` says in which formats it computes and steps.
         lora: options of `peft.LoraConfig`: the model is frozen, and adapters are trained; by default there are none.
         options: of the class's `from_config`, such as `attn_implementation="eager"`.
 
     Raises:
         ArgumentError: there is no such class, format or folder.
-        MissingExtraError: transformers or peft is not installed.
     """
     if isinstance(config, str):
         settings = library("transformers").AutoConfig.from_pretrained(_folder(config), local_files_only=True)
@@ -52,17 +47,12 @@ def from_pretrained(
         path: the folder; a resume needs it again.
         kind, dtype, lora: see `from_config`.
         options: of the class's `from_pretrained`.
-
-    Raises:
-        ArgumentError: there is no such class, format or folder.
-        MissingExtraError: transformers or peft is not installed.
     """
     options = {"dtype": _format(dtype), "local_files_only": True, **options}
     return _adapted(_class(kind).from_pretrained(_folder(path), **options).train(), lora)
 
 
 def library(name: str) -> Any:
-    """A library of the extra `hf`, imported when it is needed."""
     return load_optional(name, "hf")
 
 

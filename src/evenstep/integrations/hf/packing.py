@@ -1,7 +1,6 @@
 """Rows of whole documents: a micro-batch's samples one after the other instead of each beside its padding.
 
-Packing is done where a micro-batch is collated, so samples stay samples: order, global batches and resumes are those of
-the same data unpacked, and so is each update, up to the rounding of sums. No document is cut.
+Samples stay samples: order, global batches and resumes are those of the same data unpacked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,9 +22,7 @@ class Packing:
 
     Documents are put, longest first, into the first row that has room for them ("first-fit decreasing", Johnson 1973).
     Samples are lists of tokens, or mappings with `input_ids` and perhaps `labels` (the tokens themselves by default)
-    and `weights`, one for each token. The first label of a document is not counted: no token stands before it. The
-    batch has no `attention_mask`, since transformers looks for documents only where there is none; use it with
-    `CausalLM(packed=True)`.
+    and `weights`, one for each token. Use it with `CausalLM(packed=True)`.
 
     Args:
         max_tokens: the most tokens of a row; None for one row of all samples, without any padding.
@@ -35,8 +32,6 @@ class Packing:
     >>> batch = Packing(max_tokens=4)([[5, 6], [7, 8, 9], [4]])
     >>> batch["input_ids"].tolist(), batch["position_ids"].tolist()
     ([[7, 8, 9, 4], [5, 6, 0, 0]], [[0, 1, 2, 0], [0, 1, 0, 1]])
-    >>> batch["labels"].tolist()
-    [[-100, 8, 9, -100], [-100, 6, -100, -100]]
     """
 
     def __init__(self, *, max_tokens: int | None = None, fixed: bool = False, pad_token_id: int = 0) -> None:
@@ -47,11 +42,7 @@ class Packing:
         self._pad = pad_token_id
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
-        """The batch of these samples: `input_ids`, `position_ids`, `labels` and, if given, `weights`, `[rows, length]`.
-
-        Raises:
-            DataError: a sample that is no document, or is longer than a row.
-        """
+        """The batch of these samples, `[rows, length]`; DataError for a document that is longer than a row."""
         documents = [_document(sample, number) for number, sample in enumerate(samples)]
         lengths = [len(document["input_ids"]) for document in documents]
         rows = rows_of(lengths, self._max_tokens)
@@ -68,14 +59,7 @@ class Packing:
 
 
 def rows_of(lengths: Sequence[int], max_tokens: int | None = None) -> list[list[int]]:
-    """Documents of each row: first-fit decreasing, ties in their order; one row without `max_tokens`.
-
-    Raises:
-        DataError: a document is longer than a row.
-
-    >>> rows_of([2, 3, 1], 4)
-    [[1, 2], [0]]
-    """
+    """Documents of each row: first-fit decreasing, ties in their order; one row without `max_tokens`."""
     if max_tokens is None:
         return [list(range(len(lengths)))]
     if max(lengths) > max_tokens:

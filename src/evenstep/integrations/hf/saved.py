@@ -1,7 +1,6 @@
-"""A run's weights as the hub has models: `config.json`, safetensors, and all else that `from_pretrained` reads.
+"""A run's weights as the hub has models, written by `transformers`, or adapters by `peft`.
 
-The libraries write their own layouts: `transformers` that of a model (tied weights once, large files cut), `peft` that
-of adapters alone. A folder appears whole under its name, or not at all.
+A folder appears whole under its name, or not at all.
 """
 
 from copy import deepcopy
@@ -21,8 +20,6 @@ from evenstep.files import replacing
 from evenstep.integrations.hf.models import library
 from evenstep.internals import unwrapped
 from evenstep.internals.fsdp import class_before_sharding
-from evenstep.optim.modes import moded
-from evenstep.tensors import state_of
 from evenstep.train import load_weights
 
 _NAME = "pretrained"
@@ -79,19 +76,13 @@ def save_pretrained(
 class SavePretrained(Hook):
     """Write the folder `pretrained` of the run folder when training ends: a model that `from_pretrained` reads.
 
-    It holds the model in transformers' layout, or adapters in peft's. After an error it is not written. On several
-    ranks the first writes it.
+    After an error it is not written. On several ranks the first writes it.
 
     Args:
         checkpoint: the "last" one, or the "best", which `checkpoint.best` keeps.
         average: take the average that the run keeps of its parameters (`ema`).
         dtype: format of floating-point tensors, "fp32", "bf16" or "fp16"; None: that of the checkpoint.
         tokenizer: a folder of this machine whose tokenizer is to be in it as well.
-
-    Raises:
-        ArgumentError: a format that does not exist, or a folder without a tokenizer.
-
-    >>> hook = SavePretrained(checkpoint="best", dtype="bf16")
     """
 
     priority = 200  # after all hooks that ask for a checkpoint
@@ -120,24 +111,10 @@ class SavePretrained(Hook):
             "model": (not _is_of_transformers(model), "is for whole models of transformers; leave it out"),
             "ema": (self._average and trainer.engine.state.saved.ema is None, "writes the average, which needs `ema`"),
             "checkpoint.best": (self._checkpoint == "best" and not keeps_best, "needs `checkpoint.best`; set it"),
-            "optimizer": (
-                bool(moded(trainer.optimizer)) and not self._average,
-                "can't write the weights that this optimizer evaluates; use `evenstep export`",
-            ),
         }
         for field, (applies, text) in refused.items():
             if applies:
                 raise HookError(f"hook `{self.name}` {text}.", field=field)
-        if hasattr(model, "get_base_model"):  # adapters stand in the base
-            return
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            again = _like(model)
-        if {*state_of(model)} != {*state_of(again)}:
-            raise ArgumentError(
-                f"hook `{self.name}` builds the model again from its config, which gives other parameters; "
-                f"use `evenstep.integrations.hf.save_pretrained` after the run.",
-                field="model",
-            )
 
     def after_train(self, event: TrainEvent) -> None:
         if event.error is None:

@@ -40,9 +40,6 @@ def layers_of(model: nn.Module) -> Layers:
     Args:
         model: GPT-2, Llama, Mistral, Qwen2 or Qwen3, with its head for language models.
 
-    Raises:
-        ArgumentError: the model is of another class.
-
     >>> from evenstep.integrations.hf import from_config
     >>> small = {"vocab_size": 8, "n_positions": 8, "n_embd": 4, "n_layer": 2, "n_head": 2}
     >>> [layer.name for layer in layers_of(from_config({"model_type": "gpt2", **small})).layers]

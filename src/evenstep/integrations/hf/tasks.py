@@ -1,9 +1,7 @@
 """Tasks for models of `transformers`: language models, encoder-decoders, classification.
 
-Batches are mappings, as tokenizers and data collators make them. All but `labels` and `weights` is given to the model
-by its name. The model never gets the labels, and its own loss, which is a mean, is not used: a token or row with label
-y and weight w (1 by default) adds w · (−log p(y)) to the loss and w to the batch's weight, so that an update divides
-once by all of them, however they came in batches. The label −100 is not counted.
+The model never gets the labels: its own loss is a mean. A token or row with label y and weight w (1 by default) adds
+w · (−log p(y)) to the loss and w to the batch's weight. The label −100 is not counted.
 """
 
 import inspect
@@ -24,7 +22,6 @@ from evenstep.train import Loss, Task
 
 IGNORED = -100  # label that is not counted
 Problem = Literal["single_label", "multi_label", "regression"]
-_PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")
 
 
 class _Labelled(Task):
@@ -111,31 +108,19 @@ class CausalLM(_Tokens):
     document, and a token after padding: no token stands before them.
 
     Args:
-        packed: rows hold several documents, which `position_ids` that begin anew tell apart. Before training it is
-            tried that the model hides them from each other.
-        chunked: scores are made, and made again in the backward, for some tokens at a time, so that they are never in
-            memory all at once; for models whose scores are those of one linear layer.
+        packed: rows hold several documents, which `position_ids` that begin anew tell apart.
+        chunked: scores are never in memory all at once; for models whose scores are those of one linear layer.
         label_smoothing: ε: the target is (1 − ε) on the label and ε spread evenly over the vocabulary.
 
     Raises:
         ArgumentError: choices that do not go together; later, a model that can't be trained so.
-
-    >>> import torch
-    >>> task = CausalLM()
-    >>> batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[-100, 6, 7]])}
-    >>> int(task.weight(batch)), sorted(task.inputs(batch))
-    (2, ['input_ids', 'use_cache'])
     """
 
     def __init__(self, *, packed: bool = False, chunked: bool = False, label_smoothing: float = 0.0) -> None:
         super().__init__(label_smoothing=label_smoothing, chunked=chunked)
         self._packed = packed
-        self._prompt = 0  # tokens of a learned prompt
 
     def prepare(self, model: nn.Module) -> None:
-        adapter: Any = getattr(model, "active_peft_config", None)
-        kind = getattr(getattr(adapter, "peft_type", None), "value", None)
-        self._prompt = int(adapter.num_virtual_tokens) if kind in _PROMPTS else 0
         if isinstance(model, PipelineModel) and not self._packed and self._head is None:
             return
         super().prepare(model)
@@ -147,10 +132,6 @@ class CausalLM(_Tokens):
         self._check_row(batch)
         return super().weight(batch)
 
-    def predict(self, output: Any, batch: Any) -> Tensor:
-        """The scores, without those of a learned prompt."""
-        return super().predict(output, batch)[:, self._prompt :]
-
     def split(self, batch: Any) -> list[Any]:
         """In two by rows; a row of several documents between two of them."""
         return (halves_of_row(batch) if self._packed else None) or super().split(batch)
@@ -160,12 +141,11 @@ class CausalLM(_Tokens):
         counted = labels != IGNORED
         mask = _mask_of(batch)
         if mask is not None:
-            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0), value=self._prompt > 0)
+            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0))
         positions = batch.get("position_ids")
         if positions is not None:
             counted = counted & ~restarts(positions, mask)
-        # a learned prompt has scores too: its last are for the first token
-        shift = (self._prompt - 1, 1)
+        shift = (-1, 1)
         targets = functional.pad(labels.masked_fill(~counted, IGNORED), shift, value=IGNORED)
         return targets, None if weights is None else functional.pad(weights, shift)
 
@@ -198,9 +178,6 @@ class Seq2Seq(_Tokens):
 
     Args:
         chunked, label_smoothing: see `CausalLM`.
-
-    Raises:
-        ArgumentError: choices that do not go together; later, a model that can't be trained so.
     """
 
     def __init__(self, *, chunked: bool = False, label_smoothing: float = 0.0) -> None:
@@ -245,21 +222,11 @@ class Classification(_Labelled):
     | multi_label | 0 and 1 `[rows, classes]` | −Σ_c log p_c(label_c), each class by itself |
     | regression | numbers `[rows]` or `[rows, outputs]` | Σ (output − label)² |
 
-    The weight of a batch is the number of labels that are counted, or the sum of their weights. Single labels also give
-    the metric `accuracy`.
+    Single labels also give the metric `accuracy`.
 
     Args:
         problem: one of them; the model's `config.problem_type` is not read.
         label_smoothing: ε: the target of a single label is (1 − ε) on it and ε spread evenly over the classes.
-
-    Raises:
-        ArgumentError: choices that do not go together.
-
-    >>> import torch
-    >>> task = Classification()
-    >>> batch = {"input_ids": torch.zeros(3, 4, dtype=torch.long), "labels": torch.tensor([1, 0, -100])}
-    >>> int(task.weight(batch))
-    2
     """
 
     def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
@@ -297,11 +264,6 @@ class Classification(_Labelled):
                 f"`labels` must be of shape {list(wanted)} for `{self._problem}`, but are of shape "
                 f"{list(labels.shape)}; choose another `problem` or head.",
                 field="labels",
-            )
-        if self._problem == "single_label" and logits.shape[-1] == 1:
-            raise TaskError(
-                "`single_label` needs two classes or more, but the model has one; set its `num_labels`.",
-                field="num_labels",
             )
         if self._problem == "single_label":
             counts = labels != IGNORED
