@@ -9,9 +9,6 @@ class EvenstepError(Exception):
 
     Args:
         field: the argument, key or name that the error is about; "" for none.
-
-    >>> EvenstepError("`clip_norm` must be above 0.", field="clip_norm").field
-    'clip_norm'
     """
 
     def __init__(self, *args: object, field: str = "") -> None:

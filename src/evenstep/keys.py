@@ -25,14 +25,10 @@ def mix(value: int) -> int:
 
 
 def key(seed: int, *path: int | str) -> int:
-    """The key of `path` under `seed`: k ← mix(k xor step) for each step of the path, in order.
+    """The key of `path` under `seed`: k ← mix(k xor step) for each step of the path; a number in [0, 2⁶³).
 
     Args:
-        seed: the run's seed, any integer.
         path: numbers (of an update, a micro-batch, …) and names (of a purpose).
-
-    Returns:
-        A number in [0, 2⁶³), fit for `torch.Generator.manual_seed`.
 
     >>> key(1, 5) != key(2, 4), key(7, "order", 0) == key(7, "order", 0)
     (True, True)
@@ -41,11 +37,7 @@ def key(seed: int, *path: int | str) -> int:
 
 
 def key_below(state: int, *path: int | str) -> int:
-    """The key of a path that begins with the branch `state`: cheaper where many paths begin alike.
-
-    >>> key_below(branch(7, 3), 5) == key(7, 3, 5)
-    True
-    """
+    """The key of a path that begins with the branch `state`: `key_below(branch(7, 3), 5)` is `key(7, 3, 5)`."""
     return (branch_below(state, *path) if path else state) >> 1
 
 
@@ -55,11 +47,7 @@ def branch(seed: int, *path: int | str) -> int:
 
 
 def branch_below(state: int, *path: int | str) -> int:
-    """The beginning of paths that goes on from the branch `state`.
-
-    >>> key_below(branch_below(branch(7, 3), 5), 1) == key(7, 3, 5, 1)
-    True
-    """
+    """The beginning of paths that goes on from the branch `state`."""
     for step in path:
         value = state ^ (crc32(step.encode()) | 1 << 40 if isinstance(step, str) else step & _MASK)
         value = (value + 0x9E3779B97F4A7C15) & _MASK  # `mix`, written out: keys are made in every micro-batch

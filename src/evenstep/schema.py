@@ -1,8 +1,7 @@
 """Option classes: frozen, checked when they are made, described under each field.
 
-They are the only declaration of an option. Constructors, the tables of a run file, its JSON schema and the reference
-page read the same annotations, ranges, defaults and texts. pydantic is imported when the first value is checked, so
-ranges are written by `annotated_types` or by the names below.
+Constructors, run files, their JSON schema and the reference page read the same annotations, ranges, defaults and texts.
+pydantic is imported when the first value is checked, so ranges are written by `annotated_types`.
 """
 
 import ast
@@ -40,21 +39,9 @@ T = TypeVar("T")
 def option(kind: type[T]) -> type[T]:
     """Make a frozen dataclass whose constructor raises `ArgumentError` with the name of the field.
 
-    Types and ranges stand in the annotations, the description of a field in the string under it. Put `KW_ONLY` of
-    `dataclasses` before the fields that are given by name. Class variables: `may_change` holds the names of fields
-    that a resumed run may have another value of, `not_in_files` those of fields for Python only; `takes_more` is True
-    for a table of a run file with further keys.
-
-    >>> @option
-    ... class Clip:
-    ...     norm: Positive = 1.0
-    ...     '''Largest 2-norm of a gradient.'''
-    >>> Clip(2).norm
-    2.0
-    >>> Clip(norm=-1.0)
-    Traceback (most recent call last):
-    ...
-    evenstep.errors.ArgumentError: `norm` of Clip: input should be greater than 0, but is -1.0.
+    Types and ranges stand in the annotations, the description of a field in the string under it. Class variables:
+    `may_change` holds the names of fields that a resumed run may have another value of, `not_in_files` those of fields
+    for Python only; `takes_more` is True for a table of a run file with further keys.
     """
     made: Any = dataclass(frozen=True)(kind)
     made.__pydantic_config__ = STRICT
@@ -109,9 +96,6 @@ def path_of(location: Sequence[str | int], given: object, *, missing: bool = Fal
     Args:
         given: the validated value, such as nested dicts.
         missing: True if the last key is not in it.
-
-    >>> path_of(("train", "size", "int"), {"train": {"size": "x"}})
-    ('train', 'size')
     """
     path: list[str | int] = []
     inside: Any = given
@@ -129,13 +113,9 @@ def path_of(location: Sequence[str | int], given: object, *, missing: bool = Fal
 
 
 class Matching:
-    """Annotation of a text that fits a regular expression as a whole.
+    """Annotation of a text that fits a regular expression as a whole; `must` says so in words."""
 
-    Args:
-        must: the texts that fit, in words; by default an error shows the expression.
-    """
-
-    def __init__(self, pattern: str, must: str = "") -> None:
+    def __init__(self, pattern: str, must: str) -> None:
         self.pattern = pattern
         self.must = must
 
@@ -143,8 +123,6 @@ class Matching:
         from pydantic_core import core_schema
 
         text = core_schema.str_schema(pattern=f"^(?:{self.pattern})$")
-        if not self.must:
-            return text
         return core_schema.custom_error_schema(text, "text", custom_error_message=f"input should be {self.must}")
 
 
@@ -238,14 +216,7 @@ class OneOf(Instance):
 
 
 def from_table(kind: type[T], table: Mapping[str, object]) -> T:
-    """Object of a class, from a table of the arguments of its constructor.
-
-    Raises:
-        ValidationError: all arguments that are not as the constructor's annotations say.
-
-    >>> from_table(ArgumentError, {"field": "lr"}).field
-    'lr'
-    """
+    """Object of a class, from a table of the arguments of its constructor."""
     made: Any = arguments_of(kind).validate_json(json.dumps(table, default=str))
     if is_dataclass(kind):
         return made

@@ -74,11 +74,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def gradient_format(parameter: Tensor) -> torch.dtype:
-    """Number format in which the gradients of a parameter are summed; float32 if torch leaves it open.
-
-    >>> gradient_format(torch.zeros(1, dtype=torch.float64))
-    torch.float64
-    """
+    """Number format in which the gradients of a parameter are summed; float32 if torch leaves it open."""
     return parameter.grad_dtype or torch.float32
 
 
@@ -87,9 +83,6 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
 
     torch's fused optimizers pair elements of a parameter and of its gradient by their place in memory, and gradients
     come from other ranks row by row. Tensors of `expand` say nothing about strides.
-
-    >>> laid_out(torch.arange(4.0), torch.zeros(2, 2).t()).stride()
-    (1, 2)
     """
     shaped = tensor.view(like.shape)
     if shaped.stride() == like.stride() or 0 in like.stride():
@@ -98,38 +91,19 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor is neither sparse nor quantised nor nested.
-
-    >>> is_dense(torch.eye(2)), is_dense(torch.eye(2).to_sparse())
-    (True, False)
-    """
+    """Whether a tensor is neither sparse nor quantised nor nested."""
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
 def scalar_on(value: float | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """`value` as a 0-dim tensor on `device`. The host does not wait for an accelerator: a kernel writes the number.
-
-    Args:
-        value: a number, or a tensor on the CPU or on `device`.
-        dtype: of the result; by default that of the tensor, or torch's for such a number.
-
-    >>> scalar_on(2, torch.device("cpu")), scalar_on(torch.tensor(2), torch.device("cpu"), torch.float64)
-    (tensor(2), tensor(2., dtype=torch.float64))
-    """
+    """`value` as a 0-dim tensor on `device`, without waiting for an accelerator: a kernel writes the number."""
     if isinstance(value, Tensor):
         return value.to(device=device, dtype=dtype, non_blocking=device.type != "cpu")
     return torch.full((), value, dtype=dtype, device=device)
 
 
 def device_here(device: str | torch.device) -> torch.device:
-    """Device of this machine with its number, such as "cuda:0" for "cuda".
-
-    Raises:
-        ArgumentError: this machine has no such device.
-
-    >>> device_here("cpu")
-    device(type='cpu')
-    """
+    """Device of this machine with its number, such as "cuda:0" for "cuda"; ArgumentError if there is none."""
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, ImportError) as error:

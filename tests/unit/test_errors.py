@@ -3,13 +3,8 @@
 import ast
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
 
 from evenstep.config.keys import all_keys
-from evenstep.parallel.processes import Processes
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 ERRORS = ("error", "raised", "second")
@@ -42,13 +37,6 @@ def test_no_message_puts_a_stop_after_the_text_of_another_error() -> None:
         if isinstance(node, ast.JoinedStr) and _doubled(node)
     ]
     assert not found, f"`clause(error)` leaves its own full stop out: {found}"
-
-
-@pytest.mark.parametrize("said", ["rank 1 failed: remove that sample.", "rank 1 failed: remove that sample"])
-def test_a_rank_that_hears_of_anothers_error_ends_it_with_one_stop(said: str) -> None:
-    group: Any = Processes.__new__(Processes)
-    vars(group).update(rank=0, ranks=2, where=lambda: "", _notices=SimpleNamespace(failure=lambda: said))
-    assert str(group._not_met(None)).endswith("rank 1 failed: remove that sample.")
 
 
 def test_what_messages_say_to_write_in_a_run_file_are_keys_of_run_files() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from evenstep import files
-from evenstep.files import make_folder, remove, replacing
+from evenstep.files import replacing
 
 
 def written(path: Path, text: str) -> None:
@@ -74,12 +74,3 @@ def test_content_is_synced_before_it_gets_its_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(files, "sync_path", lambda path: seen.append((path.name, (tmp_path / "file").exists())))
     written(tmp_path / "file", "text")
     assert seen == [(".saving-file", False), (tmp_path.name, True)]
-
-
-def test_removing_a_link_to_a_folder_keeps_the_folder(tmp_path: Path) -> None:
-    make_folder(tmp_path / "folder" / "inner")
-    (tmp_path / "link").symlink_to(tmp_path / "folder")
-    remove(tmp_path / "link")
-    remove(tmp_path / "nothing")
-    assert (tmp_path / "folder" / "inner").is_dir()
-    assert not (tmp_path / "link").is_symlink()

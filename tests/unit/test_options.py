@@ -1,15 +1,13 @@
 """The option objects of a trainer, and the arguments that it had before there were any."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any, get_args
 
-import pytest
 import torch
 from torch import nn
 
 import evenstep
-from evenstep import Checkpointing, Failures, Logging
+from evenstep import Checkpointing, Failures
 from evenstep.errors import ArgumentError
 from evenstep.events import WRITERS
 from evenstep.options import NonFinite, WriterName
@@ -36,11 +34,6 @@ def trainer(**more: Any) -> evenstep.Trainer:
         device="cpu",
         **more,
     )
-
-
-def test_options_do_not_change() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Logging().every_updates = 3  # type: ignore[misc]
 
 
 def test_the_names_that_options_take_are_those_of_the_tables() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Processes
 from evenstep.pipeline import PipelineModel
-from evenstep.tensors import byte_sum, load_state, make_current, plain, scalar_on, state_of
+from evenstep.tensors import byte_sum, load_state, make_current, plain, state_of
 from refused import refused
 
 # torch's own, while it compiles a part that is called with the output of another
@@ -35,18 +34,6 @@ def test_the_byte_sum_changes_with_the_sign_of_each_element(dtype: torch.dtype, 
         values[place].neg_()
         assert byte_sum(values) != before
         values[place].neg_()
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (5, 7), (20000,)])
-@pytest.mark.parametrize("offset", [0, 1])
-def test_the_byte_sum_is_that_of_words_by_their_columns(shape: tuple[int, ...], offset: int) -> None:
-    values = torch.randn(torch.Size(shape).numel() + offset)[offset:].view(shape)  # with an offset not aligned
-    data = values.numpy().tobytes()
-    data += bytes(-len(data) % 8)
-    words = (int.from_bytes(data[place : place + 8], "little") for place in range(0, len(data), 8))
-    wanted = sum(word * (2 * (number % 1021) + 1) for number, word in enumerate(words)) % 2**64
-    assert byte_sum(values).item() % 2**64 == wanted
-    assert byte_sum(values).dtype == torch.int64
 
 
 def test_the_byte_sum_copies_no_large_tensor() -> None:
@@ -154,24 +141,6 @@ def test_a_state_is_loaded_into_a_wrapped_model() -> None:
         other[2].weight.add_(1.0)
     load_state(made, state_of(other))
     assert torch.equal(made[2].weight, other[2].weight)
-
-
-@pytest.mark.parametrize("name", ["layers.0", "last", "ties.first", "mesh", "own", "forward"])
-def test_layers_may_be_called_as_the_attributes_of_what_holds_them(name: str) -> None:
-    from evenstep.pipeline import Layer
-
-    staged = PipelineModel([Layer(name, nn.Linear(4, 4)), Layer("end", nn.Linear(4, 1))], stages_per_rank=2)
-    assert list(staged.state_dict()) == [f"{name}.weight", f"{name}.bias", "end.weight", "end.bias"]
-    trainer(staged, None, 1).train()
-
-
-@pytest.mark.parametrize("value", [3, 2.5, True, np.float64(0.1), torch.tensor(7), torch.tensor(0.1).double()])
-def test_a_number_becomes_the_tensor_that_as_tensor_gives(value: Any) -> None:
-    for dtype in (None, torch.float32, torch.float64):
-        given, expected = scalar_on(value, torch.device("cpu"), dtype), torch.as_tensor(value, dtype=dtype)
-        if not (dtype is None and isinstance(value, np.float64)):  # a NumPy number counts as Python's
-            assert given.dtype == expected.dtype
-        assert given.shape == () and given == expected.to(given.dtype)
 
 
 def test_a_numbered_cuda_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,6 @@ def test_each_word_has_an_argument_that_exists() -> None:
     assert {re.split(r"\W", text)[0] for text in ARGUMENTS.values()} <= known
 
 
-def test_words_are_not_names_of_ours() -> None:
-    assert not set(ARGUMENTS) & set(inspect.signature(evenstep.Trainer).parameters)
-
-
 def test_trainer_refuses_unknown_arguments() -> None:
     trainer: Any = evenstep.Trainer
     with refused(ArgumentError, "max_epochs"):

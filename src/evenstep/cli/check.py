@@ -7,7 +7,7 @@ of each set, and packs the state of hooks and data as a checkpoint would. Method
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast, final
+from typing import final
 
 from torch import nn
 
@@ -15,7 +15,6 @@ from evenstep.arguments import advice, first_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import Session, building, on_ranks
-from evenstep.config.build import check_stages, make_model
 from evenstep.config.load import settings_of
 from evenstep.config.run import DataTable
 from evenstep.config.target import OpenRun, open_run
@@ -40,8 +39,6 @@ def check(path: str, settings: list[str]) -> int:
         if is_launched():
             return on_ranks(run, [], lambda group: _check(run, folder, group))
         where_to_begin(config.resume, folder, None)
-        if config.parallel.pipeline > 1:
-            check_stages(config, make_model(run))
         arguments = ["check", path, *settings]
         return on_ranks(run, arguments, lambda group: _check(run, folder, group), restarts=False)
 
@@ -143,7 +140,8 @@ def described(session: Session, trainer: Trainer) -> list[str]:
     if engine.in_float8:
         lines.append(f"float8      {_some(engine.in_float8)}")
     lines += [f"group       {group}" for group in parts.groups]
-    lines.append(f"data        {_samples(parts.data, parts.evaluations)}")
+    sets = {"train": parts.data, **parts.evaluations}
+    lines.append(f"data        {', '.join(_samples(name, data) for name, data in sets.items())}")
     if config.limit_batches is not None:
         first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
         lines.append(f"trying out  {first} (`limit_batches`)")
@@ -160,7 +158,7 @@ def _length(session: Session, trainer: Trainer) -> str:
     if config.train.epochs is not None:
         return f"{length} ({config.train.epochs} epochs)"
     per_epoch = data.num_batches(0, seed=config.seed)
-    if trainer.updates is None or not per_epoch or data.num_batches(1, seed=config.seed) != per_epoch:
+    if trainer.updates is None or not per_epoch:
         return length
     return f"{length} ({trainer.updates / per_epoch:.3g} epochs of {per_epoch:,} updates)"
 
@@ -177,28 +175,20 @@ def _some(names: Sequence[str]) -> str:
     return f"{len(names)} modules, {first_of(names, 4)}"
 
 
-def _samples(train: Data, evaluations: Mapping[str, Data]) -> str:
-    shown: list[str] = []
-    for name, data in {"train": train, **evaluations}.items():
-        for task, one in data.data.items() if isinstance(data, Mixture) else [("", data)]:
-            text = f"{name}/{task}" if task else name
-            if not isinstance(one, MapData):
-                shown.append(f"{text} a stream")
-                continue
-            skipped = f" ({one.num_skipped:,} too long, skipped)" if one.num_skipped else ""
-            shown.append(f"{text} {one.num_samples:,} samples{skipped}")
-    return ", ".join(shown)
+def _samples(name: str, data: Data) -> str:
+    if isinstance(data, Mixture):
+        return ", ".join(_samples(f"{name}/{task}", one) for task, one in data.data.items())
+    if not isinstance(data, MapData):
+        return f"{name} a stream"
+    skipped = f" ({data.num_skipped:,} too long, skipped)" if data.num_skipped else ""
+    return f"{name} {data.num_samples:,} samples{skipped}"
 
 
 def _global_batch(data: DataTable) -> str:
-    size, tokens = data.global_batch_size, data.global_batch_tokens
-    unit = "samples" if tokens is None else "tokens"
-    of = size if tokens is None else tokens
-    if isinstance(of, tuple):
-        return ", ".join(f"from {begin:,} on {value:,}" for begin, value in cast("Any", of)) + f" {unit}"
-    whole = f"{of:,} {unit}" if tokens is None else f"at most {of:,} {unit}"
+    tokens = data.global_batch_tokens
+    size = f"{data.global_batch_size} samples" if tokens is None else f"at most {tokens} tokens"
     if data.micro_batch_size == "auto":
-        return f"{whole}, in micro-batches that fit into memory"
+        return f"{size}, in micro-batches that fit into memory"
     limits = [] if data.micro_batch_size is None else [f"{data.micro_batch_size:,} samples"]
     limits += [] if data.micro_batch_tokens is None else [f"{data.micro_batch_tokens:,} tokens"]
-    return f"{whole}, in micro-batches of at most {' and '.join(limits)}" if limits else whole
+    return f"{size}, in micro-batches of at most {' and '.join(limits)}" if limits else size

@@ -22,11 +22,7 @@ from evenstep.process import EXIT_DONE, EXIT_ERROR
 
 
 def inspect(path: Path, *, verify: bool, diff: Path | None) -> int:
-    """Print the files and parts of a checkpoint, or its differences from another one; gives the exit code.
-
-    Args:
-        verify: read every byte and compare checksums.
-    """
+    """Print the files and parts of a checkpoint, or its differences from another one; gives the exit code."""
     reader = CheckpointReader(path)
     if verify:
         reader.verify()
@@ -60,18 +56,12 @@ def _summary(reader: CheckpointReader, part: str, values: Any) -> str:
 
 
 def spell_bytes(size: float) -> str:
-    """A size in the largest unit that fits.
-
-    >>> spell_bytes(1536)
-    '1.5 KiB'
-    """
-    if size < 1024:
-        return f"{size:.0f} B"
-    for unit in ("KiB", "MiB"):
-        size /= 1024
+    """A size in the largest unit that fits, such as 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB"):
         if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} GiB"
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
 
 
 def _print_differences(a: CheckpointReader, b: CheckpointReader, *, verify: bool) -> int:
@@ -99,11 +89,6 @@ def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[str]:
 
 
 def _distance(a: Tensor, b: Tensor) -> str:
-    """Difference of two tensors of the same shape; "" for equal bits.
-
-    >>> _distance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]))
-    '1 of 2 elements differ, by at most 0.5; |a - b| / |a| = 0.22'
-    """
     if not a.numel():
         return ""
     bits = [tensor.contiguous().reshape(-1).view(torch.uint8).reshape(a.numel(), -1) for tensor in (a, b)]

@@ -33,8 +33,7 @@ from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Training, WriterName
 from evenstep.parallel import Mesh, device_of_rank
-from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
-from evenstep.pipeline.layers import check_covered, cut, flows
+from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.grouped import grouped_optimizer
@@ -250,18 +249,6 @@ def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
         return None
     with refused_at("init_from.path"):
         return load_weights(model, **{one.name: getattr(table, one.name) for one in fields(table)})
-
-
-def check_stages(config: RunConfig, made: nn.Module | Layers) -> None:
-    """Raise ConfigError for a model, as its target gives it, that the run's pipeline can't cut or schedule."""
-    parallel = config.parallel
-    chain = build_layout(config)
-    with refused_at("parallel.pipeline"):
-        layers = Layers.of(made)
-        check_covered(made, layers)
-        places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
-        layout = Layout(rank_of=chain.rank_of, edges=tuple(flows(layers, places)))
-        SCHEDULES[parallel.pipeline_schedule].plans(layout, range(2 * parallel.pipeline))
 
 
 def build_model(config: RunConfig, made: nn.Module | Layers, mesh: Mesh | None) -> nn.Module:

@@ -170,11 +170,7 @@ def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
     """
     tree, misplaced = merge(read_file(path), settings)
     try:
-        try:
-            config = parse(tree)
-        except ValidationError as error:
-            _retype(tree, error, settings)
-            config = parse(tree)
+        config = parse(tree)
     except ValidationError as error:
         origins = {one.path: one.origin for one in settings}
         raise ConfigError([*misplaced, *faults_of(error, tree, origins=origins)]) from None
@@ -202,15 +198,6 @@ def _hook(table: Tree) -> Tree:
 
 def as_json(value: object) -> str:
     return json.dumps(value, default=lambda other: other.isoformat())  # dates and times
-
-
-def _retype(tree: Tree, error: ValidationError, settings: Sequence[Setting]) -> None:
-    """Put the text of a setting where text is wanted, such as `--name 2024`."""
-    texts = {setting.path: setting.text for setting in settings}
-    for fault in error.errors(include_url=False):
-        path = tuple(map(str, path_of(fault["loc"], tree)))
-        if fault["type"] in ("string_type", "text") and path in texts:
-            at(tree, path[:-1])[path[-1]] = texts[path]
 
 
 def at(tree: Tree, path: Sequence[str | int]) -> Any:

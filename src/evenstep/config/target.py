@@ -298,11 +298,7 @@ def _targets(value: object, key: str = "") -> Iterator[tuple[str, Target]]:
 
 
 def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class: bool) -> Callable[..., Any]:
-    """The class of an optimizer, or a function that makes one.
-
-    Raises:
-        ArgumentError: it is not there, or a function where groups need a class.
-    """
+    """The class of an optimizer, or a function that makes one."""
     if (optimizer.name is None) == (optimizer.target is None):
         raise ArgumentError("must have a `name`, a class of torch.optim, or a `target`; give one of the two.")
     if optimizer.target is not None:
@@ -312,14 +308,9 @@ def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class
         return found
     import torch
 
-    known = {
-        name: kind
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and name not in ("Optimizer", "LBFGS")
-    }
+    known = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "LBFGS"}
     if optimizer.name not in known:
         small = {name.lower(): name for name in known}
-        close = small.get(meant(str(optimizer.name), small))
-        end = f"did you mean `{close}`?" if close else f"there are {', '.join(known)}."
-        raise ArgumentError(f'is "{optimizer.name}", but must be a class of torch.optim; {end}')
-    return known[str(optimizer.name)]
+        close = small.get(meant(str(optimizer.name), small), "AdamW")
+        raise ArgumentError(f'is "{optimizer.name}", but must be a class of torch.optim; did you mean `{close}`?')
+    return known[optimizer.name]

@@ -18,17 +18,6 @@ def test_rates_are_tried_and_one_is_suggested_and_nothing_is_written(evenstep: R
     assert {path: path.stat().st_mtime_ns for path in recipe.rglob("*") if path.suffix != ".pyc"} == before
 
 
-def test_the_advice_of_a_run_in_stages_takes_all_of_them_away(evenstep: Run, recipe: Path) -> None:
-    stages = ["--parallel.pipeline", "2", "--parallel.stages_per_rank", "1"]
-    done = evenstep("find-lr", "run.toml", "--tries", "3", *stages)
-    advice = done.err.partition("add `")[2].partition("`")[0]
-    assert advice == "--parallel none"
-    (recipe / "run.toml").write_text(
-        (recipe / "run.toml").read_text() + "\n[parallel]\npipeline = 2\nstages_per_rank = 1\n"
-    )
-    assert evenstep("find-lr", "run.toml", "--tries", "3", *advice.split()).code == 0
-
-
 def test_a_run_that_would_go_back_to_a_checkpoint_tries_rates_too(evenstep: Run, recipe: Path) -> None:
     back = ["--failures.non_finite", "rewind", "--failures.loss_spike", "rewind_past", "--failures.max_rewinds", "2"]
     done = evenstep("find-lr", "run.toml", "--tries", "3", *back)

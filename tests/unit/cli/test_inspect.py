@@ -48,11 +48,3 @@ def test_differences_are_told_tensor_by_tensor(evenstep: Run, tmp_path: Path) ->
     assert "same" not in done.out
     same = evenstep("inspect", str(a), f"--diff={a}")
     assert (same.code, "no difference in 3 tensors" in same.out) == (0, True)
-
-
-def test_a_report_is_written_again(evenstep: Run, recipe: Path) -> None:
-    assert evenstep("train", "run.toml").code == 0
-    (recipe / "runs" / "tiny" / "report.html").unlink()
-    done = evenstep("report", "runs/tiny")
-    assert (done.code, done.out) == (0, "runs/tiny/report.html\n")
-    assert (recipe / "runs" / "tiny" / "report.html").is_file()

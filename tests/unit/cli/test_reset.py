@@ -33,14 +33,6 @@ def test_what_was_asked_for_begins_afresh_and_the_run_goes_on_as_any_other(evens
     assert read_checkpoint("runs/tiny").state["run"]["begun"] == {"data": 4}
 
 
-def test_check_tries_it(evenstep: Run, first: str) -> None:
-    given = ["--resume", first, "--optimizer.name", "SGD", "--train.updates", "10"]
-    refused = evenstep("check", "run.toml", *given).err
-    assert "the checkpoint's optimizer is AdamW" in refused
-    assert '`resume = "PATH"` and `reset = ["optimizer"]`' in refused
-    assert evenstep("check", "run.toml", *given, "--reset", '["optimizer"]').code == 0
-
-
 @pytest.mark.parametrize(
     ("part", "changed"),
     [

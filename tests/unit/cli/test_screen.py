@@ -8,15 +8,6 @@ import pytest
 from evenstep.cli.screen import Screen
 
 
-def test_text_goes_through_while_there_is_a_reader() -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(reader) as read, os.fdopen(writer, "w") as stream:
-        screen = Screen(stream)
-        print("update 1", file=screen, flush=True)
-        assert read.readline() == "update 1\n"
-        assert (screen.fileno(), screen.isatty(), screen.encoding) == (stream.fileno(), False, stream.encoding)
-
-
 def test_nothing_is_raised_when_the_reader_has_gone() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
@@ -24,14 +15,6 @@ def test_nothing_is_raised_when_the_reader_has_gone() -> None:
         screen = Screen(stream)
         for number in range(3):
             print(f"update {number}", file=screen, flush=True)
-
-
-def test_an_error_of_a_file_counts() -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no device that is always full")
-    with pytest.raises(OSError, match="No space left"), full.open("w") as stream:
-        print("update 1", file=Screen(stream), flush=True)
 
 
 @pytest.mark.parametrize("arguments", ["plan --ranks 2 --microbatches 2", "--help"])
@@ -52,15 +35,3 @@ def test_nothing_is_raised_when_the_terminal_has_been_closed() -> None:
         screen = Screen(stream)
         for number in range(3):
             print(f"update {number}", file=screen, flush=True)
-
-
-def test_letters_that_the_terminal_does_not_have_are_written_as_escapes(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "evenstep", "new", "--from", "digits", "naïve/mine"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0 and "na\\xefve" in ended.stdout, ended

@@ -11,7 +11,7 @@ import pytest
 from scripts import Script
 
 from evenstep.checkpoint import read_checkpoint
-from evenstep.process import Terminated, ending, stopping
+from evenstep.process import Terminated, stopping
 
 
 def noting(reasons: list[str]) -> Callable[..., None]:
@@ -28,18 +28,6 @@ def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch:
         with pytest.raises(Terminated):
             signal.raise_signal(signal.SIGTERM)
     assert reasons == ["SIGUSR1"]
-
-
-def test_sighup_stays_ignored_where_nohup_has_it_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    reasons: list[str] = []
-    try:
-        with ending(), stopping(noting(reasons)):
-            signal.raise_signal(signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert not reasons
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def test_the_real_submitit_writes_a_batch_script_of_all_that(
     program(programs, "srun", "exit 0")
     program(programs, "sbatch", f'cp "$1" {tmp_path}/script; echo "Submitted batch job 12"')
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    asked = SlurmTable(nodes=2, ranks_per_node=4, timeout_minutes=90, partition="big")
+    asked = SlurmTable(nodes=2, ranks_per_node=4, timeout_minutes=90, additional={"partition": "big"})
     assert submit_run(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == 0
     assert "12: 2 × 4 ranks" in capsys.readouterr().out
     script = (tmp_path / "script").read_text()

@@ -29,12 +29,6 @@ def test_each_module_is_there_with_its_shape_and_parameters(evenstep: Run, recip
     assert len(shallow) == 3 + 2
 
 
-def test_a_depth_that_is_none_is_refused(evenstep: Run) -> None:
-    done = evenstep("summary", "run.toml", "--depth", "all")
-    assert done.code == 2
-    assert "--depth" in done.err
-
-
 @pytest.mark.parametrize("columns", [80, 120])
 def test_it_fits_the_screen_and_frozen_parameters_are_told_apart(columns: int) -> None:
     deep = nn.Sequential()

@@ -115,38 +115,11 @@ def test_a_sample_that_raises_is_named_and_what_was_saved_stays(evenstep: Run, r
     assert not (recipe / "runs" / "tiny" / ".saving-recipe").exists()
 
 
-def test_a_relative_path_among_the_arguments_is_relative_to_the_run_file(evenstep: Run, recipe: Path) -> None:
-    (recipe / "data.py").write_text(
-        "from pathlib import Path\nfrom parts import pairs\n"
-        "def read(path: Path):\n    return pairs(int(path.read_text()))\n"
-    )
-    (recipe / "count.txt").write_text("24")
-    data = '{ target = "data.py:read", args = { path = "count.txt" } }'
-    done = evenstep("train", "run.toml", "--data.train", data)
-    assert done.code == 0, done.err
-    assert "train 24 samples" in done.out
-    saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
-    assert saved["data"]["train"]["args"]["path"] == str(recipe / "count.txt")
-
-
 def test_the_run_outlives_its_reader(recipe: Path) -> None:
     command = f"{sys.executable} -m evenstep train run.toml | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "run folder  runs/tiny\n", "")
     assert read_checkpoint(recipe / "runs" / "tiny").update == 6
-
-
-def test_a_recipe_in_several_folders_is_copied_as_it_is_used(evenstep: Run, recipe: Path) -> None:
-    (recipe / "nets").mkdir()
-    (recipe / "nets" / "later.py").write_text("size = 3\n")
-    (recipe / "nets" / "net.py").write_text("from parts import Net\n")
-    (recipe / "other").mkdir()
-    (recipe / "other" / "unused.py").write_text("")
-    assert evenstep("train", "run.toml", "--model.target", "nets/net.py:Net").code == 0
-    copied = recipe / "runs" / "tiny" / "recipe"
-    files = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
-    assert files == {"parts.py", "wrong.py", "nets/net.py", "nets/later.py"}
-    assert evenstep("resume", "runs/tiny").code == 0
 
 
 def test_a_process_among_some_that_may_be_lost_does_not_train_alone(
@@ -194,47 +167,6 @@ class Once(Hook):
             struck.touch()
             raise RuntimeError("once")
 """
-
-
-WRITER = """
-from evenstep import Writer
-
-class Lines(Writer):
-    def __init__(self, name: str = "lines.txt"):
-        self.name_of_file = name
-
-    def open(self, folder, update):
-        self.file = (folder / self.name_of_file).open("w")
-
-    def write(self, records):
-        self.file.writelines(f"{one.update} {one.name}\\n" for one in records)
-
-    def event(self, name, event):
-        if name == "train_begin":
-            self.file.write(f"{event.config['name']}\\n")
-
-    def close(self):
-        self.file.close()
-
-def no_writer():
-    return 3
-"""
-
-
-def test_a_writer_of_ones_own_is_built_with_its_arguments(evenstep: Run, recipe: Path) -> None:
-    (recipe / "mine.py").write_text(WRITER)
-    writers = '["jsonl", {target = "mine.py:Lines", args = {name = "mine.txt"}}]'
-    done = evenstep("train", "run.toml", "--log.writers", writers)
-    assert done.code == 0, done.err
-    lines = (recipe / "runs" / "tiny" / "mine.txt").read_text().splitlines()
-    assert lines[0] == "tiny"
-    assert [line for line in lines if line.endswith("train/loss")] == [f"{n} train/loss" for n in range(1, 7)]
-    assert evenstep("resume", "runs/tiny", "--train.updates", "8").code == 0
-    assert lines_of(recipe)[-1]["update"] == 8
-
-
-def lines_of(recipe: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (recipe / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:

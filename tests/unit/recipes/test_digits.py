@@ -39,8 +39,3 @@ def test_the_loss_is_summed_over_images(recipe_file: Callable[[str], ModuleType]
     assert task.weight(batch) == 4
     assert loss.sum.item() == pytest.approx(expected.item(), rel=1e-6)
     assert (loss.metrics["accuracy"][0].item(), loss.metrics["accuracy"][1]) == (2, 4)
-
-
-def test_the_net_gives_ten_scores_per_image(recipe_file: Callable[[str], ModuleType]):
-    net = recipe_file("digits/model.py").ConvNet(channels=2, hidden=3)
-    assert net(torch.zeros(5, 1, 8, 8)).shape == (5, 10)

@@ -1,15 +1,10 @@
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
 from types import ModuleType
 
 import pytest
 import torch
-
-from evenstep.cli import check
-
-RECIPE = Path(__file__).parents[3] / "recipes" / "gpt2_124m"
 
 Load = Callable[[str], ModuleType]
 
@@ -58,21 +53,3 @@ def test_it_begins_as_even_odds_and_reads_only_what_comes_before(recipe_file: Lo
     for layer in model.layers():
         passed = layer.build(passed)
     assert torch.equal(passed, ours)
-
-
-def test_its_size_is_the_one_that_is_stated(recipe_file: Load):
-    with torch.device("meta"):
-        model = recipe_file("gpt2_124m/model.py").GPT(tokens=50304, layers=12, width=768, heads=6, context=1024)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 162_201_600
-    assert sum(parameter.numel() for parameter in model.blocks.parameters()) == 84_934_656
-
-
-def test_the_toy_makes_its_first_update(tokens: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    threads = torch.get_num_threads()
-    copytree(RECIPE, tmp_path, dirs_exist_ok=True)
-    tokens.toy()
-    assert check.check(str(tmp_path / "toy.toml"), []) == 0
-    shown = capsys.readouterr().out
-    torch.set_num_threads(threads)
-    assert "matrices: Muon, lr 0.02, weight decay 0, 12 parameters" in shown
-    assert "checked     1 update" in shown

@@ -1,4 +1,3 @@
-import doctest
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -31,21 +30,11 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_examples_in_the_corpus_file_are_true(corpus: ModuleType):
-    assert doctest.testmod(corpus) == doctest.TestResults(failed=0, attempted=2)
-
-
 def test_every_file_is_whole_in_exactly_one_split(corpus: ModuleType, source: Path):
     parts = {split: corpus.read_split(split, source).split(b"\0")[:-1] for split in ("train", "valid")}
     expected = sorted(path.read_bytes() for path in source.glob("**/module_*.py"))
     assert sorted(parts["train"] + parts["valid"]) == expected
     assert parts["train"] and parts["valid"]
-
-
-def test_files_follow_each_other_in_the_order_of_their_paths(corpus: ModuleType, source: Path):
-    paths = [path.relative_to(source).as_posix() for path in source.glob("**/module_*.py")]
-    train = [path for path in sorted(paths) if corpus.split_of(path) == "train"]
-    assert corpus.read_split("train", source) == b"".join((source / path).read_bytes() + b"\0" for path in train)
 
 
 def test_targets_are_inputs_shifted_by_one(corpus: ModuleType):
@@ -64,12 +53,6 @@ def test_windows_predict_each_byte_once_up_to_the_last_whole_window(corpus: Modu
     windows = corpus.Windows(text, context=10)
     predicted = [byte for index in range(len(windows)) for byte in windows[index][1].tolist()]
     assert predicted == list(range(1, 1 + (length - 1) // 10 * 10))
-
-
-def test_a_limit_spreads_the_windows_evenly_over_the_text(corpus: ModuleType):
-    windows = corpus.Windows(bytes(1001), context=10, limit=4)
-    assert windows.starts == [0, 250, 500, 750]
-    assert windows.lengths == [10] * 4
 
 
 def test_the_bits_of_the_bigram_model_are_those_of_numpy(corpus: ModuleType):
@@ -118,18 +101,3 @@ def test_model_and_bigram_are_compared_on_the_bytes_of_the_evaluation(
     assert "model   1.250" in printed
     assert f"bigram  {bits:.3f}" in printed
     assert "| x\\x1b\\x1b" in printed
-
-
-def test_a_run_that_was_stopped_is_compared_as_it_was_evaluated_last_if_ever(
-    corpus: ModuleType, source: Path, capsys: pytest.CaptureFixture[str]
-):
-    windows = corpus.windows("valid", context=16, limit=3, root=source)
-    trainer = FakeTrainer(valid=MapData(windows, global_batch_size=2, shuffle=False))
-    hook = corpus.BigramAndSample(prompt="x", num_bytes=2, root=source)
-    hook.attach(trainer)
-    hook.after_train(end("done"))
-    printed = capsys.readouterr().out
-    assert "| x" in printed and "model" not in printed
-    hook.after_evaluate(EvaluateEvent(update=5, name="valid", metrics={"valid/bits_per_byte": 1.25}))
-    hook.after_train(end("done"))
-    assert "valid bits per byte, after update 5\n  model   1.250" in capsys.readouterr().out

@@ -44,30 +44,6 @@ def test_the_first_loss_is_about_eight_bits(build: Callable[..., Any]):
     assert bits.item() == pytest.approx(8.0, abs=0.2)
 
 
-def test_the_product_of_rotated_vectors_depends_on_their_distance_only(model_file: ModuleType):
-    generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=generator).unbind()
-    angles = torch.outer(torch.arange(10).double(), torch.tensor([1.0, 0.3, 0.1, 0.02]).double())
-    queries, keys = (model_file.rotate(vector.expand(1, 1, 10, 8), angles)[0, 0] for vector in (query, key))
-    products = queries @ keys.T
-    for distance in range(10):
-        same = products.diagonal(-distance)
-        assert torch.allclose(same, same[0].expand_as(same), rtol=1e-12)
-    assert not torch.isclose(products[0, 0], products[1, 0])
-
-
-def test_embedding_and_scores_share_one_matrix(build: Callable[..., Any]):
-    names = [name for name, parameter in build().named_parameters() if 256 in parameter.shape]
-    assert names == ["embedding.weight"]
-
-
-def test_dropout_acts_in_training_only(build: Callable[..., Any]):
-    model, inputs = build(dropout=0.5), some_bytes(1, 24)
-    assert not torch.equal(model(inputs), model(inputs))
-    model.eval()
-    assert torch.equal(model(inputs), model(inputs))
-
-
 def test_a_generator_decides_what_is_generated(build: Callable[..., Any]):
     model = build()
 

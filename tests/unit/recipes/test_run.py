@@ -26,14 +26,5 @@ def test_a_certificate_says_what_holds_what_fails_and_what_is_not_for_the_run(ru
     assert "it can't be built" in run.certificate("vit", {"rows": []})
 
 
-def test_rows_of_recipes_that_are_not_run_stay(run: ModuleType, tmp_path: Path) -> None:
-    page = tmp_path / "RESULTS.md"
-    assert run.rows_of(page) == ({}, {})
-    rows = {"vit": "| vit | 0.96 |", "sft": "| sft | same |"}
-    certificates = {"vit": "| vit | 13 |", "translation": "| translation | 12 |"}
-    page.write_text(run.page(rows, certificates))
-    assert run.rows_of(page) == (rows, certificates)
-
-
 def test_every_recipe_is_proved(run: ModuleType) -> None:
     assert set(run.PROVED) == {file.parent.name for file in Path(run.HERE).glob("*/run.toml")}

@@ -18,7 +18,7 @@ Mode = Literal["min", "max"]
 class MetricTarget:
     """A metric to follow."""
 
-    metric: Annotated[str, Matching(".+/.+")]
+    metric: Annotated[str, Matching(".+/.+", "a name such as valid/loss")]
     """Evaluation and metric, such as "valid/loss"."""
     mode: Mode
     """"min" if lower is better, "max" if higher is better."""
