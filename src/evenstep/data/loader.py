@@ -216,8 +216,6 @@ class InlineLoader:
             replies = [self._fetcher[request] for request in islice(self._requests, count)]
         return [reply.pin_memory() for reply in replies] if self._pins else replies
 
-    def close(self) -> None: ...
-
 
 @final
 class _Requests:

@@ -5,7 +5,8 @@ do.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from itertools import product
 from typing import final
 
 from evenstep.errors import PlanError
@@ -53,8 +54,8 @@ class _Walk:
         self.place = 0
         self.peak = 0
         self._layout = layout
-        self._owner = layout.rank_of
         self._counts = Counter(plan)
+        self._needs: dict[Action, list[Action]] = {}
         self._done: set[Action] = set()
         self._live = 0
         self._left = Counter(action.stage for action in plan if action.op in _BACKWARDS)
@@ -65,9 +66,9 @@ class _Walk:
         return self.plan[self.place] if self.place < len(self.plan) else None
 
     def check_complete(self, microbatches: Collection[int], *, forward_only: bool) -> None:
-        wanted = set(self._wanted(microbatches, forward_only=forward_only))
-        wrong = [action for action, count in self._counts.items() if action not in wanted or count > 1]
-        missing = [str(action) for action in wanted - self._counts.keys()]
+        self._needs = self._all_needs(microbatches, forward_only=forward_only)
+        wrong = [action for action, count in self._counts.items() if action not in self._needs or count > 1]
+        missing = [str(action) for action in self._needs if action not in self._counts]
         if wrong or missing:
             found = f"does {wrong[0]} {self._counts[wrong[0]]} times" if wrong else f"lacks {min(missing)}"
             raise PlanError(
@@ -78,68 +79,48 @@ class _Walk:
     def step(self) -> None:
         action = self.plan[self.place]
         left = self._left[action.stage]
-        is_early = any(earlier not in self._done for earlier in self._before(action))
+        is_early = any(needed not in self._done for needed in self._needs[action])
         if action.op is Op.ARM:
             is_early = left != (action.stage in self._trains)
         if is_early or (action.op is Op.REDUCE and left > 0):
-            raise PlanError(f"rank {self.rank}, action {self.place}, {action}: what it needs must come before it.")
+            raise PlanError(f"rank {self.rank}, action {self.place}, {action}: its needs must come before it.")
         self._live += (action.op is Op.FORWARD and left > 0) - (action.op in _GIVES_WEIGHTS)
         self.peak = max(self.peak, self._live)
         self._left[action.stage] -= action.op in _BACKWARDS
         self._done.add(action)
         self.place += 1
 
-    def _wanted(self, microbatches: Collection[int], *, forward_only: bool) -> Iterator[Action]:
-        for stage in self._layout.stages_of(self.rank):
-            if not forward_only:
-                yield Action(Op.ARM, stage)
-                yield Action(Op.REDUCE, stage)
-            sources = [peer for peer in self._layout.sources(stage) if self._owner[peer] != self.rank]
-            destinations = [peer for peer in self._layout.destinations(stage) if self._owner[peer] != self.rank]
-            for microbatch in microbatches:
-                yield Action(Op.FORWARD, stage, microbatch)
-                yield from (Action(Op.RECEIVE_INPUT, stage, microbatch, peer) for peer in sources)
-                yield from (Action(Op.SEND_OUTPUT, stage, microbatch, peer) for peer in destinations)
-                if forward_only:
-                    continue
-                backward = self._backward(stage, microbatch)
-                yield backward
-                if backward.op is Op.INPUT_BACKWARD:
-                    yield Action(Op.WEIGHT_BACKWARD, stage, microbatch)
-                yield from (Action(Op.RECEIVE_GRADIENT, stage, microbatch, peer) for peer in destinations)
-                yield from (Action(Op.SEND_GRADIENT, stage, microbatch, peer) for peer in sources)
+    def _all_needs(self, microbatches: Collection[int], *, forward_only: bool) -> dict[Action, list[Action]]:
+        needs: dict[Action, list[Action]] = {}
+        own = self._layout.stages_of(self.rank)
+        for stage, k in product(own, microbatches):
+            sources, destinations = self._layout.sources(stage), self._layout.destinations(stage)
+            forward = Action(Op.FORWARD, stage, k)
+            needs[forward] = [
+                Action(Op.FORWARD, peer, k) if peer in own else Action(Op.RECEIVE_INPUT, stage, k, peer)
+                for peer in sources
+            ]
+            needs |= {Action(Op.SEND_OUTPUT, stage, k, peer): [forward] for peer in destinations if peer not in own}
+            if forward_only:
+                continue
+            backward = self._backward(stage, k)
+            needs[backward] = [forward] + [
+                self._backward(peer, k) if peer in own else Action(Op.RECEIVE_GRADIENT, stage, k, peer)
+                for peer in destinations
+            ]
+            needs |= {Action(Op.SEND_GRADIENT, stage, k, peer): [backward] for peer in sources if peer not in own}
+            if backward.op is Op.INPUT_BACKWARD:
+                needs[Action(Op.WEIGHT_BACKWARD, stage, k)] = [backward]
+        received = {one for some in needs.values() for one in some if one.op in _OTHER_END}
+        needs |= {action: [] for action in received}
+        for stage in () if forward_only else own:
+            needs |= {Action(Op.ARM, stage): [], Action(Op.REDUCE, stage): [Action(Op.ARM, stage)]}
+        return needs
 
     def _backward(self, stage: int, microbatch: int) -> Action:
         halves = (Action(Op.INPUT_BACKWARD, stage, microbatch), Action(Op.WEIGHT_BACKWARD, stage, microbatch))
         split = any(half in self._counts for half in halves)
         return halves[0] if split else Action(Op.BACKWARD, stage, microbatch)
-
-    def _before(self, action: Action) -> Iterator[Action]:
-        stage, microbatch = action.stage, action.microbatch
-        match action.op:
-            case Op.FORWARD:
-                for peer in self._layout.sources(stage):
-                    if self._owner[peer] == self.rank:
-                        yield Action(Op.FORWARD, peer, microbatch)
-                    else:
-                        yield Action(Op.RECEIVE_INPUT, stage, microbatch, peer)
-            case Op.BACKWARD | Op.INPUT_BACKWARD:
-                yield Action(Op.FORWARD, stage, microbatch)
-                for peer in self._layout.destinations(stage):
-                    if self._owner[peer] == self.rank:
-                        yield self._backward(peer, microbatch)
-                    else:
-                        yield Action(Op.RECEIVE_GRADIENT, stage, microbatch, peer)
-            case Op.WEIGHT_BACKWARD:
-                yield Action(Op.INPUT_BACKWARD, stage, microbatch)
-            case Op.SEND_OUTPUT:
-                yield Action(Op.FORWARD, stage, microbatch)
-            case Op.SEND_GRADIENT:
-                yield self._backward(stage, microbatch)
-            case Op.REDUCE:
-                yield Action(Op.ARM, stage)
-            case _:
-                pass
 
 
 def _walk_together(walks: Sequence[_Walk], layout: Layout) -> None:
