@@ -94,4 +94,4 @@ def report(
     ] = False,
 ) -> int:
     """Write an HTML report of runs, or serve it."""
-    return call("evenstep.tools.report.command:run", runs, to=to, follow=follow)
+    return call("evenstep.tools.report.follow:run", runs, to=to, follow=follow)

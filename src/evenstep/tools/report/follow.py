@@ -1,26 +1,51 @@
-"""Serves the report of runs to browsers of this machine; each request renders the page."""
+"""`evenstep report RUN_FOLDER... [--to FILE] [--follow]`: writes the page of one or several runs, or serves it.
 
-from collections.abc import Callable, Sequence
+The server is for browsers of this machine; each request renders the page.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from evenstep.tools.report.page import render
-from evenstep.tools.report.read import read_run
+from evenstep.errors import ConfigError
+from evenstep.process import EXIT_DONE
+from evenstep.tools.report.page import render, write_page
+from evenstep.tools.report.read import is_run, read_run
 
 HOST = "127.0.0.1"
 _WATCHED = ("*.json", "*.jsonl", "*.toml")
 
 
-def follow_runs(folders: Sequence[Path], say: Callable[[str], None]) -> None:
-    """Serve the page of the runs in `folders` until Ctrl-C."""
-    with server(folders) as serving:
-        say(address_of(serving))
-        try:
-            serving.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            return
+def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
+    """Write the page and print its path; or serve it until Ctrl-C."""
+    if follow and to is not None:
+        raise ConfigError("`--to` can't be given with `--follow`, which writes no file; leave one out.")
+    folders = list(dict.fromkeys(paths))
+    if len(folders) > 1:
+        folders = _runs(folders)
+    if not follow:
+        beside = folders[0] if len(folders) == 1 else folders[0].parent
+        print(write_page(folders, to or beside / "report.html"))
+        return EXIT_DONE
+    with server(folders) as serving, suppress(KeyboardInterrupt):
+        print(f"{address_of(serving)}  (Ctrl-C ends it)", flush=True)
+        serving.serve_forever(poll_interval=0.2)
+    return EXIT_DONE
+
+
+def _runs(folders: list[Path]) -> list[Path]:
+    """Run folders among the paths: `runs/*` may name other files."""
+    missing = [f"`{folder}` must be a run folder, but is not there." for folder in folders if not folder.exists()]
+    found = [folder for folder in folders if is_run(folder)]
+    if missing or not found:
+        raise ConfigError(missing or [f"none of the {len(folders)} paths is a run folder."])
+    others = [str(folder) for folder in folders if folder not in found]
+    if others:
+        print(f"no run, left out: {', '.join(others)}")
+    return found
 
 
 def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
