@@ -70,31 +70,26 @@ class Dealing:
     @property
     def depth(self) -> int:
         """Level of the root."""
-        return _depth(self.blocks)
+        return self.blocks[-1].bit_length() if self.blocks else 0
 
     @property
     def nodes(self) -> Mapping[int, tuple[Place, ...]]:
         """By rank, the largest sums of micro-batches that it alone runs, in ascending order."""
-        return _nodes(self.owners, self.blocks)
+        return _nodes(self)
 
     def nodes_of(self, rank: int) -> tuple[Place, ...]:
-        """The largest sums of micro-batches that `rank` alone runs, in ascending order."""
         return self.nodes.get(rank, ())
 
-    def places_of(self, rank: int) -> dict[int, Place]:
+    def places_of(self, rank: int) -> Mapping[int, Place]:
         """For each micro-batch of `rank`, in ascending order, the place to which it is added."""
-        return _places(self.owners, self.blocks, rank)
+        return _places(self, rank)
 
-    def ends_of(self, rank: int) -> dict[int, Place]:
+    def ends_of(self, rank: int) -> Mapping[int, Place]:
         """For the last micro-batch of each place of `rank`, the place."""
-        return _ends(self.owners, self.blocks, rank)
+        return _ends(self, rank)
 
     def further_sets(self, rank: int) -> int:
-        """Largest number of sets of gradients that `rank` holds beside its current block.
-
-        >>> [Dealing.of_one(count).further_sets(0) for count in (1, 2, 4, 8)]
-        [0, 1, 2, 3]
-        """
+        """Largest number of sets of gradients that `rank` holds beside its current block."""
         tree = Tree()
         most = 1
         for place in self.ends_of(rank).values():
@@ -120,10 +115,6 @@ class Dealing:
         return total
 
 
-def _depth(blocks: tuple[int, ...]) -> int:
-    return blocks[-1].bit_length() if blocks else 0
-
-
 @lru_cache(maxsize=256)
 def _members(blocks: tuple[int, ...]) -> dict[int, list[int]]:
     members: dict[int, list[int]] = {}
@@ -133,8 +124,8 @@ def _members(blocks: tuple[int, ...]) -> dict[int, list[int]]:
 
 
 @lru_cache(maxsize=256)
-def _nodes(owners: tuple[int, ...], blocks: tuple[int, ...]) -> dict[int, tuple[Place, ...]]:
-    members = _members(blocks)
+def _nodes(dealing: Dealing) -> dict[int, tuple[Place, ...]]:
+    owners, members = dealing.owners, _members(dealing.blocks)
 
     def below(level: int, index: int) -> Iterator[tuple[Place, int]]:
         within = range(index << level, (index + 1) << level)
@@ -152,18 +143,19 @@ def _nodes(owners: tuple[int, ...], blocks: tuple[int, ...]) -> dict[int, tuple[
             yield from (((-1, number), owners[number]) for number in numbers[end:])
 
     nodes: dict[int, tuple[Place, ...]] = {}
-    for place, owner in below(_depth(blocks), 0):
+    for place, owner in below(dealing.depth, 0):
         nodes[owner] = (*nodes.get(owner, ()), place)
     return nodes
 
 
 @lru_cache(maxsize=256)
-def _places(owners: tuple[int, ...], blocks: tuple[int, ...], rank: int) -> dict[int, Place]:
-    singles = {number for level, number in _nodes(owners, blocks).get(rank, ()) if level < 0}
+def _places(dealing: Dealing, rank: int) -> dict[int, Place]:
+    blocks = dealing.blocks
+    singles = {number for level, number in dealing.nodes_of(rank) if level < 0}
     places: dict[int, Place] = {}
     block = -1
     place: Place = (0, 0)
-    for number, owner in enumerate(owners):
+    for number, owner in enumerate(dealing.owners):
         if owner != rank:
             continue
         if number in singles:
@@ -176,8 +168,8 @@ def _places(owners: tuple[int, ...], blocks: tuple[int, ...], rank: int) -> dict
 
 
 @lru_cache(maxsize=256)
-def _ends(owners: tuple[int, ...], blocks: tuple[int, ...], rank: int) -> dict[int, Place]:
-    last = {place: number for number, place in _places(owners, blocks, rank).items()}
+def _ends(dealing: Dealing, rank: int) -> dict[int, Place]:
+    last = {place: number for number, place in dealing.places_of(rank).items()}
     return {number: place for place, number in last.items()}
 
 
@@ -187,14 +179,7 @@ def _joined(left: Gradients, right: Gradients) -> Gradients:
 
 @final
 class Tree:
-    """Partial sums of an update's gradients on one rank: at most log₂(blocks) + 1 of them, if its blocks are its own.
-
-    >>> tree = Tree()
-    >>> for microbatch in range(3):
-    ...     tree.add((0, microbatch), [torch.tensor(1.0 + microbatch)])
-    >>> tree.node(Dealing.of_one(3), (2, 0))
-    [tensor(6.)]
-    """
+    """Partial sums of gradients on one rank: at most log₂(blocks) + 1 of them, if its blocks are its own."""
 
     def __init__(self) -> None:
         self._held: dict[Place, Gradients] = {}
@@ -306,20 +291,12 @@ def packed(gradients: Gradients, sizes: Sequence[int], like: Tensor) -> Tensor:
 
 
 def even_slices(elements: int, ranks: int) -> list[Slice]:
-    """As many neighbouring slices as ranks, equal to within one element.
-
-    >>> even_slices(5, 2)
-    [(0, 2), (2, 5)]
-    """
+    """As many neighbouring slices as ranks, equal to within one element."""
     return [(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
 
 
 def in_buckets(sizes: Sequence[int], formats: Sequence[torch.dtype], bucket_bytes: int) -> list[list[int]]:
-    """Places of the tensors that go in one message each: neighbours of one format, up to so many bytes.
-
-    >>> in_buckets([2, 2, 2], [torch.float32] * 3, 16)
-    [[0, 1], [2]]
-    """
+    """Places of the tensors that go in one message each: neighbours of one format, up to so many bytes."""
     buckets: list[list[int]] = []
     room = 0
     for place, (size, format) in enumerate(zip(sizes, formats, strict=True)):

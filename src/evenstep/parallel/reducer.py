@@ -3,7 +3,7 @@
 Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -143,7 +143,7 @@ class BucketReducer(Reducer):
         self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
         self._dealing = Dealing.of_one(0)
-        self._ends: dict[int, Place] = {}  # micro-batches after which gradients leave `.grad`
+        self._ends: Mapping[int, Place] = {}  # micro-batches after which gradients leave `.grad`
         self._is_armed = False
         self._next = 0
 

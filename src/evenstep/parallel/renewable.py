@@ -31,31 +31,10 @@ _UNUSED_TAG = 2**30  # of a message that nobody sends
 _LOOKED_EVERY_S = 0.001
 _LONGEST_PAUSE_S = 0.05  # between two looks for the others
 _COLLECTIVES = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
+    "_allgather_base _reduce_scatter_base all_gather_single all_gather_single_coalesced all_to_all_single allgather "
+    "allgather_coalesced allgather_into_tensor_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier "
+    "broadcast gather monitored_barrier recv recv_anysource reduce reduce_scatter reduce_scatter_single "
+    "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced scatter send"
 )
 
 
@@ -80,12 +59,7 @@ class Renewable(ProcessGroup):
         self.renew(0, timeout)
 
     def renew(self, attempt: int, timeout: timedelta) -> None:
-        """Form the group of this attempt; all its ranks call it together.
-
-        Args:
-            attempt: its number, which no earlier one had.
-            timeout: for the others to come.
-        """
+        """Form the group of this attempt, whose number no earlier one had; all its ranks call it together."""
         store = PrefixStore(f"attempt {attempt}", self._store)
         self._wait_for_all(store, timeout.total_seconds())
         backend = self._connected(store, timeout)
@@ -106,10 +80,7 @@ class Renewable(ProcessGroup):
         """Let collectives started so far end, even if the connections are closed later."""
 
     def breaker(self) -> Callable[[], None]:
-        """Function that closes the current connections, whose collectives then raise.
-
-        Any thread may call it, also when the group has newer connections, which it leaves alone.
-        """
+        """Function that closes the connections of now, whose collectives then raise; any thread may call it."""
         return partial(self._break, self._backend)
 
     def _break(self, backend: Any) -> None:
@@ -180,7 +151,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in _COLLECTIVES:
+for _name in _COLLECTIVES.split():
     if hasattr(ProcessGroup, _name):  # which there are depends on the version of torch
         setattr(Renewable, _name, _forwarded(_name))
 
@@ -189,8 +160,8 @@ for _name in _COLLECTIVES:
 class Connections:
     """All groups of one process, closed and reconnected together.
 
-    A rank breaks them in the midst of the work that is broken off, not before it has begun that: of the work before it
-    may still be reading what the others, who are through with it, have sent.
+    A rank breaks them in the midst of the work that is broken off, not before: of the work before it may still read
+    what the others have sent.
 
     Attributes:
         attempt: the number of the groups that there are now.
@@ -218,7 +189,7 @@ class Connections:
     def break_off(self, attempt: int, work: int) -> None:
         """A rank breaks off a work in an attempt: break the groups as soon as this rank has begun it.
 
-        Any thread may call it, and none waits. An older attempt is over: all have formed newer groups since.
+        Any thread may call it. An older attempt is over: all have formed newer groups since.
         """
         self._broken_off = attempt, work
         self._break_in_work()

@@ -5,15 +5,11 @@ An interrupted update leaves no trace: its micro-batches keep their numbers on t
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import final
 
-import torch
-
-from evenstep.checkpoint import pack, unpack
 from evenstep.contrib.elastic.membership import Elastic
 from evenstep.errors import EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.parallel import Group
 from evenstep.train.loop import Loop
 from evenstep.train.replica import Replica
 from evenstep.train.requests import End
@@ -63,7 +59,7 @@ class ElasticRun:
         if most < 0:
             raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
         if any(theirs != everybody[source] for theirs in everybody):
-            state = shared(group, self._replica.state_dict() if group.rank == source else None, source)
+            state = group.gather(self._replica.state_dict() if group.rank == source else None)[source]
             if mine != everybody[source]:
                 self._replica.take(state)
         return told[source][1], most
@@ -85,17 +81,3 @@ class ElasticRun:
 def _processes(numbers: list[int]) -> str:
     names = ", ".join(map(str, numbers))
     return f"process {names} is" if len(numbers) == 1 else f"processes {names} are"
-
-
-def shared(group: Group, tree: Any, source: int) -> Any:
-    """The tree of tensors that `source` has, on every rank: they are sent one by one."""
-    tensors, skeleton = pack(tree, "state") if group.rank == source else ({}, None)
-    forms = [(name, one.shape, one.dtype) for name, one in tensors.items()]
-    skeleton, forms = group.gather((skeleton, forms))[source]
-    for name, shape, dtype in forms:
-        whole = tensors[name] if group.rank == source else torch.empty(shape, dtype=dtype)
-        flat = whole.contiguous().reshape(-1)
-        if flat.numel():
-            group.broadcast([flat.view(torch.uint8)], source)
-        tensors[name] = flat.view(shape)
-    return unpack(skeleton, tensors)

@@ -8,17 +8,8 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.contrib.elastic import Elastic, ElasticRank
-from evenstep.contrib.elastic.run import shared
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
-
-TREE: dict[str, Any] = {
-    "float": torch.tensor([1.5, -0.0, float("nan")]),
-    "half": [torch.ones(2, 3, dtype=torch.bfloat16), {"step": torch.tensor(7.0)}],
-    "bool": (torch.tensor([True, False]), None, "text"),
-    "empty": torch.empty(0, 4, dtype=torch.int64),
-    "across": torch.arange(6.0).view(2, 3).T,
-}
 
 
 class Square(evenstep.Task):
@@ -35,21 +26,6 @@ class Lonely:
         self.place = ElasticRank(number=number, count=2, lighthouse="http://localhost:1")
 
     def close(self) -> None: ...
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return one.dtype == other.dtype and torch.equal(one.nan_to_num(9), other.nan_to_num(9))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
-def test_a_tree_of_one_rank_is_on_all(on_ranks: Callable[..., Any]) -> None:
-    got = on_ranks(3, lambda group: shared(group, TREE if group.rank == 1 else None, 1))
-    assert all(same(TREE, one) for one in got)
 
 
 def trainer(
