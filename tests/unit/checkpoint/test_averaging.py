@@ -82,32 +82,6 @@ def test_weights_that_have_no_mean_are_refused(other: dict[str, Tensor], tmp_pat
     assert not (tmp_path / "averages").exists()
 
 
-def test_a_damaged_checkpoint_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    of = saved(tmp_path)
-    file = of[1] / "optimizer.safetensors"  # which is not even averaged
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    with pytest.raises(CheckpointError):
-        average_checkpoints(of, tmp_path / "averages")
-    assert not (tmp_path / "averages").exists()
-
-
-def test_a_fault_at_any_operation_leaves_the_whole_or_nothing(tmp_path: Path, failing_disk: Any) -> None:
-    of = saved(tmp_path, 2)
-    for fail_at in range(100):
-        folder, disk = tmp_path / f"at-{fail_at}", failing_disk(fail_at)
-        try:
-            with disk:
-                average_checkpoints(of, folder)
-        except CheckpointError:
-            there = folder / "average"
-            if there.exists():
-                read_checkpoint(there)
-            assert not [path for path in folder.glob("*") if not path.name.startswith(".") and path != there]
-        if not disk.failed:
-            break
-    assert 8 < fail_at < 99
-
-
 def test_an_average_is_made_again_but_takes_the_place_of_nothing_else(tmp_path: Path) -> None:
     of = saved(tmp_path)
     average_checkpoints(of[:2], tmp_path / "averages")

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.checkpoint import AsyncWriter, complete_checkpoints, newest_checkpoint, read_checkpoint
-from evenstep.checkpoint.background import Staging
+from evenstep.checkpoint import AsyncWriter, newest_checkpoint, read_checkpoint
 from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
@@ -48,23 +47,6 @@ def test_what_is_saved_is_the_state_at_the_beginning(folder: Path, failing_disk:
     assert saver.wait() is None
 
 
-def test_the_buffer_is_reused_and_grows_with_the_state(folder: Path, state: State) -> None:
-    saver = AsyncWriter(folder)
-    saver.prepare(state(0))
-    for update in (1, 2):
-        saver.begin(update, state(update))
-        assert saver.wait() is not None
-    saver.begin(3, {"model": {"w": torch.full((1000,), 3.0)}})
-    assert saver.wait() is not None
-    for update in (1, 2):
-        model: Any = read_checkpoint(folder / f"step-{update:08d}").state["model"]
-        assert bool((model["layer.weight"] == update).all())
-    staging = Staging()
-    copies, _ = staging.copy({"w": torch.full((3,), 1.0)})
-    staging.copy({"w": torch.full((3,), 2.0)})
-    assert copies["w"].tolist() == [2.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_a_failed_save_is_told_and_the_next_one_succeeds(
     folder: Path, state: State, failing_disk: type[Any], code: int
@@ -98,24 +80,6 @@ def test_a_disk_that_hangs_is_given_up_after_the_timeout(folder: Path, state: St
         gate.set()
     assert saved is not None
     assert "was not written within 0.05 s" in str(saved.error)
-
-
-def test_memory_for_a_copy_that_is_not_there_is_asked_for_again_at_each_save(
-    folder: Path, state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def reserve(*_: object) -> None:
-        raise MemoryError("no memory")
-
-    saver = AsyncWriter(folder)
-    with monkeypatch.context() as patched:
-        patched.setattr(Staging, "_reserve", reserve)
-        saver.prepare(state(1))
-        assert saver.begin(1, state(1)) == "MemoryError: no memory, on rank 0"
-        saver.wait()
-    assert saver.begin(2, state(2)) == ""
-    saver.wait()
-    assert [path.name for path in complete_checkpoints(folder)] == ["step-00000001", "step-00000002"]
-    read_checkpoint(folder)
 
 
 def test_a_save_in_flight_is_brought_to_an_end_without_the_others(folder: Path, state: State) -> None:

@@ -10,9 +10,8 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from evenstep import MapData, Task, Trainer, load_weights
-from evenstep.checkpoint import average_checkpoints, export_weights, read_checkpoint, write_checkpoint
-from evenstep.errors import ArgumentError, CheckpointError
-from refused import refused
+from evenstep.checkpoint import export_weights, write_checkpoint
+from evenstep.errors import CheckpointError
 
 
 class Tied(nn.Module):
@@ -54,17 +53,6 @@ def test_the_library_reads_what_is_exported(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
-def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_checkpoint("~/run/checkpoints", 2, {"model": {"bias": torch.zeros(2)}})
-    write_checkpoint("~/run/checkpoints", 3, {"model": {"bias": torch.ones(2)}})
-    assert read_checkpoint("~/run").path == tmp_path / "run" / "checkpoints" / "step-00000003"
-    steps = [f"~/run/checkpoints/step-0000000{update}" for update in (2, 3)]
-    assert average_checkpoints(steps, "~/run") == tmp_path / "run" / "average"
-    assert export_weights("~/run", "~/out/net.safetensors") == tmp_path / "out" / "net.safetensors"
-    assert not (tmp_path / "~").exists()
-
-
 @pytest.mark.parametrize(
     ("dtype", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
@@ -75,15 +63,6 @@ def test_what_is_floating_is_converted_and_nothing_else(dtype: Any, kind: torch.
     assert torch.equal(read["embed.weight"], Tied().embed.weight.to(kind))
     assert read["norm.num_batches_tracked"].dtype == torch.int64
     assert read["mask"].tolist() == [0.0, -torch.inf]
-
-
-def test_what_safetensors_have_no_name_for_is_refused_by_name_and_the_advice_works(tmp_path: Path) -> None:
-    torch.save({"scale": torch.ones(2).to(torch.float8_e5m2fnuz)}, tmp_path / "8.pt")
-    with refused(CheckpointError, "scale"):
-        export_weights(tmp_path / "8.pt", tmp_path / "a.safetensors")
-    assert not list(tmp_path.glob("*.safetensors"))
-    file = export_weights(tmp_path / "8.pt", tmp_path / "a.safetensors", dtype="fp32")
-    assert load_file(file)["scale"].tolist() == [1, 1]
 
 
 def test_a_damaged_checkpoint_leaves_nothing(tmp_path: Path) -> None:
@@ -110,17 +89,6 @@ def test_a_fault_at_any_operation_leaves_the_whole_file_or_none(tmp_path: Path, 
         if not disk.failed:
             break
     assert 4 < fail_at < 99
-
-
-@pytest.mark.parametrize(
-    ("to", "more", "field"),
-    [("model.pt", {}, "to"), ("a.safetensors", {"dtype": "float16"}, "dtype"), ("there.safetensors", {}, "to")],
-)
-def test_wrong_arguments_are_refused(to: str, more: dict[str, Any], field: str, tmp_path: Path) -> None:
-    (tmp_path / "there.safetensors").write_text("mine")
-    with refused(ArgumentError, field):
-        export_weights(run_of(tmp_path), tmp_path / to, **more)
-    assert (tmp_path / "there.safetensors").read_text() == "mine"
 
 
 class Ahead(torch.optim.SGD):

@@ -5,16 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.checkpoint import complete_checkpoints, step_name, write_checkpoint
-from evenstep.checkpoint.folders import locate, step_update
+from evenstep.checkpoint import complete_checkpoints, write_checkpoint
+from evenstep.checkpoint.folders import locate
 from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
-
-
-@pytest.mark.parametrize("update", [0, 1, 99_999_999, 100_000_000, 10**12])
-def test_a_step_name_tells_its_update(update: int):
-    assert step_update(step_name(update)) == update
 
 
 def test_checkpoints_are_listed_by_update_and_only_with_a_manifest(folder: Path, state: State):

@@ -12,7 +12,6 @@ from evenstep.checkpoint import (
     AsyncWriter,
     CheckpointReader,
     Mirror,
-    UnreadableError,
     complete_checkpoints,
     verify,
     write_checkpoint,
@@ -117,34 +116,6 @@ def test_whoever_dies_at_any_operation_leaves_complete_copies_or_none(
     assert contents(fetched) == contents(again)
 
 
-@pytest.mark.parametrize("spoil", ["flipped", "cut", "missing", "manifest"])
-def test_a_damaged_copy_is_refused_by_name_and_leaves_nothing_behind(
-    mirror: Mirror, folder: Path, tmp_path: Path, state: State, spoil: str
-) -> None:
-    mirror.copy(write_checkpoint(folder, 7, state(7)))
-    file = "manifest.json" if spoil == "manifest" else "model.safetensors"
-    path = f"/copies/run/step-00000007/{file}"
-    data = bytearray(MemoryFileSystem.store[path].getvalue())
-    data[len(data) // 2] ^= 1
-    store = MemoryFileSystem()
-    if spoil == "missing":
-        store.rm_file(path)
-    else:
-        store.pipe_file(path, bytes(data[:-5] if spoil == "cut" else data))
-    with pytest.raises(UnreadableError):
-        mirror.fetch("step-00000007", tmp_path / "new")
-    assert complete_checkpoints(tmp_path / "new") == []
-
-
-def test_what_not_all_ranks_have_copied_is_not_published(mirror: Mirror, folder: Path, state: State) -> None:
-    step = write_checkpoint(folder, 7, state(7))
-    mirror.upload(step, ["state.json", "model.safetensors"])
-    with pytest.raises(CheckpointError):
-        mirror.publish(step)
-    assert mirror.steps() == []
-    assert mirror.clean() == ["removed `memory://copies/run/step-00000007`, left by a copy that was cut off"]
-
-
 def test_saves_are_copied_and_old_copies_removed_by_the_rule_of_the_folder(
     mirror: Mirror, folder: Path, state: State
 ) -> None:
@@ -156,16 +127,6 @@ def test_saves_are_copied_and_old_copies_removed_by_the_rule_of_the_folder(
         assert (saved.path, saved.error) == (folder / f"step-{update:08d}", None)
     here = [path.name for path in complete_checkpoints(folder)]
     assert mirror.steps() == here == [f"step-{update:08d}" for update in (3, 4, 7, 8)]
-
-
-def test_of_a_copy_that_is_removed_from_a_disk_no_empty_folder_is_left(
-    tmp_path: Path, folder: Path, state: State
-) -> None:
-    mirror = Mirror(f"file://{tmp_path}/copies", "run")
-    for update in (1, 2):
-        mirror.copy(write_checkpoint(folder, update, state(update)))
-    mirror.remove("step-00000001")
-    assert [path.name for path in (tmp_path / "copies" / "run").iterdir()] == mirror.steps() == ["step-00000002"]
 
 
 def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(

@@ -40,13 +40,6 @@ def test_a_state_of_all_kinds_comes_back(folder: Path):
     assert type(found.state["seed"]) is int
 
 
-def test_tensors_go_to_the_device_that_is_asked_for(folder: Path, state: State):
-    write_checkpoint(folder, 1, state(1))
-    found = read_checkpoint(folder, "meta").state["model"]
-    assert isinstance(found, dict)
-    assert {tensor.device.type for tensor in found.values()} == {"meta"}
-
-
 def test_the_newest_sound_one_is_taken_and_the_others_are_told(folder: Path, state: State):
     for update in (1, 2, 3, 4):
         write_checkpoint(folder, update, state(update))

@@ -70,18 +70,6 @@ def three(folder: Path) -> Path:
     return on_ranks(3, lambda group: write_checkpoint(folder, 3, state(group), group=group))[0]
 
 
-def test_one_process_reads_all_of_it(three: Path) -> None:
-    found = read_checkpoint(three).state
-    model, owned = found["model"], found["owned"]
-    assert isinstance(model, dict)
-    assert isinstance(owned, dict)
-    assert torch.equal(model["w"], WEIGHT)
-    assert torch.equal(owned["across"], WEIGHT.bfloat16())
-    assert (owned["step"].item(), found["rank"]) == (4.0, 0)
-    assert verify(three).ranks == 3
-    assert sorted(CheckpointReader(three).tensors) == ["model/b", "model/w", "owned/across", "owned/step"]
-
-
 @settings(max_examples=12, deadline=None)
 @given(writers=st.integers(1, 4), readers=st.integers(1, 4), dim=st.integers(0, 1))
 def test_any_number_of_ranks_reads_what_any_other_wrote(
@@ -183,34 +171,3 @@ def test_ranks_copy_their_parts_and_the_copy_counts_when_all_are_there(
         fetched = mirror.fetch("step-00000003", tmp_path / "fetched")
         assert torch.equal(read_checkpoint(fetched).state["model"]["w"], WEIGHT)
     MemoryFileSystem.store.clear()
-
-
-def test_a_rank_that_does_not_see_the_folder_of_the_first_says_so_on_all(folder: Path, tmp_path: Path) -> None:
-    def save(group: Threads) -> None:
-        with pytest.raises(CheckpointError):
-            write_checkpoint(folder if group.rank == 0 else tmp_path / "elsewhere", 3, state(group), group=group)
-
-    on_ranks(2, save)
-    assert not list(folder.iterdir())
-
-
-def test_a_background_save_of_several_ranks_is_published_when_all_have_written(folder: Path) -> None:
-    def save(group: Threads) -> tuple[str, int]:
-        saver = AsyncWriter(folder, group=group, keep_last=1)
-        polls = 0
-        for update in (1, 2):
-            mine = state(group)
-            saver.begin(update, mine)
-            mine["model"]["w"].local.fill_(-1.0)  # training goes on
-            saved = None
-            while saved is None:
-                saved = saver.poll()
-                polls += 1
-        assert saved is not None
-        return str(saved.path), saved.update
-
-    told = on_ranks(2, save)
-    assert told == [(str(folder / "step-00000002"), 2)] * 2
-    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
-    model: Any = read_checkpoint(folder).state["model"]
-    assert torch.equal(model["w"], WEIGHT)

@@ -11,7 +11,7 @@ from torch import nn
 
 from evenstep.checkpoint import CheckpointReader, UnreadableError, write_checkpoint
 from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.checkpoint.tensor_file import CHUNK_BYTES, TensorFile, write_tensors
+from evenstep.checkpoint.tensor_file import CHUNK_BYTES, write_tensors
 
 
 def tensors_of_all_kinds() -> dict[str, torch.Tensor]:
@@ -41,16 +41,6 @@ def test_the_library_reads_what_is_written(tmp_path: Path):
     assert path.stat().st_size == written.entry.bytes
 
 
-def test_tensors_that_are_read_share_no_memory_and_are_aligned_as_fresh_ones(tmp_path: Path):
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, {name: torch.ones(3, dtype=torch.float32) for name in "abc"})
-    file = TensorFile(path)
-    back = [file.rows(name, 0, 3) for name in "abc"]
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in back)
-    path.write_bytes(bytes(path.stat().st_size))
-    assert [tensor.tolist() for tensor in back] == [[1.0] * 3] * 3
-
-
 def test_a_block_is_verified_by_its_own_chunks_alone(tmp_path: Path):
     rows = CHUNK_BYTES // 4  # a row has 8 bytes, so a chunk half of these rows
     tensor = torch.arange(4 * rows, dtype=torch.int32).view(2 * rows, 2)
@@ -65,12 +55,6 @@ def test_a_block_is_verified_by_its_own_chunks_alone(tmp_path: Path):
     assert reader._compared == {("model.safetensors", "x"): {0, 1, 2}}
     with pytest.raises(UnreadableError):
         reader.verify()
-
-
-def test_files_have_the_mode_of_any_new_file(tmp_path: Path):
-    write_tensors(tmp_path / "x.safetensors", {"x": torch.ones(1)})
-    (tmp_path / "other").touch()
-    assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
 def test_an_error_of_the_disk_is_an_os_error_with_its_number(tmp_path: Path):

@@ -73,17 +73,6 @@ def test_a_whole_model_that_a_part_of_the_ranks_shares_is_refused_when_built(
     on_ranks(ranks, act)
 
 
-def test_ranks_that_were_split_off_are_refused_a_run_of_their_own_when_it_is_built(on_ranks: Any) -> None:
-    def act(group: Any) -> None:
-        part = group.split([[0], [1, 2]])
-        with pytest.raises(ArgumentError):
-            trainer(nn.Linear(4, 1), strategy=Ddp(part, reduction="fast"))
-        with pytest.raises(ArgumentError):
-            Mesh.of(part)
-
-    on_ranks(3, act)
-
-
 def layers_of_a_generator() -> nn.Sequential:
     layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
     generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
@@ -164,13 +153,6 @@ def test_a_model_that_torch_shares_already_is_refused_by_name(kind: str) -> None
     for model, _where in ((wrapped, "the model is"), (nn.Sequential(wrapped), "its part `0` is")):
         with pytest.raises(ArgumentError):
             check_model(model)
-
-
-def test_a_model_in_data_parallel_is_refused_and_its_module_is_taken() -> None:
-    wrapped = nn.DataParallel(nn.Linear(4, 1))
-    with pytest.raises(ArgumentError):
-        trainer(wrapped)
-    trainer(wrapped.module).train()
 
 
 def test_a_pipeline_rank_whose_layers_are_frozen_or_without_parameters_trains(on_ranks: Any) -> None:

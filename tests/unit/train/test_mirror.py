@@ -115,15 +115,6 @@ def test_a_damaged_copy_is_passed_over_and_said(tmp_path: Path, store: dict[str,
     assert "model.safetensors` is damaged" in heard.said[0]
 
 
-def test_a_copy_takes_the_place_of_a_damaged_checkpoint_that_was_deleted(tmp_path: Path) -> None:
-    trainer_of(tmp_path / "run", updates=8).train()
-    file = tmp_path / "run/checkpoints/step-00000008/model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\0")
-    assert trainer_of(tmp_path / "run").resume() == tmp_path / "run/checkpoints/step-00000006"
-    shutil.rmtree(file.parent)
-    assert trainer_of(tmp_path / "run").resume() == tmp_path / "run/checkpoints/step-00000008"
-
-
 def test_a_new_run_does_not_begin_where_another_has_copies(tmp_path: Path) -> None:
     trainer_of(tmp_path / "first/run", updates=2).train()
     with pytest.raises(ArgumentError):
@@ -186,10 +177,3 @@ def test_a_mirror_that_cannot_be_reached_is_no_reason_to_begin_anew(
     with pytest.raises(CheckpointError):
         trainer.train()
     assert complete_checkpoints(tmp_path / "run/checkpoints") == []
-
-
-def test_a_mirror_without_checkpoints_or_without_a_folder_is_refused() -> None:
-    with pytest.raises(ArgumentError):
-        Checkpointing(mirror=ADDRESS, keep_last=0)
-    with pytest.raises(ArgumentError):
-        trainer_of(None, checkpoint={"every_updates": None})

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Mixture, Task, Trainer, Training
-from evenstep.contrib.multitask import Scheduled
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep import Ema, Hook, MapData, Task, Trainer, Training
+from evenstep.errors import CheckpointError
 from evenstep.events import Best, Evaluate, Incident, UpdateEvent
 from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ddp, Zero1
-from refused import refused
 
 
 class Square(Task):
@@ -112,20 +110,6 @@ def test_the_optimizer_begins_afresh_and_the_count_of_updates_stays(kept: bool, 
     assert trainer.progress.update == 6
 
 
-def test_another_optimizer_takes_over_where_the_first_begins_afresh(first: Path, tmp_path: Path) -> None:
-    model = network()
-    trainer = trainer_of(tmp_path / "second", model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3))
-    with pytest.raises(CheckpointError):
-        trainer.resume(first, new_settings=True)
-    seen, model = Seen(), network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    trainer = trainer_of(tmp_path / "second", model, optimizer=optimizer, hooks=[seen])
-    trainer.resume(first, reset=("optimizer",))
-    trainer.train()
-    assert seen.rates == [1e-3] * 4
-    assert any("`optimizer` is reset" in said for said in seen.said)
-
-
 def test_the_schedule_counts_from_there_also_after_a_second_stop(tmp_path: Path) -> None:
     first, straight, stopped, again = Seen(), Seen(), Seen(stop_at=6), Seen()
     schedule = Linear(warmup_updates=2, end_factor=0.0)
@@ -146,16 +130,6 @@ def test_the_schedule_counts_from_there_also_after_a_second_stop(tmp_path: Path)
     assert all(torch.equal(a, b) for a, b in zip(weights(model[0].model), weights(model[1].model), strict=True))
 
 
-def test_a_schedule_that_does_not_fit_into_what_is_left_is_refused_before_anything_changes(
-    first: Path, tmp_path: Path
-) -> None:
-    trainer = trainer_of(tmp_path / "second", updates=8, lr_schedule=Linear(warmup_updates=6))
-    before = weights(trainer.model)
-    with pytest.raises((ArgumentError, CheckpointError)):
-        trainer.resume(first, reset=("lr_schedule",), new_settings=True)
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer.model), strict=True))
-
-
 def test_the_data_begin_with_their_first_batch_also_other_data(first: Path, tmp_path: Path) -> None:
     other = lambda: MapData(points(3, 8), global_batch_size=2, shuffle=False)  # noqa: E731
     trainer = trainer_of(tmp_path / "second", data=other(), updates=8)
@@ -174,42 +148,6 @@ def test_the_data_begin_with_their_first_batch_also_other_data(first: Path, tmp_
     batches = [[0, 1], [2, 3], [4, 5], [6, 7]]
     wanted = plain_loop(began, batches, points(3, 8), None)
     assert max(float((a - b).abs().max()) for a, b in zip(weights(again), wanted, strict=True)) < 1e-12
-
-
-def test_epochs_are_counted_from_where_the_data_begin(first: Path, tmp_path: Path) -> None:
-    seen = Seen(stop_at=5)
-    schedule = Linear(end_factor=0.0)
-    trainer = trainer_of(tmp_path / "second", epochs=1, lr_schedule=schedule, hooks=[seen])
-    trainer.resume(first, reset=("data", "lr_schedule"), new_settings=True)
-    assert trainer.updates == 8
-    trainer.train()
-    again = Seen()
-    trainer = trainer_of(tmp_path / "second", epochs=1, lr_schedule=schedule, hooks=[again])
-    trainer.resume()
-    assert trainer.updates == 8
-    assert trainer.train().update == 8
-    assert seen.rates + again.rates == pytest.approx([0.1 * schedule(update, 4) for update in range(1, 5)])
-
-
-def test_coefficients_of_tasks_stretch_over_epochs_that_are_counted_from_there(tmp_path: Path) -> None:
-    schedule, names = Linear(end_factor=0.0), ("first", "second", "second")
-    for name in names:
-        coefficients, model = Scheduled({"a": schedule}), network()
-        trainer = Trainer(
-            model=model,
-            task={"a": Square()},
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=Mixture({"a": MapData(points(), global_batch_size=4)}),
-            epochs=1,
-            folder=tmp_path / name,
-            device="cpu",
-            train=Training(coefficients=coefficients),
-        )
-        if name == "second":
-            is_begun = (tmp_path / name).exists()
-            trainer.resume(*([] if is_begun else [tmp_path / "first"]), reset=() if is_begun else "data")
-            assert coefficients.value("a", 5) == schedule(5, 8) > 0
-        trainer.train()
 
 
 def test_metrics_and_what_follows_them_begin_afresh(first: Path, tmp_path: Path) -> None:
@@ -242,14 +180,6 @@ def test_two_ranks_begin_afresh_with_the_bits_of_one(
     alone.train()
     for found in on_ranks(2, act):
         assert all(torch.equal(a, b) for a, b in zip(weights(alone.model), found, strict=True))
-
-
-def test_what_can_not_be_reset_is_refused_by_name(first: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path / "second")
-    with refused(ArgumentError, "reset"):
-        trainer.resume(first, reset=("optimiser",))  # type: ignore[arg-type]
-    with refused(ArgumentError, "reset"):
-        trainer.resume(reset="data")
 
 
 def test_new_options_of_the_optimizer_win_and_are_said_and_no_schedule_undoes_them(first: Path, tmp_path: Path) -> None:

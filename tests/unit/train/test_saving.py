@@ -1,10 +1,8 @@
 """Checkpoints of a run as its user meets them: in the background, after errors, on disks that fail."""
 
 import errno
-import json
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Failures, Hook, Logging, MapData, Task, Trainer
-from evenstep.checkpoint import CheckpointReader, complete_checkpoints, locked, read_checkpoint, tensor_file
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer
+from evenstep.checkpoint import complete_checkpoints, locked, read_checkpoint, tensor_file
 from evenstep.checkpoint.background import Staging
-from evenstep.checkpoint.tensor_file import TensorFile
-from evenstep.contrib.elastic.membership import Alone
-from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError
-from evenstep.events import Evaluate, EvaluateEvent, Incident, Save, SaveEvent, TrainEvent, UpdateEvent
-from evenstep.optim.schedules import Plateau
-from evenstep.parallel import Ddp, Zero1
+from evenstep.errors import CheckpointError, EvenstepError
+from evenstep.events import Incident, Save, SaveEvent, UpdateEvent
+from evenstep.parallel import Zero1
 
 
 class Square(Task):
@@ -169,62 +164,6 @@ def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_
     assert [state["progress"]["update"] for state in states(tmp_path)] == [2, 6, 8, 9]
 
 
-def test_a_save_that_was_under_way_when_the_run_failed_does_not_say_that_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken(monkeypatch, errno.ENOSPC, names="step-00000003")
-    failing, save = threading.Event(), tensor_file.save
-
-    def late(path: Path, values: Any) -> None:
-        assert failing.wait(20)
-        save(path, values)
-
-    class Fails(Hook):
-        def before_update(self, event: UpdateEvent) -> None:
-            if event.update == 4:
-                failing.set()
-                raise ValueError("a bug")
-
-    monkeypatch.setattr(tensor_file, "save", late)
-    log = Log()
-    with pytest.raises(ValueError, match="a bug"):
-        trainer_of(tmp_path, hooks=[Save(every_updates=3), log, Fails()]).train()
-    [save] = [incident for incident in log.incidents if incident.kind == "save_failed"]
-    assert errno.errorcode[errno.ENOSPC] in save.message
-    assert "goes on" not in save.message
-
-
-def test_what_is_saved_after_an_error_has_the_metrics_that_were_not_yet_written(tmp_path: Path) -> None:
-    log = Logging(every_updates=100, writers=())
-
-    def kept(trainer: Trainer) -> tuple[Any, ...]:
-        losses = [record.value for record in trainer.storage.history("train/loss")]
-        return losses, trainer.storage.throughput.total
-
-    with pytest.raises(ValueError, match="a bug"):
-        trainer_of(tmp_path / "one", hooks=FailAt(5, ValueError("a bug")), log=log).train()
-    resumed, undisturbed = trainer_of(tmp_path / "one", log=log), trainer_of(tmp_path / "other", log=log)
-    resumed.resume()
-    resumed.train()
-    undisturbed.train()
-    assert kept(resumed) == kept(undisturbed)
-
-
-class PutsFile(Hook):
-    def before_train(self, event: TrainEvent) -> None:
-        assert self.trainer.folder is not None
-        (self.trainer.folder / "checkpoints").write_text("a file where a folder should be")
-
-
-def test_a_place_that_is_no_folder_is_an_incident_at_first_and_an_error_in_the_end(tmp_path: Path) -> None:
-    log = Log()
-    trainer = trainer_of(tmp_path, hooks=[PutsFile(), Save(every_updates=4), log])
-    with pytest.raises(CheckpointError):
-        trainer.train()
-    assert [(i.kind, i.update) for i in log.incidents] == [("save_failed", 4), ("save_failed", 8), ("failed", 9)]
-    assert trainer.progress.update == 9
-
-
 def test_after_an_error_the_last_committed_update_is_saved_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     straight, log = network(), Log()
     trainer_of(tmp_path / "straight", straight).train()
@@ -241,16 +180,6 @@ def test_after_an_error_the_last_committed_update_is_saved_and_goes_on_to_the_sa
     assert last.manifest.resumed_from == str(tmp_path / "run" / "checkpoints" / "step-00000005")
     for name, value in straight.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-
-
-def test_what_was_being_written_when_the_error_came_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = slowed(monkeypatch)
-    threading.Timer(0.5, gate.set).start()
-    with pytest.raises(ValueError, match="no more"):
-        trainer_of(tmp_path, hooks=[Save(every_updates=3), FailAt(4, ValueError("no more"))]).train()
-    assert [state["progress"]["update"] for state in states(tmp_path)] == [3]
 
 
 def test_an_error_inside_the_optimizer_step_leaves_no_checkpoint_of_a_half_step(tmp_path: Path) -> None:
@@ -288,7 +217,7 @@ def test_after_a_fault_of_a_kernel_nothing_is_read_from_the_device_and_the_failu
     class Faulty(Hook):
         def before_update(self, event: UpdateEvent) -> None:
             if event.update == 6:
-                monkeypatch.setattr("evenstep.train.engine.first_aborted", read)
+                monkeypatch.setattr("evenstep.train.ledger.first_aborted", read)
                 raise RuntimeError("CUDA error: device-side assert triggered")
 
     with pytest.raises(RuntimeError, match="device-side assert") as raised:
@@ -321,81 +250,11 @@ def test_the_state_is_saved_whatever_is_raised_by_who_is_told(tmp_path: Path, er
     assert [state["progress"]["update"] for state in states(tmp_path)] == [5]
 
 
-def test_an_evaluation_that_has_failed_is_made_when_the_run_goes_on_and_no_set_counts_twice(tmp_path: Path) -> None:
-    class Tells(Hook):
-        def after_evaluate(self, event: EvaluateEvent) -> None:
-            heard.append((event.update, event.name, dict(event.metrics)))
-
-    class FailsOnce(Square):
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            if not self.now.is_training and self.now.update == fails_at and len(batch[0]) == 5:
-                raise ValueError("a bug")
-            return super().loss(output, batch)
-
-    def trained(folder: Path, network: nn.Module) -> tuple[Any, ...]:
-        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-        trainer = trainer_of(
-            folder,
-            network,
-            task=FailsOnce(),
-            optimizer=optimizer,
-            lr_schedule=Plateau(metric="first/loss", factor=0.5, patience_evaluations=1, min_delta=0.1),
-            evaluations={
-                "first": MapData(points[:3], global_batch_size=3),
-                "second": MapData(points, global_batch_size=5),
-            },
-            hooks=[Evaluate(every_updates=2), Tells()],
-            checkpoint=Checkpointing(every_updates=5),
-        )
-        trainer.resume()
-        trainer.train()
-        lines = [line for line in (folder / "metrics.jsonl").read_text().splitlines() if "/loss" in line]
-        return lines, network.state_dict()
-
-    points = [(torch.full((4,), n / 5), torch.tensor(n / 5)) for n in range(5)]
-    fails_at, heard = -1, list[Any]()
-    wanted, of_straight = trained(tmp_path / "straight", network()), heard.copy()
-    for update in (4, 8, 9):
-        folder, fails_at = tmp_path / f"{update}", update
-        heard.clear()
-        with pytest.raises(ValueError, match="a bug"):
-            trained(folder, network())
-        assert heard.pop()[:2] == (update, "second")  # the one that has failed
-        fails_at = -1
-        lines, parameters = trained(folder, network())
-        assert (heard, lines) == (of_straight, wanted[0])
-        assert all(torch.equal(value, parameters[name]) for name, value in wanted[1].items())
-
-
 def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(CheckpointError):
         trainer_of(tmp_path).train()
     assert list(tmp_path.iterdir()) == []
     trainer_of(tmp_path).train()
-
-
-def test_a_folder_at_home_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Moves(Hook):
-        def before_update(self, event: UpdateEvent) -> None:
-            monkeypatch.chdir("/")
-
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    trainer = trainer_of(Path("~/runs/first"), hooks=[Moves()])
-    trainer.train()
-    assert trainer.folder == tmp_path / "home/runs/first"
-    assert complete_checkpoints(tmp_path / "home/runs/first/checkpoints")
-    assert not (tmp_path / "~").exists()
-    assert trainer_of(tmp_path / "second").resume("~/runs/first") is not None
-
-
-@pytest.mark.parametrize("is_held_already", [False, True])
-def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is_held_already: bool) -> None:
-    (tmp_path / ".lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": "yesterday"}')
-    log = Log()
-    trainer = trainer_of(tmp_path, hooks=[log], updates=1)
-    with trainer._loop.checkpointer.folder.hold() if is_held_already else nullcontext():
-        trainer.train()
-    assert ["took over the lock of process 1 on elsewhere" in one.message for one in log.incidents] == [True]
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
@@ -407,85 +266,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     assert trainer.resume("auto") == tmp_path / "checkpoints" / "step-00000008"
     assert "step-00000009" in log.incidents[0].message
     assert trainer.train().update == 9
-
-
-def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[tuple[str, str, int]] = []
-    is_sound = TensorFile.is_sound
-
-    def counted(file: TensorFile, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> bool:
-        read.extend((file.path.name, name, chunk) for chunk in chunks)
-        return is_sound(file, name, chunks, checksums)
-
-    trainer_of(tmp_path, updates=2).train()
-    monkeypatch.setattr(TensorFile, "is_sound", counted)
-    trainer_of(tmp_path, updates=2).resume("auto")
-    assert len(read) == len({*read}) == len(CheckpointReader(tmp_path).tensors) > 0
-
-
-@pytest.mark.parametrize(("rank", "found"), [(0, "step-00000009"), (1, None)])
-def test_of_processes_that_have_not_met_yet_the_first_resumes(tmp_path: Path, rank: int, found: str | None) -> None:
-    trainer_of(tmp_path).train()
-    one = trainer_of(tmp_path, strategy=Ddp(Alone(rank, 3)))
-    path = one.resume("auto")
-    assert (path and path.name, one.progress.update) == (found, 9 if found else 0)
-
-
-class Burst(Square):
-    """Gives NaN in all updates from `first` on."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return super().loss(output, batch) * (float("nan") if self.now.update >= self.first else 1.0)
-
-
-def test_a_run_that_begins_from_another_ones_checkpoint_has_something_to_go_back_to(tmp_path: Path) -> None:
-    trainer_of(tmp_path / "first", updates=3).train()
-    second = trainer_of(tmp_path / "second", task=Burst(4), failures=Failures(non_finite="rewind", max_rewinds=1))
-    second.resume(tmp_path / "first")
-    with pytest.raises(NonFiniteError):
-        second.train()
-    assert [path.name for path in complete_checkpoints(tmp_path / "second/checkpoints")] == ["step-00000003"]
-
-
-def test_a_finished_run_that_is_resumed_evaluates_no_second_time(tmp_path: Path) -> None:
-    valid = MapData([(torch.ones(4), torch.tensor(0.5))] * 8, global_batch_size=8)
-
-    def trained() -> list[str]:
-        trainer = trainer_of(
-            tmp_path, evaluations={"valid": valid}, checkpoint=Checkpointing(every_updates=2), updates=4
-        )
-        trainer.resume()
-        trainer.train()
-        return [line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if "valid/loss" in line]
-
-    first = trained()
-    assert [json.loads(line)["update"] for line in first] == sorted({json.loads(line)["update"] for line in first})
-    assert trained() == first
-
-
-def test_another_thread_than_the_one_that_trains_can_ask_for_a_save_but_not_make_one(tmp_path: Path) -> None:
-    class Aside(Hook):
-        said = ""
-
-        def after_update(self, event: UpdateEvent) -> None:
-            thread = threading.Thread(target=self.aside)
-            thread.start()
-            thread.join()
-
-        def aside(self) -> None:
-            try:
-                self.trainer.save()  # pyright: ignore[reportAttributeAccessIssue] - of a `Trainer`
-            except ArgumentError as error:
-                self.said = str(error)
-            self.trainer.request_save()
-
-    aside = Aside()
-    trainer_of(tmp_path, hooks=[aside], updates=2).train()
-    assert "call `request_save`" in aside.said
-    assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
 
 
 def test_after_a_hook_that_could_not_load_its_state_nothing_is_trained_before_another_is_loaded(tmp_path: Path) -> None:

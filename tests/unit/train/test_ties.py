@@ -55,13 +55,6 @@ def test_copies_of_one_parameter_must_be_in_the_same_group_on_all_ranks(
         assert all("are copies of one parameter" in one for one in said)
 
 
-def test_a_model_in_stages_that_is_not_tied_and_a_whole_one_have_nothing_to_compare() -> None:
-    check_ties(tied(), [["0.weight"]])
-    check_ties(PipelineModel(tied(), stages_per_rank=2), [["0.weight", "3.weight"], ["1.weight", "2.weight"]])
-    with pytest.raises(ArgumentError):
-        check_ties(PipelineModel(tied(), stages_per_rank=2), [["0.weight"], ["3.weight"]])
-
-
 def test_an_engine_is_not_built_of_stages_that_would_step_their_copies_otherwise(
     on_ranks: Callable[..., list[Any]],
 ) -> None:

@@ -77,22 +77,6 @@ def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: O
         assert one == {"now": True, "built": name[0] not in "13"}
 
 
-def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None:
-    def act(group: Any) -> Any:
-        mesh = Mesh.of(group, pipeline=2)
-        trainer = built(PipelineModel(layers(), mesh=mesh), Ddp(mesh.data), updates=3)
-        trainer.train()
-        return trainer.state_dict()
-
-    state = on_ranks(2, act)[0]
-    undisturbed, resumed = built(PipelineModel(layers()), Ddp()), built(PipelineModel(layers()), Ddp())
-    undisturbed.train()
-    resumed.load_state_dict(state)
-    resumed.train()
-    for name, value in undisturbed.state_dict()["model"].items():
-        assert torch.equal(value, resumed.state_dict()["model"][name]), name
-
-
 def followed(model: nn.Module, share: Callable[[Any], None] = lambda those: None) -> TrainedParameters:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names = [[name for name, _ in model.named_parameters()]]
@@ -116,12 +100,6 @@ def test_a_gradient_of_before_does_not_outlive_a_freezing() -> None:
     model.bias.requires_grad_(False)
     trained.follow()
     assert model.bias.grad is None
-
-
-def test_ranks_that_train_the_same_have_a_number_in_common() -> None:
-    first, second, third = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-    third.bias.requires_grad_(False)
-    assert followed(first).stamp == followed(second).stamp != followed(third).stamp
 
 
 def test_a_checkpoint_says_what_is_trained_and_one_that_says_nothing_changes_nothing() -> None:
