@@ -47,9 +47,7 @@ class ConsoleWriter(Writer, Hook):
         self._first = update
         self._written = update
         self._first_at = perf_counter()
-        self._written_at = self._first_at
         self._evaluation_at = self._first_at
-        self._rate = 0.0
         self._window: dict[str, tuple[float, float]] = {}
         """Sum and weight of training metrics since the last line."""
         self._newest: dict[str, float] = {}
@@ -65,12 +63,7 @@ class ConsoleWriter(Writer, Hook):
         self._live = live_on(self._stream or sys.stdout, self._content)
 
     def write(self, records: Sequence[Record]) -> None:
-        now = perf_counter()
-        last = max((record.update for record in records), default=self._written)
-        if last > self._written:
-            self._rate = (last - self._written) / max(now - self._written_at, 1e-9)
-            self._written = last
-            self._written_at = now
+        self._written = max(self._written, *(record.update for record in records), 0)
         for update, group in groupby(records, key=lambda record: record.update):
             for _, name, value, weight in group:
                 place, _, metric = name.partition("/")
@@ -136,13 +129,11 @@ class ConsoleWriter(Writer, Hook):
         self._window.clear()
         self._line_at = perf_counter()
         done = self._written - self._first
-        if self._live is not None:
-            cells.append(per_second(self._rate))
-        elif self._updates is None or not done:
-            cells.append(f"{self._rate:.3g} updates/s")
-        else:
-            left_s = (self._updates - update) * (perf_counter() - self._first_at) / done
-            cells += [f"{self._rate:.3g} updates/s", f"{clock(left_s)} left"]
+        spent_s = perf_counter() - self._first_at
+        rate = done / max(spent_s, 1e-9)
+        cells.append(per_second(rate) if self._live is not None else f"{rate:.3g} updates/s")
+        if self._live is None and self._updates is not None and done:
+            cells.append(f"{clock((self._updates - update) / rate)} left")
         self._print_cells(update, cells)
 
     def _content(self) -> Content:
