@@ -34,6 +34,8 @@ def leaves(item: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def tensors_in(batch: Any) -> list[Tensor]:
     """The tensors of a batch, in order."""
+    if is_container(batch):  # once in every update, so without paths
+        return [one for part in parts(batch) for one in tensors_in(part)]
     return [leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)]
 
 

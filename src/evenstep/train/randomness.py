@@ -25,12 +25,7 @@ _numpy: Any = np.random  # whose stubs lack two functions
 
 
 def seed_all(device: torch.device, number: int) -> None:
-    """Seed the generators of torch (CPU and `device`), Python and numpy with a key.
-
-    >>> seed_all(torch.device("cpu"), 5); first = torch.rand(1), random.random()
-    >>> seed_all(torch.device("cpu"), 5); first == (torch.rand(1), random.random())
-    True
-    """
+    """Seed the generators of torch (CPU and `device`), Python and numpy with a key."""
     seed_torch(device, number)
     random.seed(number)
     np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
@@ -74,11 +69,6 @@ class Randomness:
         by_layer: True where the layers are known, so that the loss has a key of its own.
         in_pass: True while layers of a micro-batch are called in the order of their keys.
         begun: number of micro-batches begun.
-
-    >>> randomness = Randomness()
-    >>> randomness.begin(torch.device("cpu"), 5); first = random.random()
-    >>> randomness.begin(torch.device("cpu"), 5); first == random.random()
-    True
     """
 
     def __init__(self) -> None:
@@ -181,13 +171,7 @@ class Randomness:
 
     @contextmanager
     def replay(self, snapshot: RandomnessSnapshot) -> Generator[None]:
-        """Random state of a recorded part while it is recomputed; torch's generators are set by the caller.
-
-        >>> randomness = Randomness()
-        >>> with randomness.record() as snapshot: first = random.random()
-        >>> with randomness.replay(snapshot): print(random.random() == first)
-        True
-        """
+        """Random state of a recorded part while it is recomputed; torch's generators are set by the caller."""
         python, numpys = random.getstate(), np.random.get_state()
         outer = self._replayed
         random.setstate(snapshot.python)

@@ -333,24 +333,13 @@ def test_a_run_that_is_stopped_within_the_mixtures_epoch_goes_on_with_the_same_b
     assert all(torch.equal(value, stopped[name]) for name, value in straight.items())
 
 
-def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None:
+def test_a_model_in_evaluation_mode_is_not_trained(several: Any) -> None:
     class Evals(Hook):
         def after_update(self, event: Any) -> None:
             self.trainer.model.eval()
 
-    class Trains(Hook):
-        def before_evaluate(self, event: Any) -> None: ...
-        def before_microbatch(self, event: Any) -> None:
-            if not torch.is_grad_enabled():
-                self.trainer.model.train()
-
-    model = several.model_of("a", "b")
     with pytest.raises(TaskError):
-        trainer_of(several, model, hooks=[Evals()]).train()
-    model = several.model_of("a", "b")
-    with pytest.raises(TaskError):
-        valid = Mixture(mixture(several).data, end="max")
-        trainer_of(several, model, evaluations={"valid": valid}, hooks=[Trains()]).evaluate()
+        trainer_of(several, several.model_of("a", "b"), hooks=[Evals()]).train()
 
 
 @pytest.mark.parametrize(

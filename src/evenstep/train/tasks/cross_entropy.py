@@ -1,8 +1,6 @@
 """The summed cross-entropy of scores that are never in memory all at once.
 
-Where a vocabulary is large, the scores of all tokens are the largest tensor of a training run, and autograd keeps them,
-as float32, for the backward. Here some tokens' scores are made at a time, and again in the backward, which costs one
-more product of the head's matrix. It chooses no words: it is a loss, to be called in `Task.loss`.
+Some tokens' scores are made at a time, and again in the backward, which costs one more product of the head's matrix.
 """
 
 from typing import Any
@@ -31,29 +29,15 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Σ_t w_t · (log Σ_v exp(z_tv) − z_{t, target_t}) with z = hidden · weightᵀ + bias, over the targets that count.
 
-    Value and gradients are those of `cross_entropy(linear(hidden, weight, bias), targets, reduction="sum")` up to the
-    rounding of sums. Products are made in the formats that `linear` would make them in, autocast included; all else
-    in float32 (float64 for float64), and the gradient of `weight` is summed over chunks in that.
-
-    What is in memory at a time beside its arguments and their gradients are a few tensors `[chunk_tokens, vocab]`. The
-    model gives `hidden` and the head's matrix to the task; with `fsdp`, whose matrices are whole in a forward only, it
-    calls this in its forward and gives the loss.
+    Products are in the formats of `linear`, autocast included; all else is in float32 (float64 for float64). In memory
+    at a time are a few tensors `[chunk_tokens, vocab]`. With `fsdp` the model calls it in its forward.
 
     Args:
-        hidden: `[…, width]`, what the head would be applied to.
-        weight: `[vocab, width]`, the head's matrix, perhaps that of the embedding as well.
-        targets: `[…]`, the number of each token's right score.
-        bias: `[vocab]`.
-        weights: `[…]`, w_t, 1 by default, constants; weights of classes are `of_class[targets.clamp(min=0)]`.
-        ignore_index: the target of tokens that do not count.
-        chunk_tokens: tokens whose scores are made together; by default as many as make 64 MiB of them in float32, or
-            as much as `hidden` holds if that is more.
-
-    Returns:
-        The sum, 0-dim; it can't be differentiated twice.
-
-    Raises:
-        ArgumentError: shapes or formats that do not go together.
+        hidden: `[…, width]`, the inputs of the head.
+        weight: `[vocab, width]`, the head's matrix; `bias` is `[vocab]`.
+        targets: `[…]`, the number of each token's right score; `ignore_index` for tokens that do not count.
+        weights: `[…]`, constants w_t, 1 by default.
+        chunk_tokens: tokens whose scores are made together; by default 64 MiB of scores, or as much as `hidden` holds.
 
     >>> hidden, weight = torch.randn(2, 5, 8), torch.randn(100, 8)
     >>> targets = torch.randint(100, (2, 5))
@@ -61,7 +45,7 @@ def chunked_cross_entropy(
     >>> bool(torch.isclose(chunked_cross_entropy(hidden, weight, targets, chunk_tokens=3), plain))
     True
     """
-    _check(hidden, weight, targets, weights)
+    _check(hidden, weight, targets)
     if chunk_tokens is None:
         chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
     computed = _format_of_products(hidden, weight, bias)
@@ -85,8 +69,7 @@ def _format_of_products(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> 
     return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None) -> None:
-    """Raise ArgumentError for arguments that would give other numbers without an error of torch."""
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
     if any(map(_is_cut, (hidden, weight))):
         raise ArgumentError(
             "`weight` is in shards; call `chunked_cross_entropy` in the forward of the module that holds it, where it "
@@ -98,10 +81,6 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | No
             f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])} of `hidden` without its width, "
             f"but are {targets.dtype} of the shape {list(targets.shape)}.",
             field="targets",
-        )
-    if weights is not None and (weights.shape != targets.shape or weights.requires_grad):
-        raise ArgumentError(
-            f"`weights` must be constants of the shape {list(targets.shape)} of `targets`.", field="weights"
         )
 
 

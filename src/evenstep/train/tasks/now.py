@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NOW = "_now"
 _EVENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
+_dummies = 0  # that run; a plain number, as backwards may run in threads of torch's
 _IN_LOSS_CHECK: ContextVar[bool] = ContextVar("in the loss check", default=False)
 
 
@@ -98,6 +99,29 @@ def checking_losses() -> Generator[None]:
         yield
     finally:
         _IN_LOSS_CHECK.reset(token)
+
+
+def is_dummy_pass() -> bool:
+    """True inside a forward or backward that counts nowhere.
+
+    A rank of `fsdp` with fewer micro-batches than others runs dummy passes beside theirs: with gradients of 0, without
+    a loss, and changes of buffers are undone. A forward that collects anything elsewhere asks this first.
+
+    >>> is_dummy_pass()
+    False
+    """
+    return _dummies > 0
+
+
+@contextmanager
+def dummy_pass() -> Generator[None]:
+    """Inside, `is_dummy_pass` is True."""
+    global _dummies
+    _dummies += 1
+    try:
+        yield
+    finally:
+        _dummies -= 1
 
 
 def connect(engine: Caller, tasks: Mapping[str, Any]) -> None:

@@ -34,17 +34,14 @@ class Loss:
 
     Args:
         sum: the summed (not averaged) loss over the micro-batch's units, 0-dim; None where there is none to train on.
-        weight: the number of units, only from tasks whose weight is known after their forward (`late_weight`).
-        metrics: further numbers as (sum, weight) pairs, such as `{"accuracy": (correct, total)}`; they are logged
-            as Σsum/Σweight over micro-batches, updates and ranks, never as a mean of means.
-        observed: input of the task's metric objects (`Task.metrics`): arguments of their `update` by name, such as
-            `{"preds": scores, "target": labels}`, of which each metric gets those that it has; or arguments for one
-            metric only, as a mapping under its name. A task with such metrics must give it.
+        weight: the number of units, only from tasks with `late_weight`.
+        metrics: numbers as (sum, weight) pairs, `{"accuracy": (correct, total)}`, logged as Σsum/Σweight.
+        observed: arguments of the `update` of the task's metric objects, by name, such as `{"preds": scores, "target":
+            labels}`; or of one metric only, as a mapping under its name. A task with such metrics must give it.
         count: how many units `sum` covers, if the loss itself knows; `of_mean` sets it.
-        shown: texts, images and histograms by name, such as `{"text": Text("once upon a time")}`, for writers that
-            take them: "train/text", "valid/text". Of several under one name in an update the first is kept.
-        counts: plain numbers by name, such as the matching n-grams of BLEU, that are summed over micro-batches and
-            ranks for `Task.derived`, where each stands under its name. They are not logged.
+        shown: texts and images by name, such as `{"text": Text("once upon a time")}`, for writers that take them.
+        counts: numbers by name, such as the matching n-grams of BLEU, summed over micro-batches and ranks for
+            `Task.derived`. They are not logged.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -69,23 +66,17 @@ class Loss:
         observed: Mapping[str, Any] | None = None,
         counts: Mapping[str, Tensor | float] | None = None,
     ) -> Self:
-        """The loss of a model that gives a mean: its sum is mean · count, exactly what the mean was divided by.
+        """The loss of a model that gives a mean: its sum is mean · count.
 
-        `count` must be the number of units that the mean is over, and so must be what `Task.weight` gives for the
-        batch: the update divides by the sum of weights. With `late_weight` it is the weight. Models of `transformers`
-        give a mean over the labels that are not -100; causal ones shift them first, so that the first label of each
-        row does not count: `(labels[:, 1:] != -100).sum()`, both here and in `weight`.
+        `Task.weight` must give the same count; with `late_weight` the count is the weight. Causal models of
+        `transformers` shift labels first: there the count is `(labels[:, 1:] != -100).sum()`.
 
         Args:
-            mean: over the batch's units, 0-dim. Of no units it is taken for 0, also where it is NaN. On an
-                accelerator, whose numbers nobody waits for, its gradient must be finite then: where the weight is late,
-                divide by `count.clamp(min=1)`.
+            mean: over the batch's units, 0-dim; 0 if there are none. On an accelerator its gradient must be finite
+                then: divide by `count.clamp(min=1)`.
             count: of these units.
-            metrics: see `Loss`.
-            observed: see `Loss`.
-            counts: see `Loss`.
+            metrics: and others, see `Loss`.
 
-        >>> import torch
         >>> Loss.of_mean(torch.tensor(1.5), 4).sum
         tensor(6.)
         """
@@ -98,21 +89,16 @@ class Loss:
 class Task(ABC):
     """Inputs, weight, loss and metrics of a batch. Subclass it and write `loss`, and more if needed.
 
-    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is Σ∇S_m / Σw_m: per sample,
-    per token, per whatever `weight` counts, whichever way the batches are cut into micro-batches. With several tasks it
-    is the sum of that over tasks, each times its coefficient.
+    With micro-batches m, summed losses S_m and weights w_m the gradient of an update is Σ∇S_m / Σw_m, however batches
+    are cut. With several tasks it is the sum of that over tasks, each times its coefficient.
 
     Attributes:
-        late_weight: True when the weight is known only after the forward (masked positions chosen inside the
-            model); `loss` must then give it, and `weight` is not called.
-        metrics: objects of torchmetrics by name, or a `MetricCollection`, for metrics that are no pair (sum, weight),
-            such as F1 or AUROC. They are updated with the `observed` of `loss`, and computed over all ranks and all
-            updates since metrics were last written. The objects are copied; the given ones are not changed.
-        derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
-            math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, and of the sums of
-            `Loss.counts`, in training and evaluations.
-        unit: what its weight counts, such as "tokens": then `progress/tokens` and `perf/tokens_per_s` are metrics.
-            Without it they are called `progress/weight` and `perf/weight_per_s`.
+        late_weight: True when the weight is known only after the forward; `loss` then gives it, `weight` is not called.
+        metrics: objects of torchmetrics by name, or a `MetricCollection`, such as F1 or AUROC. Copies of them are
+            updated with the `observed` of `loss`, and computed over all ranks and all updates since the last write.
+        derived: functions of the other metrics by name, `{"ppl": lambda metrics: math.exp(metrics["loss"])}`: of their
+            means over all micro-batches and ranks, and of the sums of `Loss.counts`.
+        unit: what its weight counts, such as "tokens", in the names of metrics: `perf/tokens_per_s`.
         uses_average: True for a task that calls the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
@@ -131,21 +117,13 @@ class Task(ABC):
 
     @property
     def now(self) -> Now:
-        """Number of the update, whether it trains, and outputs of the average, for `loss` and other methods.
-
-        It is that of the trainer or engine that the task was given to last. Outside of one its properties raise
-        TaskError.
-        """
+        """State of the trainer or engine that the task was given to last; outside of one it raises TaskError."""
         return vars(self).get(NOW) or Now()
 
     def prepare(self, model: nn.Module) -> None:
-        """Look at the model that is about to be trained: called once for each trainer or engine, before any batch.
+        """Look at the model that is about to be trained, before it is moved or wrapped; raise ArgumentError to refuse.
 
-        The model is whole, on every rank, and neither moved nor wrapped; of a model in stages each rank has its own.
-        Nothing is done by default.
-
-        Raises:
-            ArgumentError: the task is not for such a model; whoever overrides this says what to do.
+        Of a model in stages each rank has its own.
         """
 
     def transform(self, batch: Any) -> Any:
@@ -168,14 +146,9 @@ class Task(ABC):
     def weight(self, batch: Any) -> float | Tensor:
         """Number of units that the summed loss of `batch` covers: valid tokens, samples, boxes.
 
-        Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
-        samples: as many as the loader has put in, unless its tensors say something else; where the loader does not
-        know, dim 0 of all its tensors. A micro-batch of weight 0 contributes nothing and is not run. Where its loss is
-        not 0, as that of images without boxes, set `late_weight`: then it is run. The first one that comes is looked at
-        (`check_loss`), and such a loss is refused.
-
-        Raises:
-            TaskError: that is not certain.
+        Called before the forward, with the batch as the loader gave it (on the CPU). By default the number of samples;
+        TaskError if that is not certain. A micro-batch of weight 0 is not run: where its loss is not 0, as that of
+        images without boxes, set `late_weight`.
         """
         return default_weight(self, batch)
 
@@ -185,41 +158,33 @@ class Task(ABC):
         Override it to generate with the model, instead of or beside its loss:
 
             def evaluate(self, model, batch):
-                texts = model.generate(batch["source"])
-                edits, words = compare(texts, batch["target"])
+                edits, words = compare(model.generate(batch["source"]), batch["target"])
                 return Loss(None, metrics={"wer": (edits, words)})
 
-        Called in evaluation mode and without gradients, with the model as the trainer was given it, and the batch as
-        `transform` gave it. `Loss(None)` is then no loss, and there is no `valid/loss`; for one beside the metrics,
-        compute it, as this does. Each rank calls it for its own micro-batches, so it must ask nothing of other ranks.
-        Shards of `fsdp` are gathered before it, and stages put together, so memory must suffice for the whole model.
+        Called in evaluation mode and without gradients, with the batch as `transform` gave it. After `Loss(None)` there
+        is no `valid/loss`. Each rank calls it for its own micro-batches, so it must ask nothing of other ranks.
         """
         positional, named = arguments((), self.inputs(batch), True)
         return self.loss(self.postprocess(model(*positional, **named), batch), batch)
 
     def predict(self, output: Any, batch: Any) -> Any:
-        """Prediction that `Trainer.predict` keeps of the model's output: any tree of tensors; by default the output.
-
-        Called instead of `loss`, on the model's device; the less it gives, the less is copied, sent and held.
-        """
+        """Prediction that `Trainer.predict` keeps of the model's output: any tree of tensors; by default the output."""
         return output
 
     def split(self, batch: Any) -> list[Any]:
         """`batch` in two, because it did not fit into memory; in one, if it can't be cut.
 
-        The weights, and the summed losses, of the parts must add up to those of the whole. By default tensors and
-        arrays with a row for each sample are cut along their first dimension, and lists of samples in samples; a tensor
-        that all samples share goes to both parts. A batch that can be read in two ways is not cut. Override it where
-        samples are not along the first dimension: features first, graphs, your own classes.
+        Weights and summed losses of the parts must add up to those of the whole. By default tensors, arrays and lists
+        with an item for each sample are cut along their first dimension; others go to both parts. A batch that can be
+        read in two ways is not cut. Override it for features first, graphs, your own classes.
         """
         return halves(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """State of this task for checkpoints: a tree of dict, list, str, int, float, bool, None and tensors.
 
-        By default nothing, or what another base class has, such as an `nn.Module`; what is trained of that is saved
-        with the model. It must not depend on which
-        micro-batches this rank has run: the first rank's is kept, and given to all.
+        By default nothing, or that of another base class. It must not depend on the micro-batches that this rank has
+        run: the first rank's is kept, and given to all.
         """
         other = getattr(super(), "state_dict", None)
         return {} if other is None or IN_MODEL in vars(self) else dict(other())
@@ -233,8 +198,7 @@ class Task(ABC):
     def loss(self, output: Any, batch: Any) -> Loss | Tensor | None:
         """The loss of the model's output, SUMMED over the batch's units, on the model's device.
 
-        None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none. The
-        only task of a run says `Loss(None)` for that, as None would more likely be a forgotten `return`.
+        A tensor without elements, `Loss(None)`, or of several tasks None, is a loss of 0, whose weight counts.
         """
 
 

@@ -15,8 +15,7 @@ class Coefficients(ABC):
     """The λ_t of the tasks: a number that the gradient of a loss is multiplied by, or a learned function of the loss.
 
     Attributes:
-        are_learned: True if `weighted` adds parameters of its own to the loss; else `value` gives plain numbers, which
-            ranks that hold only a part of the model can use as well.
+        are_learned: True if `weighted` adds parameters to the loss; else `value` gives plain numbers.
     """
 
     are_learned: bool = True
@@ -135,10 +134,6 @@ class Separate(Combine):
     """The sum of the separate gradients: the same update as without a method.
 
     Used where a task with a late weight stands beside others, since its gradient is divided before it is added.
-
-    >>> import torch
-    >>> Separate()(torch.eye(2).double(), [1.0, 1.0], tasks=["a", "b"], seed=1, update=1).shared
-    [1.0, 1.0]
     """
 
     needs_products = False

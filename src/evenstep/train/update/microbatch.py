@@ -18,9 +18,9 @@ from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.stage import Stage
 from evenstep.train.cut import SubBatch, part_of, whole_of
 from evenstep.train.randomness import LOSS, branch_of
+from evenstep.train.tasks.now import dummy_pass
 from evenstep.train.tasks.task import Loss, Task, loss_of
 from evenstep.train.update.context import TrainContext
-from evenstep.train.update.dummy import dummy_pass
 from evenstep.train.update.microbatch_events import MicrobatchEvents
 from evenstep.train.update.weigh import Weights
 
