@@ -6,12 +6,7 @@ With θ the shared parameters, θ_r those of rank r, m = Σ_r θ_r / R their mea
     θ ← θ - η·γ·v                     or, with `nesterov`, θ - η·γ·(Δ/γ + μ·v)
     θ_r ← θ
 
-    local SGD   η = 1, μ = 0, so θ = m      Lin et al. 2018, https://arxiv.org/abs/1808.07217
-    BMUF        η, μ > 0                    Chen and Huo 2016, as fairseq computes it
-    SlowMo      γ = the learning rate       Wang et al. 2019, https://arxiv.org/abs/1910.00643
-    DiLoCo      η = 0.7, μ = 0.9, Nesterov  Douillard et al. 2023, https://arxiv.org/abs/2311.08105
-
-The result depends on the number of ranks, which is part of the algorithm.
+Lin et al. 2018, https://arxiv.org/abs/1808.07217. The number of ranks is part of the algorithm.
 """
 
 from collections.abc import Mapping
@@ -34,13 +29,8 @@ if TYPE_CHECKING:
 class LocalSgd(Hook):
     """Averages the parameters of ranks that train a model each (`Single(ranks)`), and makes an outer step of SGD.
 
-    The mean is added in a fixed binary tree over the ranks. With `every=1`, plain SGD as inner optimizer and ranks of
-    equal weight it is the update of `ddp` with `reduction="ordered"`: θ - lr·Σ_r g_r/R. The bits are the same where no
-    sum is rounded. Otherwise θ_r is rounded before the mean, and the difference is that rounding.
-
     Floating-point buffers are averaged, others are taken from rank 0. Optimizer state stays on its rank. Between two
-    averages each rank evaluates its own model on its part of the data, so let `every` divide the updates of evaluations
-    and saves. A checkpoint holds the model and optimizer of each rank.
+    averages each rank evaluates its own model, so let `every` divide the updates of evaluations and saves.
 
     Args:
         every: H, in updates.
@@ -48,9 +38,6 @@ class LocalSgd(Hook):
         momentum: μ, the outer momentum, at least 0 and below 1.
         nesterov: whether the outer step is Nesterov's, as in torch's SGD.
         by_inner_rate: whether γ is the learning rate of the parameter's group, as in SlowMo.
-
-    >>> LocalSgd.diloco(every=500).settings
-    {'every': 500, 'lr': 0.7, 'momentum': 0.9, 'nesterov': True, 'by_inner_rate': False}
     """
 
     averages_ranks = True
@@ -66,13 +53,8 @@ class LocalSgd(Hook):
         nesterov: bool = False,
         by_inner_rate: bool = False,
     ) -> None:
-        self.settings = {
-            "every": every,
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "by_inner_rate": by_inner_rate,
-        }
+        self.settings = {"every": every, "lr": lr, "momentum": momentum, "nesterov": nesterov}
+        self.settings["by_inner_rate"] = by_inner_rate
         self._every = every
         self._lr = lr
         self._momentum = momentum
@@ -83,24 +65,20 @@ class LocalSgd(Hook):
 
     @classmethod
     def bmuf(cls, every: int, *, momentum: float, lr: float = 1.0, nesterov: bool = False) -> Self:
-        """Block momentum, as fairseq's BMUF: v ← μ·v + η·Δ, θ ← θ - v.
+        """Block momentum (Chen and Huo, 2016), as fairseq's BMUF: v ← μ·v + η·Δ, θ ← θ - v.
 
-        Args:
-            every: fairseq's `global_sync_iter`.
-            momentum: fairseq's `block_momentum`.
-            lr: fairseq's `block_lr`.
-            nesterov: fairseq's `use_nbm`: θ ← θ - (1 + μ)·v.
+        fairseq's names: `global_sync_iter`, `block_momentum`, `block_lr`; `use_nbm` for θ ← θ - (1 + μ)·v.
         """
         return cls(every, lr=lr * (1 + momentum) if nesterov else lr, momentum=momentum)
 
     @classmethod
     def slowmo(cls, every: int, *, momentum: float, lr: float = 1.0) -> Self:
-        """Slow momentum: v ← μ·v + Δ/γ, θ ← θ - η·γ·v, with γ the inner learning rate of the last update."""
+        """Slow momentum (https://arxiv.org/abs/1910.00643): γ is the inner learning rate of the last update."""
         return cls(every, lr=lr, momentum=momentum, by_inner_rate=True)
 
     @classmethod
     def diloco(cls, every: int, *, lr: float = 0.7, momentum: float = 0.9) -> Self:
-        """DiLoCo: Nesterov's SGD as outer optimizer."""
+        """DiLoCo (https://arxiv.org/abs/2311.08105): Nesterov's SGD as outer optimizer."""
         return cls(every, lr=lr, momentum=momentum, nesterov=True)
 
     def before_train(self, event: TrainEvent) -> None:
@@ -184,11 +162,7 @@ class LocalSgd(Hook):
 
 
 def mean_over(group: Group, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Mean of each tensor over the ranks, added in a fixed binary tree; all ranks call it together.
-
-    >>> mean_over(Group(), {"a": torch.ones(2)})
-    {'a': tensor([1., 1.])}
-    """
+    """Mean of each tensor over the ranks, added in a fixed binary tree; all ranks call it together."""
     means: dict[str, Tensor] = {}
     for dtype in dict.fromkeys(one.dtype for one in values.values()):
         alike = {name: one for name, one in values.items() if one.dtype == dtype}

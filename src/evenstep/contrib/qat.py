@@ -1,14 +1,12 @@
 """Quantisation-aware training by torchao: chosen layers compute with fake-quantised numbers from a set update on.
 
-torchao rounds weights and inputs in the forward as a quantised layer would. Gradients pass unrounded (Bengio et al.,
-2013, https://arxiv.org/abs/1308.3432; Jacob et al., 2018, https://arxiv.org/abs/1712.05877). Parameters stay float and
-keep their names. `convert` makes the quantised model.
+torchao rounds weights and inputs in the forward as a quantised layer would; gradients pass unrounded.
 """
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from fnmatch import fnmatchcase
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -27,20 +25,16 @@ _NOT_FOR = {
 
 @final
 class QuantizationAware(Hook):
-    """Trains layers with fake-quantised weights and inputs from a set update on; evaluations round, too.
+    """Trains linear layers with fake-quantised weights and inputs from a set update on; evaluations round, too.
 
     Call `prepare(model)` before the optimizer is built; it changes the layers in place. A run file does it for you.
 
     Args:
-        config: torchao's configuration of the quantised layers, or the name of its class in `torchao.quantization`,
-            such as "Int8DynamicActivationIntxWeightConfig". A `FakeQuantizeConfig` of the weights can be trained, too.
+        config: torchao's configuration of the quantised layers, or the name of its class in `torchao.quantization`.
         options: arguments of the named class; a number format by its name, "int4"; a granularity by the number of
             neighbouring weights that share a scale, 32.
-        layers: patterns of names of linear layers and embeddings, in which `*` is any text; "*" is all linear layers.
+        layers: patterns of names of linear layers, in which `*` is any text.
         after_update: number of committed updates after which rounding begins; 0: from the first.
-
-    >>> QuantizationAware("IntxWeightOnlyConfig", options={"weight_dtype": "int4", "granularity": 32}).name
-    'QuantizationAware'
     """
 
     failure_policy = "stop"  # a run must not go on with only some layers rounded
@@ -66,12 +60,12 @@ class QuantizationAware(Hook):
             ArgumentError: a pattern that fits no layer, or a layer or configuration that can't be trained.
             MissingExtraError: torchao is not installed.
         """
-        for name in self._chosen(model, (nn.Linear, nn.Embedding)):
+        for name in self._chosen(model, nn.Linear):
             self._change(name, model.get_submodule(name))
 
     def attach(self, trainer: Any) -> None:
         super().attach(trainer)
-        names = self._chosen(trainer.model, self._prepared_classes())
+        names = self._chosen(trainer.model, _qat().FakeQuantizedLinear)
         self._rounding = [one for name in names for one in _quantizers(trainer.model.get_submodule(name))]
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,7 +96,7 @@ class QuantizationAware(Hook):
             for one in _quantizers(layer):
                 one.scale = one.zero_point = None  # of the last forward, whose graph can't be copied
         copy = deepcopy(model)
-        names = set(self._chosen(copy, self._prepared_classes()))
+        names = set(self._chosen(copy, _qat().FakeQuantizedLinear))
         step = _qat().QATConfig(self._made(), step="convert")
 
         def is_chosen(layer: nn.Module, name: str) -> bool:
@@ -112,9 +106,7 @@ class QuantizationAware(Hook):
         return copy
 
     def _change(self, name: str, layer: nn.Module) -> None:
-        config = self._made()
-        is_of_weights = isinstance(config, _qat().FakeQuantizeConfigBase)
-        prepared = _qat().QATConfig(weight_config=config) if is_of_weights else _qat().QATConfig(config)
+        prepared = _qat().QATConfig(self._made())
         holder = nn.Sequential(layer)
 
         def is_this(one: nn.Module, place: str) -> bool:
@@ -123,12 +115,12 @@ class QuantizationAware(Hook):
         with undisturbed():  # torchao draws a weight that it then throws away
             _quantization().quantize_(holder, prepared, filter_fn=is_this)
         made = holder[0]
-        if type(layer) not in (nn.Linear, nn.Embedding) or type(made) not in self._prepared_classes():
+        if type(layer) is not nn.Linear or type(made) is not _qat().FakeQuantizedLinear:
             raise ArgumentError(f"torchao can't train `{name}`, a {type(layer).__name__}, exactly.", field="layers")
         for one in _quantizers(made):
             _check_rounding(one.config)
             one.enabled = False
-        layer.__class__ = type(made)  # in place: owners of the layer then have the one that rounds
+        cast("Any", layer).__class__ = type(made)  # in place: owners of the layer then have the one that rounds
         vars(layer).update({key: value for key, value in vars(made).items() if key not in vars(layer)})
         vars(layer)["_modules"].update(vars(made)["_modules"])
         vars(layer)["evenstep_not_for"] = _NOT_FOR
@@ -143,20 +135,15 @@ class QuantizationAware(Hook):
         options = {name: _option(name, value) for name, value in self._options.items()}
         return getattr(_quantization(), self._config)(**options)
 
-    def _prepared_classes(self) -> tuple[type[nn.Module], ...]:
-        return (_qat().FakeQuantizedLinear, _qat().FakeQuantizedEmbedding)
-
-    def _chosen(self, model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[str]:
-        there = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
+    def _chosen(self, model: nn.Module, kind: type[nn.Module]) -> list[str]:
+        there = [name for name, module in model.named_modules() if isinstance(module, kind)]
         chosen: dict[str, None] = {}
         for pattern in self._patterns:
             fitting = [name for name in there if fnmatchcase(name, pattern)]
-            if pattern == "*":
-                fitting = [name for name in fitting if isinstance(there[name], nn.Linear)]
             if not any(pipeline_of(model).gather(fitting)):
                 raise ArgumentError(
-                    f"`layers` has {pattern!r}, which fits no {' or '.join(kind.__name__ for kind in kinds)} of the "
-                    f"model; call `prepare(model)` before the optimizer is built, with patterns such as 'blocks.*'.",
+                    f"`layers` has {pattern!r}, which fits no {kind.__name__} of the model; call `prepare(model)` "
+                    f"before the optimizer is built, with patterns such as 'blocks.*'.",
                     field="layers",
                 )
             chosen |= dict.fromkeys(fitting)
@@ -169,11 +156,9 @@ def _quantizers(layer: nn.Module) -> list[Any]:
 
 
 def _check_rounding(config: Any) -> None:
-    is_kept = getattr(config, "range_learning", False) or not getattr(config, "is_dynamic", True)
-    if is_kept or type(getattr(config, "granularity", None)).__name__ == "PerTensor":
+    if type(getattr(config, "granularity", None)).__name__ == "PerTensor":
         raise ArgumentError(
-            "`config` has scales that are kept or of a whole tensor, so they depend on how a batch is cut; take "
-            "dynamic scales of rows, groups or tokens.",
+            "`config` has scales of a whole tensor, which depend on how a batch is cut; take rows, groups or tokens.",
             field="config",
         )
 

@@ -16,13 +16,7 @@ from refused import refused
 pytest.importorskip("torchao", reason="the extra `quantization` is not installed")
 
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
-from torchao.quantization.qat import (
-    FakeQuantizedEmbedding,
-    FakeQuantizedLinear,
-    Float8FakeQuantizeConfig,
-    IntxFakeQuantizeConfig,
-    QATConfig,
-)
+from torchao.quantization.qat import FakeQuantizedLinear, QATConfig
 
 OPTIONS = {"weight_dtype": "int4", "weight_granularity": 8}
 CONFIG = Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(8))
@@ -117,21 +111,14 @@ def test_the_model_is_converted_to_one_that_computes_the_same_in_integers() -> N
     assert type(trainer.model[2]) is FakeQuantizedLinear  # the trained one stays
 
 
-def test_weights_and_embeddings_can_be_trained_by_a_configuration_of_the_rounding_itself() -> None:
-    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8))
-    hook = QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8), layers=("0", "1"))
-    hook.prepare(model)
-    assert [type(one) for one in model] == [FakeQuantizedEmbedding, FakeQuantizedLinear]
-
-
 class Own(nn.Linear):
     pass
 
 
 def per_tensor() -> Any:
-    from torchao.quantization import PerTensor
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerTensor
 
-    return Float8FakeQuantizeConfig(granularity=PerTensor())
+    return Float8DynamicActivationFloat8WeightConfig(granularity=PerTensor())
 
 
 @pytest.mark.parametrize(
@@ -139,11 +126,6 @@ def per_tensor() -> Any:
     [
         (lambda: aware(layers=("head",)), net, "layers"),
         (lambda: aware(layers=("*",)), lambda: nn.Sequential(Own(8, 8)), "layers"),
-        (
-            lambda: QuantizationAware(IntxFakeQuantizeConfig(torch.int4, group_size=8, is_dynamic=False)),
-            net,
-            "config",
-        ),
         (lambda: QuantizationAware(per_tensor()), net, "config"),
     ],
 )
