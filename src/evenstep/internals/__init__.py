@@ -4,6 +4,7 @@ As found in torch 2.11 to 2.15; `tests/unit/test_internals.py` fails when torch 
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -86,19 +87,6 @@ base_of = cast("Callable[[Tensor], Tensor | None]", attrgetter("_base"))
 profiler_runs = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
-class NoGrad:
-    """`torch.no_grad()`, which takes five times as long."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        self._before = torch.is_grad_enabled()
-        set_grad_enabled(False)
-
-    def __exit__(self, *_: object) -> None:
-        set_grad_enabled(self._before)
-
-
 def times_written(tensor: Tensor) -> int:
     return tensor._version
 
@@ -106,8 +94,7 @@ def times_written(tensor: Tensor) -> int:
 def adds_to_gradients(nodes: Sequence[object]) -> bool:
     """True if the running backward adds to the `.grad` of leaves, by their accumulating nodes.
 
-    A backward may run inside another one: `torch.autograd.grad` adds nothing. torch raises where it is asked for these
-    leaves.
+    torch raises inside `torch.autograd.grad`, which adds nothing, where it is asked for these leaves.
     """
     try:
         return all(map(_torch._C._will_engine_execute_node, nodes))
@@ -118,18 +105,14 @@ def adds_to_gradients(nodes: Sequence[object]) -> bool:
 def run_backward(loss: Tensor, gradient: Tensor) -> None:
     """Backward from `loss`, beginning with `gradient`; the graph is freed.
 
-    `torch.autograd.backward` first checks the gradient, which costs as much as three small kernels. Its inner function
-    also logs each node if asked to, and keeps Python's context for the threads of devices, which the CPU does not need.
+    `torch.autograd.backward` first checks the gradient, which costs as much as three small kernels.
     """
     run = _backward if not loss.is_cpu or _nodes.isEnabledFor(logging.DEBUG) else _engine.run_backward
     run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's shard of a sharded tensor, sharing its memory; any other tensor itself.
-
-    The import of `DTensor` takes long, and with autograd this would be a view.
-    """
+    """This rank's shard of a sharded tensor, sharing its memory; any other tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     if to_local is None:
         return tensor
@@ -148,12 +131,6 @@ def _foreign(hooks: Any) -> list[str]:
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """True if the user has hooks on the parameter's gradient."""
     return bool(_foreign(parameter._backward_hooks) or _foreign(_ACCUMULATE_HOOKS(parameter)))
-
-
-def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
-    if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
-        return False
-    return any(map(has_gradient_hooks, parameters))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -183,9 +160,7 @@ def compiled_in_place(module: nn.Module) -> bool:
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The live dict of a module's children: `named_children` leaves out repetitions, and `add_module` refuses names
-    that are also attributes.
-    """
+    """The live dict of a module's children, with repetitions."""
     return _live(cast("Any", module)._modules)
 
 
@@ -231,10 +206,7 @@ TAKES_SCALE = "_step_supports_amp_scaling"
 
 
 def takes_scale(optimizer: Optimizer) -> bool:
-    """True if the optimizer's kernels take `grad_scale` and `found_inf`, as torch's fused ones do.
-
-    Torch looks at its constructor's `fused` alone, but steps groups with another one by code that takes neither.
-    """
+    """True if the optimizer's kernels take `grad_scale` and `found_inf`, as torch's fused ones do, in all groups."""
     groups: list[dict[str, Any]] = optimizer.param_groups
     return bool(getattr(optimizer, TAKES_SCALE, False)) and all(group.get("fused", True) for group in groups)
 
@@ -256,10 +228,7 @@ def _is_packaged(step: Any) -> bool:
 
 
 def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
-    """The optimizer's step without torch's wrapper; None if a profiler or a hook would see the difference.
-
-    The range for a profiler and the search for hooks cost as much as ten small kernels.
-    """
+    """The optimizer's step without torch's wrapper, which costs ten small kernels; None if hooks or a profiler look."""
     step = type(optimizer).step
     if (
         getattr(step, "__code__", None) is _WRAPPED_STEP
@@ -336,3 +305,33 @@ def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta, device:
 def name_of_group(group: ProcessGroup) -> str:
     """Name of the group for functional collectives, from torch's table of all groups."""
     return cast("Any", dist.distributed_c10d)._world.pg_names[group]
+
+
+# --- Compiler.
+
+
+def compile_options(*, captured: bool = False) -> dict[str, Any]:
+    """Random numbers as without compiling, kernels chosen by rules and not by timing; `captured`: as a CUDA graph."""
+    options: dict[str, Any] = {"fallback_random": True}
+    if captured:
+        options["triton.cudagraphs"] = True
+    with warnings.catch_warnings():  # torch's own, when its compiler is imported
+        warnings.simplefilter("ignore")
+        import_module("torch._inductor.compile_fx")
+        if hasattr(import_module("torch._inductor.config"), "deterministic"):
+            options["deterministic"] = True
+    return options
+
+
+def compile_each_shape() -> None:
+    """Compile any number of shapes in this thread, and compile again after changes of hooks of inner modules.
+
+    By default torch runs the ninth shape uncompiled, does not call hooks that are newer than the compilation, and looks
+    for a profiler at each call, which takes as long as two small kernels.
+    """
+    config = cast("Any", import_module("torch._dynamo.config"))
+    config.recompile_limit = max(config.recompile_limit, 1 << 20)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 1 << 24)
+    config.skip_nnmodule_hook_guards = False
+    if hasattr(config, "record_runtime_overhead"):  # not in torch 2.11
+        config.record_runtime_overhead = False

@@ -56,11 +56,9 @@ def begin(root: Any) -> None:
 
 
 def end_backward(root: Any) -> None:
-    """Reduce remaining gradients and wait for all reductions, as FSDP2 does at the end of a backward.
-
-    Since torch 2.15 the beginning of a backward decides who ends it; here there may have been none.
-    """
+    """Reduce remaining gradients and wait for all reductions, as FSDP2 does at the end of a backward."""
     of_root = state(root)
+    # since torch 2.15 the beginning of a backward decides who ends it; here there may have been none
     if getattr(of_root._state_ctx, "manual_backward_finalization_active", False) is None:
         of_root._state_ctx.manual_backward_finalization_active = False
     of_root._root_post_backward_final_callback()
@@ -138,8 +136,7 @@ def add_late_gradient(shard: Any) -> None:
 def complete_sums(group: Any) -> None:
     """Create sums of 0 for parameters without a gradient beside parameters with one.
 
-    FSDP2 creates them in the gathered format. Before torch 2.15 it then fails if sums are in a wider format
-    (https://github.com/pytorch/pytorch/issues/196996).
+    Before torch 2.15 FSDP2 fails if sums are in a wider format (https://github.com/pytorch/pytorch/issues/196996).
     """
     shards = [one for one in group.fsdp_params if _sums_beside(one)]
     if all(shard.unsharded_accumulated_grad is None for shard in shards):
@@ -156,11 +153,9 @@ def _sums_beside(shard: Any) -> bool:
 def leave_inputs_alone(part: Any) -> None:
     """Find the end of a unit's backward by hooks on its inputs, instead of FSDP2's identity around them.
 
-    Autograd sums the gradients of an input's uses inside that identity before it adds those of uses elsewhere, which
-    gives other bits. A leaf, as in a re-entrant checkpoint, may get its gradient before the unit's backward is over:
-    then the unit stays gathered until the whole backward ends. The same holds for an input that is an output of the
-    same unit, since FSDP2's hook on that output runs first. An input that the unit returns unchanged, as a skipped
-    block does, is not one of its outputs: its backward need not begin there.
+    Autograd would sum the gradients of an input's uses inside that identity first, which gives other bits. A leaf, or
+    an input that is an output of the same unit, may get its gradient before the unit's backward is over: then the unit
+    stays gathered until the whole backward ends. An input that the unit returns unchanged is not one of its outputs.
     """
     group, of_part = record(part), state(part)
     begin_backward, look_at_outputs = of_part._pre_backward, of_part._register_pre_backward_hook

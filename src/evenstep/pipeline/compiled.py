@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from evenstep.internals.compiler import compile_options
+from evenstep.internals import compile_options
 
 
 @final

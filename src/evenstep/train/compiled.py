@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import children_of
-from evenstep.internals.compiler import compile_each_shape
+from evenstep.internals import children_of, compile_each_shape
 from evenstep.parallel import Fsdp, Strategy
 from evenstep.parallel.fsdp import units
 from evenstep.pipeline import PipelineModel

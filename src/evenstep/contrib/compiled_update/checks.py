@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from evenstep.contrib.compiled_update.formulas import FORMULAS
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
-from evenstep.internals import any_gradient_hooks, has_foreign_hooks, has_step_hooks
+from evenstep.internals import has_foreign_hooks, has_gradient_hooks, has_step_hooks
 from evenstep.parallel import Single
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import parameters_in
@@ -55,7 +55,7 @@ def check_uncalled(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> 
     """Raise ArgumentError for hooks on the step or on gradients, which the graph would not call."""
     if has_step_hooks(optimizer):
         raise _refusal("the optimizer's step has hooks, or was replaced, as by torch's LR schedulers")
-    if any_gradient_hooks(parameters):
+    if any(map(has_gradient_hooks, parameters)):
         raise _refusal("a parameter has hooks on its gradient")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import TaskError
-from evenstep.internals.compiler import compile_each_shape, compile_options
+from evenstep.internals import compile_each_shape, compile_options
 
 _WRAPPED = re.compile(r"^(?:(?:type|dict|list|dict\.keys)\()+")
 _LOCAL = re.compile(r"^L\['(\w+)'\]")

@@ -14,7 +14,7 @@ from evenstep.contrib.compiled_update.formulas import FormulaState
 from evenstep.contrib.compiled_update.graphs import Graphs, Outcome, Probed, Work
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
-from evenstep.internals import NoGrad, buffers_of, pytree, times_written
+from evenstep.internals import buffers_of, pytree, times_written
 from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
@@ -139,7 +139,7 @@ class CompiledUpdate:
         try:
             work = self._work(weights, update, own)
             self._begin_graph()
-            with NoGrad():
+            with torch.no_grad():
                 return self._graphs(work)
         finally:
             randomness.in_pass = False
@@ -196,7 +196,7 @@ class CompiledUpdate:
             task = context.tasks[one.task]
             total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
             if total is None or metrics or observed is not None or counts or task.metrics:
-                with NoGrad():
+                with torch.no_grad():
                     loss = Loss(total, metrics=metrics, observed=observed, counts=counts)
                     recording.take(task, one, _WHOLE, loss)
             else:
