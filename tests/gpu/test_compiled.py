@@ -25,7 +25,8 @@ def engine(device: torch.device, compile: Any, precision: str) -> Engine:
 
 
 def dispatched(engine: Engine, device: torch.device) -> None:
-    engine.dispatch(global_batch(batches(3, device=device), engine.progress.position, engine.reducers.group))
+    batch = global_batch(batches(3, device=device), engine.progress.position, engine.reducers.group)
+    engine.ledger.add(engine.parts.compute(batch, engine.progress))
 
 
 def trained(device: torch.device, compile: str, precision: str) -> Engine:

@@ -226,7 +226,7 @@ def test_a_run_is_resumed_with_the_same_bits_and_only_compiled() -> None:
     for update in range(2, 4):
         resumed.update(microbatches=batches(update))
     assert torch.equal(parameters(model), parameters(whole))
-    assert "train.compile" in engine_of(chain(), "off").changed_settings(state)
+    assert "train.compile" in engine_of(chain(), "off").state.changed_settings(state)
 
 
 @pytest.mark.usefixtures("as_found")
