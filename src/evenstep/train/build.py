@@ -1,7 +1,6 @@
-"""Builds an engine from the arguments of `Engine` and `Trainer`, in one order: objects, checks, parts.
+"""Builds runs from the arguments of `Engine` and `Trainer`, in one order.
 
-set_up        names become objects; refusals that need nothing to be changed
-build_parts   the model is moved, converted and shared; all that computes updates
+`set_up` makes and checks objects; `build_parts` moves, converts and shares the model.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Puts the loop of a run together, from a setup and plain arguments: reporter, engine, feed, evaluations, checkpoints.
-
-It decides how often the verdict of an update is read, and runs nothing.
-"""
+"""Builds the loop of a run: reporter, engine, feed, evaluations, checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -102,7 +99,6 @@ def build_loop(
             pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=failures.max_skipped_samples,
             phases=engine.phases,
-            requests=requests,
         ),
         policies=setup.policies,
         evaluator=evaluator,

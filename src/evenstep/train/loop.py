@@ -25,7 +25,7 @@ from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
 from evenstep.train.failures import Answer, Decision, Policies, spike_error
 from evenstep.train.feed import Feed
-from evenstep.train.reporter import Reporter
+from evenstep.train.reporter import Reporter, data_incidents
 from evenstep.train.requests import Agreed, End, Requests, Rewind
 from evenstep.train.update.outcome import Aborted
 
@@ -169,9 +169,7 @@ class Loop:
 
     def write_known(self) -> list[Record]:
         engine = self.engine
-        return self.reporter.settle(
-            engine.storage, update=engine.progress.update, limit=engine.parts.context.cuts.limit
-        )
+        return self.reporter.settle(engine.storage, limit=engine.parts.context.cuts.limit)
 
     def _epoch_events(self, epoch: int) -> AbstractContextManager[None]:
         engine = self.engine
@@ -196,9 +194,9 @@ class Loop:
         if not self.has_begun:
             self._begin()
         number, data_s, skipped = engine.progress.update + 1, self.feed.data_s, 0
-        began, waited_s = lap("loop"), engine.reducers.group.waited_s
-        if batch.faults:
-            self.reporter.data_faults(batch, number)
+        lap("loop")
+        for incident in data_incidents(batch, number, engine.group.rank):
+            self.reporter.report(incident)
         self.number = number
         with engine.bus.span(
             "update",
@@ -230,7 +228,7 @@ class Loop:
             engine.reducers.after_update(number)
         elif not engine.ledger.num_pending:
             engine.storage.discard_from(number)  # values that hooks put after it: it is made again
-        self.reporter.busy(lap("hooks") - began + data_s - (engine.reducers.group.waited_s - waited_s))
+        lap("hooks")
 
     def _settles(self, number: int) -> bool:
         if self.engine.ledger.num_pending >= self.settle_every_updates:

@@ -1,8 +1,7 @@
 """Carries what happened on any rank to everybody who should know: hooks, writers, and files of the run folder.
 
 A rank's own incidents reach its own hooks and the folder `incidents` at once, and the first rank, which alone has
-writers, together with the next metrics. With them go the seconds that each rank was busy, which tell who holds up the
-others, and how finely each cuts its micro-batches. It decides nothing, and holds nothing that holds it.
+writers, together with the next metrics.
 """
 
 import traceback
@@ -15,7 +14,6 @@ from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
 from evenstep.events.hooks.measures import only_largest_peaks
 from evenstep.parallel import Group
-from evenstep.train.timing import Stragglers
 
 
 @final
@@ -38,8 +36,6 @@ class Reporter:
         self.bus = Bus((), cast("Any", None))
         self.writers = Writers(writers if group.rank == 0 else (), report=self.report)
         self._untold: list[Incident] = []
-        self._stragglers = Stragglers()
-        self._busy_s, self._busy_updates = 0.0, 0
         self.limits: list[int | None] = [None] * group.ranks
 
     def report(self, incident: Incident) -> None:
@@ -52,48 +48,33 @@ class Reporter:
             self._untold.append(incident)
         self.bus.tell(incident)
 
-    def data_faults(self, batch: GlobalBatch, update: int) -> None:
-        """Report what went wrong on this rank while `batch` was fetched for `update`."""
-        for incident in data_incidents(batch, update, self._group.rank):
-            self.report(incident)
-
     def changed(self, said: Sequence[str], update: int) -> None:
         if said and self._group.rank == 0:
             message = f"the run goes on with changes: {'; '.join(said)}."
             self.report(Incident(kind="resumed", update=update, message=message, details={"changed": list(said)}))
 
-    def busy(self, seconds: float) -> None:
-        """Note for how long this rank was busy with one update."""
-        self._busy_s += seconds
-        self._busy_updates += 1
-
-    def settle(self, storage: Storage, *, update: int, limit: int | None) -> list[Record]:
+    def settle(self, storage: Storage, *, limit: int | None) -> list[Record]:
         """Hand all pending metrics of all ranks to the writers; all ranks call it together.
 
         Args:
-            update: number of committed updates.
             limit: how finely this rank cuts its micro-batches.
         """
-        records = storage.settle(partial(self._exchange, update=update, limit=limit))
+        records = storage.settle(partial(self._exchange, limit=limit))
         self.writers.write(records)
         for one in storage.take_shown():
             self.writers.event("shown", one)
         return records
 
-    def _exchange(self, pairs: Any, *, update: int, limit: int | None) -> list[Any]:
+    def _exchange(self, pairs: Any, *, limit: int | None) -> list[Any]:
         told, self._untold = self._untold, []
-        busy_s = self._busy_s / self._busy_updates if self._busy_updates else 0.0
-        self._busy_s, self._busy_updates = 0.0, 0
-        everybody = self._group.gather((pairs, told, busy_s, limit))
-        self.limits = [limit for _, _, _, limit in everybody]
+        everybody = self._group.gather((pairs, told, limit))
+        self.limits = [limit for _, _, limit in everybody]
         if self._group.rank == 0:
-            for _, incidents, _, _ in everybody[1:]:
+            for _, incidents, _ in everybody[1:]:
                 for incident in incidents:
                     self.writers.event("incident", incident)
                     self.bus.tell(incident)
-        for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
-            self.report(incident)
-        return only_largest_peaks([theirs for theirs, _, _, _ in everybody])
+        return only_largest_peaks([theirs for theirs, _, _ in everybody])
 
 
 def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]:

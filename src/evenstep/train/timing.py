@@ -1,4 +1,4 @@
-"""Seconds of a run by phase, and ranks that take longer than the others.
+"""Seconds of a run by phase.
 
     data        waiting for a global batch        forward   with the loss        apply     norm, clip, step, average
     transfer    batches to the device             backward                       hooks     before and after updates
@@ -8,12 +8,11 @@
 The host's clock is read, and no device is waited for: where an accelerator runs behind, a phase is the host's time.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Final, final
 
-from evenstep.events import Incident
 from evenstep.pipeline import Op
 
 PHASES: Final = (
@@ -33,9 +32,6 @@ _OF_OP: Final = {  # ARM sets a flag, and counts for the backward that follows
     Op.UNSHARD: "reduce",
     Op.RESHARD: "reduce",
 }
-_SLOW_FACTOR = 2.0
-_SLOW_IN_A_ROW = 3
-_LEAST_SLOW_S = 0.02
 
 
 @final
@@ -96,52 +92,3 @@ class Phases:
         spent = dict(self._spent)
         self._spent.update(dict.fromkeys(PHASES, 0.0))
         return spent
-
-
-@final
-class Stragglers:
-    """Finds ranks that were busy twice as long as the median of the others, three times in a row.
-
-    >>> stragglers = Stragglers()
-    >>> [len(stragglers.found([0.1, 0.5], update)) for update in (10, 20, 30, 40)]  # reported once
-    [0, 0, 1, 0]
-    """
-
-    def __init__(self) -> None:
-        self._in_a_row: dict[int, int] = {}
-
-    def found(self, busy_s: Sequence[float], update: int) -> list[Incident]:
-        """Incidents about new stragglers.
-
-        Args:
-            busy_s: seconds per update without waiting for other ranks, by rank; 0 where there was none.
-        """
-        if not any(busy_s):
-            return []
-        slow = [rank for rank in range(len(busy_s)) if self._count(rank, busy_s) == _SLOW_IN_A_ROW]
-        return [
-            Incident(
-                kind="straggler",
-                update=update,
-                message=(
-                    f"rank {rank} is busy for {busy_s[rank]:.3g} s per update, the others for "
-                    f"{_usual(rank, busy_s):.3g} s: all wait for it. Look at its machine (heat, other jobs, its disk "
-                    f"or network) or at how the data are shared."
-                ),
-                details={"busy_s": list(busy_s)},
-            )
-            for rank in slow
-        ]
-
-    def _count(self, rank: int, busy_s: Sequence[float]) -> int:
-        busy, usual = busy_s[rank], _usual(rank, busy_s)
-        is_slow = usual > 0 and busy > _SLOW_FACTOR * usual and busy - usual > _LEAST_SLOW_S
-        self._in_a_row[rank] = self._in_a_row.get(rank, 0) + 1 if is_slow else 0
-        return self._in_a_row[rank]
-
-
-def _usual(rank: int, busy_s: Sequence[float]) -> float:
-    from statistics import median  # loads decimal numbers and fractions
-
-    others = [theirs for other, theirs in enumerate(busy_s) if other != rank]
-    return median(others) if others else busy_s[rank]

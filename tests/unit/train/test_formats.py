@@ -212,7 +212,9 @@ def test_a_scale_that_would_fall_below_the_floor_stops_the_run_with_advice(name:
     kind: Any = PRECISIONS[name]
     fits = engine_of(net(), kind(initial=2.0**40))
     fits.update(points())  # at this scale
-    engine = engine_of(net(), kind(initial=fits.parts.context.loss_scale.value * 3.9, floor=fits.parts.context.loss_scale.value * 0.98))
+    engine = engine_of(
+        net(), kind(initial=fits.parts.context.loss_scale.value * 3.9, floor=fits.parts.context.loss_scale.value * 0.98)
+    )
     before = values(engine)
     with pytest.raises(NonFiniteError, match=r"below the floor of .* train with precision 'bf16-"):
         engine.update(points())

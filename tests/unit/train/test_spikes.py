@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from evenstep.errors import ArgumentError
 from evenstep.events import Record
 from evenstep.train import LossSpikes
-from evenstep.train.timing import Stragglers
 from refused import refused
 
 
@@ -56,9 +55,3 @@ def test_nothing_is_judged_by_a_window_that_is_mostly_empty() -> None:
 def test_a_window_that_is_too_short_is_refused() -> None:
     with refused(ArgumentError, "window_updates"):
         LossSpikes(window_updates=4)
-
-
-def test_a_rank_is_a_straggler_only_several_times_in_a_row() -> None:
-    stragglers = Stragglers()
-    said = [bool(stragglers.found(busy, 1)) for busy in ([1, 9], [1, 9], [1, 1], [1, 9], [0, 0], [1, 9], [1, 9])]
-    assert said == [False] * 6 + [True]
