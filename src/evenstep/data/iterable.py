@@ -4,7 +4,7 @@ A stream is read one item ahead, because only that tells whether an epoch has en
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any, Literal, Protocol, Self, cast, final, runtime_checkable
@@ -17,7 +17,7 @@ from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, 
 from evenstep.data.batching import cut_by_count, cut_evenly
 from evenstep.data.dataset import EpochSetters, epoch_setters, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
-from evenstep.data.seeding import seed_generators, undisturbed
+from evenstep.data.seeding import generator_states, seed_generators, undisturbed
 from evenstep.data.split import num_arrived, samples_in
 from evenstep.data.tree import can_pin, pin
 from evenstep.errors import ArgumentError, DataError, clause
@@ -26,6 +26,7 @@ from evenstep.keys import key, mix
 _END = object()
 _BY_SHAPE = samples_in
 _STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}
+_WATCHED = 4  # first items; if they draw nothing, no item is seeded: 0.1 instead of 2 ms for a batch of 32 numbers
 
 
 @runtime_checkable
@@ -107,6 +108,7 @@ class _Cursor:
         self._epoch = 0
         self._epoch_key = 0
         self._number = 0  # of the item ahead, in its epoch
+        self._num_still = 0  # first items that have drawn nothing
 
     def begin(self, epoch: int, *, state: dict[str, Any] | None = None, number: int = 0) -> bool:
         # begins an epoch, or goes to a state in it, and looks at item `number`; False for a used up generator
@@ -132,7 +134,7 @@ class _Cursor:
             return []
         items = [self.ahead]
         self.ahead = None
-        with undisturbed():
+        with undisturbed() if self._num_still < _WATCHED else nullcontext():
             if not self._setters.are_at(self._epoch):
                 self.set_epoch(self._epoch)
             while len(items) < self.share.num_items and self.ahead is not _END:
@@ -153,8 +155,14 @@ class _Cursor:
 
     def _next(self) -> object:
         self._number += 1
+        if self._num_still == _WATCHED:
+            return next(self._iterator, _END)
         seed_generators(mix(self._epoch_key ^ self._number))
-        return next(self._iterator, _END)
+        before = None if self._num_still < 0 else generator_states()
+        item = next(self._iterator, _END)
+        if before is not None:
+            self._num_still = self._num_still + 1 if generator_states() == before else -1
+        return item
 
 
 class StreamData(Data):
