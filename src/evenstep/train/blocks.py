@@ -35,9 +35,6 @@ class Chosen(NamedTuple):
 def choose_modules(model: nn.Module, meant: str) -> Chosen:
     """The modules that `memory.checkpoint` means.
 
-    Args:
-        meant: as for `modules_meant`.
-
     Raises:
         ArgumentError: there is none, or one is inside a module that was compiled.
 
@@ -100,10 +97,9 @@ def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
 def repeated_blocks(
     items: Mapping[str, nn.Module], pipeline: Group | None = None, *, is_list: bool = False
 ) -> dict[str, nn.Module]:
-    """The blocks among some modules, and within those that are none; the outermost ones, each once.
+    """The outermost blocks among some modules, and within those that are none, each once.
 
     Args:
-        items: by name.
         pipeline: the ranks that hold items of the same list; they ask together.
         is_list: True if the items stand in one list.
     """

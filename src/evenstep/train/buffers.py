@@ -77,13 +77,7 @@ class Buffers:
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
-        """Changes inside are undone; earlier ones stay to be judged.
-
-        >>> norm = nn.BatchNorm1d(1); buffers = Buffers(norm)
-        >>> with buffers.unchanged(): _ = norm(torch.tensor([[1.0], [3.0]]))
-        >>> norm.running_mean
-        tensor([0.])
-        """
+        """Changes inside are undone; earlier ones stay to be judged."""
         self.settle()
         before = [(times_written(buffer), buffer.detach().clone()) for buffer in self._buffers]
         yield

@@ -75,11 +75,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> None:
 
 
 def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Names of tensors in the order of the layers, if they are known: the order in which stages add up their norms.
-
-    >>> in_order(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), ["1.weight", "0.bias", "0.weight"])
-    ['0.bias', '0.weight', '1.weight']
-    """
+    """Names of tensors in the order of the layers, if they are known: the order in which stages add up their norms."""
     places = {layer.name: place for place, layer in enumerate(layers_of(model))}
 
     def place(name: str) -> int:

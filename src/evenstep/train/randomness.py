@@ -104,13 +104,7 @@ class Randomness:
 
     @contextmanager
     def keyed(self, device: torch.device, number: int) -> Generator[None]:
-        """Generators seeded with the key `number`; their states are restored afterwards.
-
-        >>> randomness = Randomness()
-        >>> with randomness.keyed(torch.device("cpu"), 5): first = torch.rand(1), random.random()
-        >>> with randomness.keyed(torch.device("cpu"), 5): print(first == (torch.rand(1), random.random()))
-        True
-        """
+        """Generators seeded with the key `number`; their states are restored afterwards."""
         with self.unkeyed(), self.undisturbed(device):
             seed_all(device, number)
             yield
@@ -140,8 +134,8 @@ class Randomness:
     def begin_layer(self, places: list[int], calls: dict[int, int], *, torch_only: bool) -> None:
         """A layer of a whole model begins.
 
-        Each call in a micro-batch draws other numbers, as where a task calls the model twice. A forward that torch's
-        checkpointing computes again is the same call: torch's generator then has the seed that it had before that.
+        Each call in a micro-batch draws other numbers. A forward that torch's checkpointing computes again is the same
+        call: torch's generator then has the seed that it had before that.
 
         Args:
             places: of the layer in the model, one for each call of a forward.

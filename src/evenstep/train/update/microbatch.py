@@ -1,17 +1,20 @@
 """One set of micro-batches on its way through the stages of a model."""
 
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from evenstep.data import Microbatch
 from evenstep.data.tree import tensors_in
-from evenstep.internals import run_backward, unwrapped
+from evenstep.events import MicrobatchEvent
+from evenstep.events.bus import SpanName
+from evenstep.internals import profiler_runs, run_backward, unwrapped
 from evenstep.keys import branch
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
@@ -21,7 +24,6 @@ from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.tasks.now import dummy_pass
 from evenstep.train.tasks.task import Loss, Task, loss_of
 from evenstep.train.update.context import TrainContext
-from evenstep.train.update.microbatch_events import MicrobatchEvents
 from evenstep.train.update.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
@@ -37,6 +39,68 @@ class Observer(Protocol):
     def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> Tensor | None:
         """Record what `see` gave for a piece of a micro-batch; gives the loss to go back from, or None."""
         ...
+
+
+@final
+class MicrobatchEvents:
+    """Events of one set of micro-batches, each by its number in the plan."""
+
+    def __init__(self, context: TrainContext, update: int) -> None:
+        self._bus = context.bus
+        self._update = update
+        self._profiles = profiler_runs()
+        self._observes_passes = self._profiles or context.bus.hears_passes
+        self._open: dict[int, tuple[AbstractContextManager[None], dict[str, Any]]] = {}
+
+    def begin(self, one: Microbatch, batch: Any, number: int) -> None:
+        """A micro-batch enters a stage: its first, or another."""
+        if not self._bus.hears_microbatches or number in self._open:
+            return
+        seen: dict[str, Any] = {}
+        span = self._span("microbatch", one, batch, seen)
+        span.__enter__()
+        self._open[number] = span, seen
+
+    def saw(self, number: int, output: Any, loss: Tensor | None) -> None:
+        if number in self._open:
+            self._open[number][1].update(output=output, loss=None if loss is None else loss.detach())
+
+    def end(self, number: int, error: BaseException | None = None) -> None:
+        if number in self._open:
+            span, _ = self._open.pop(number)
+            span.__exit__(*(type(error), error, error.__traceback__) if error else (None, None, None))
+
+    def end_all(self, error: BaseException | None) -> None:
+        for number in list(self._open):
+            self.end(number, error)
+
+    def forward(self, stage: Stage, one: Microbatch, batch: Any) -> AbstractContextManager[dict[str, Any] | None]:
+        """Around a forward; gives a dict for its "output", if an event or a profiler is to have it."""
+        return self._forward(stage, one, batch) if self._observes_passes else nullcontext()
+
+    def backward(self, one: Microbatch) -> AbstractContextManager[None]:
+        return self._backward(one) if self._observes_passes else nullcontext()
+
+    @contextmanager
+    def _forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[dict[str, Any]]:
+        seen: dict[str, Any] = {}
+        span: AbstractContextManager[None] = nullcontext()
+        if stage.is_whole:  # the output of one of several stages is not the model's
+            span = self._span("forward", one, batch, seen)
+        with span, self._range("forward", one.task):
+            yield seen
+
+    @contextmanager
+    def _backward(self, one: Microbatch) -> Generator[None]:
+        with self._span("backward", one, None, {}), self._range("backward", one.task):
+            yield
+
+    def _span(self, name: SpanName, one: Microbatch, batch: Any, seen: dict[str, Any]) -> AbstractContextManager[None]:
+        event = MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task)
+        return self._bus.span(name, lambda: event, lambda error: replace(event, **seen))
+
+    def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
+        return record_function(f"{phase}/{task}" if task else phase) if self._profiles else nullcontext()
 
 
 @final
