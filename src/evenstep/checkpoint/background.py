@@ -88,7 +88,7 @@ def _aligned(num_bytes: int) -> int:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Tensors of which ranks with an equal `place` hold copies, by name."""
+    """Tensors by name, equal on all ranks with an equal `place`."""
 
     place: tuple[int, ...]
     tensors: Mapping[str, Tensor]

@@ -50,7 +50,7 @@ def locked(folder: Path) -> Generator[str]:
     try:
         yield f"took over the lock of {left}, which ended without releasing it" if left else ""
     finally:
-        if holder.exists() and holder.read_text() == mine:  # else the folder was deleted, and is another run's
+        if holder.exists() and holder.read_text() == mine:  # else the folder was deleted and taken by another run
             holder.unlink()
             (folder / LOCK).unlink(missing_ok=True)
         lock.release()

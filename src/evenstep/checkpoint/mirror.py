@@ -154,7 +154,7 @@ class Mirror:
             yield
         except CheckpointError:
             raise
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library has its own errors
             raise CheckpointError(
                 f"copies of checkpoints can't be {what} at `{self.address}`: {clause(error)}; look at the address, the "
                 f"credentials and the store."

@@ -22,7 +22,7 @@ from evenstep.errors import CheckpointError
 
 @final
 class CheckpointReader:
-    """One checkpoint, of which each rank reads the parts that it needs.
+    """Reader of a checkpoint; each rank reads the parts that it needs.
 
     Args:
         path: a step folder, a folder of checkpoints or a run folder, whose newest complete one is read.

@@ -94,7 +94,7 @@ def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> 
 
 
 def own_weights(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model's state by plain name, without those of its tasks."""
+    """Tensors of a model's state by plain name, without tensors of tasks."""
     of_tasks = (*LEARNED, TASK_PARAMETERS)
     named = by_plain_name(state).items()
     return {name: one for name, one in named if isinstance(one, Tensor) and not name.startswith(of_tasks)}

@@ -108,7 +108,7 @@ class CheckpointWrite:
         return self.target
 
     def abandon(self, error: BaseException) -> None:
-        """Remove what was written, after `error`."""
+        """Remove the unfinished folder after `error`."""
         try:
             if self._is_first and self._staging.exists():
                 discard(self._staging)

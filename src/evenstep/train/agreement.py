@@ -1,8 +1,4 @@
-"""Comparison of the run's description on all ranks, before training.
-
-Each rank describes what it was given, and all compare it with the first rank's. It is asked once, before training;
-that ranks stay together while they train is the strategy's.
-"""
+"""Comparison of the run's description on all ranks, once before training."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -16,6 +12,7 @@ from evenstep.schema import plain_values
 from evenstep.tensors import named_parameters
 from evenstep.train.checks import check_same_on_all_ranks, check_ties
 from evenstep.train.run_state import updates_of
+from evenstep.train.state.settings import plain
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +23,10 @@ def _settings_of(data: Data) -> dict[str, object]:
     fingerprint = data.fingerprint()
     cut = cast("dict[str, object]", fingerprint.pop("cut", {}))
     return {**fingerprint, **cut}
+
+
+def _options_of(group: Mapping[str, Any]) -> object:
+    return plain({name: value for name, value in group.items() if name not in ("params", "param_names")}, 0)
 
 
 def _epochs_of(loop: "Loop") -> list[int]:
@@ -58,7 +59,7 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         "data": _settings_of(loop.feed.data),
         "evaluations": {name: _settings_of(data) for name, data in loop.evaluator.sets.items()},
         "optimizer": type(optimizer).__name__,
-        **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
+        **{f"optimizer.param_groups[{n}]": _options_of(group) for n, group in enumerate(optimizer.param_groups)},
         "the number of parameter groups": len(optimizer.param_groups),
         "lr_schedule": rates.factors([1, max(last // 2, 1), last], _epochs_of(loop) if rates.counts_epochs else [0]),
         "tasks": [*engine.parts.context.tasks],
@@ -77,18 +78,3 @@ def check_agreement(loop: "Loop", train: Training) -> None:
         {"the parameters of the optimizer's groups": groups, "requires_grad": flags},
     )
     check_ties(unwrapped(engine.model), groups)
-
-
-def options_of(group: Mapping[str, Any]) -> dict[str, object]:
-    """The options of a parameter group as plain values, such as its learning rate; not whose they are.
-
-    >>> options_of({"params": [], "param_names": ["0.weight"], "lr": torch.tensor(0.5), "rule": len})
-    {'lr': 0.5, 'rule': 'builtin_function_or_method'}
-    """
-    return {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return value if isinstance(value, int | float | str | tuple | list | dict | None) else type(value).__name__

@@ -197,7 +197,7 @@ class Checkpointer:
         return None
 
     def _is_of_a_disk(self, error: CheckpointError) -> bool:
-        # on other ranks than that of the disk it has no cause
+        # only the rank of the failing disk has the cause
         return any(self.folder.group.gather(isinstance(error.__cause__, OSError)))
 
     def _ended(self, result: SaveResult | None, *, raises: bool = False, goes_on: bool = True) -> None:

@@ -60,7 +60,7 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         )
     alone = isinstance(strategy, Strategy) and strategy.group.ranks == 1
     if alone and dist.is_initialized():
-        return  # a process that has joined the others trains by itself on purpose
+        return  # a process of a group trains alone on purpose
     if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
@@ -101,8 +101,8 @@ def check_own_models(strategy: Strategy, policies: Policies, precision: Precisio
         return
     if not averages:
         raise ArgumentError(
-            f"`strategy` is single, but there are {ranks} ranks, so each would train a model of its own: choose "
-            f"another, or add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
+            f"`strategy` is single, but there are {ranks} ranks, so each would train another model: choose `ddp`, or "
+            f"add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
             field="strategy",
         )
     if precision.retries_overflow or not isinstance(policies.non_finite, Stop):
@@ -118,16 +118,13 @@ def check_own_models(strategy: Strategy, policies: Policies, precision: Precisio
 
 # first hour
 def check_model(model: nn.Module) -> None:
-    """Raise EvenstepError unless the model is whole, has numbers, is on one device, and has something to train.
-
-    Of a model in stages all pipeline ranks call it together.
-    """
+    """Raise EvenstepError unless the model is unwrapped, on one device, and has parameters to train."""
     for name, part in model.named_modules():
         kinds = {kind.__name__ for kind in type(part).__mro__ if kind.__module__.startswith("torch.")}
         if wrapper := next((kind for kind in _WRAPPERS if kind in kinds), ""):
             raise ArgumentError(
-                f"`{name or 'model'}` is wrapped in torch's {wrapper}: give the model as it was before, and say by "
-                f"`strategy` how ranks share it.",
+                f"`{name or 'model'}` is wrapped in torch's {wrapper}: give the unwrapped model, and choose "
+                f"a `strategy`.",
                 field="model",
             )
     check_material(model)

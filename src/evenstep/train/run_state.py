@@ -93,7 +93,7 @@ class RunState:
         return {**state, **everybody[0], "each_rank": others}
 
     def replica(self) -> Replica | None:
-        """Parameters of which other ranks hold copies; None where each rank trains its own model."""
+        """Replicated parameters, to compare before a save; None where each rank trains its own model."""
         if self.holds_own_model:
             return None
         execution = self.engine.parts.execution

@@ -116,8 +116,8 @@ class TrainedParameters:
         """Raise ArgumentError unless the optimizer's groups are still those that the run was built with."""
         if not _same(list(map(_params, self._optimizer.param_groups)), self._groups):
             raise ArgumentError(
-                "the optimizer's groups have changed since the run was built: give it all groups before, and freeze "
-                "what is trained later.",
+                "the optimizer's groups have changed since the run was built: build the optimizer with all groups, and "
+                "freeze the parameters of later ones.",
                 field="optimizer",
             )
 

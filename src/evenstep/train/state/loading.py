@@ -106,7 +106,7 @@ def load_weights(
         )
         if report.faults() and not partial:
             raise CheckpointError(
-                f"the weights in `{weights.source}` are not those of {type(unwrapped(model)).__name__}: "
+                f"the weights in `{weights.source}` do not fit {type(unwrapped(model)).__name__}: "
                 f"{'; '.join(report.faults())}. Name the part by `only`, or load what fits by `partial`."
             )
         return weights, report

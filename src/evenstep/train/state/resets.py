@@ -33,7 +33,7 @@ def check_resets(resets: Collection[Reset], source: object) -> None:
     if resets and source == "auto":
         raise ArgumentError(
             f"`reset` with 'auto' would reset {', '.join(resets)} at each restart; give the path of the checkpoint, "
-            f"and the new run a folder of its own.",
+            f"and a new folder.",
             field="reset",
         )
 

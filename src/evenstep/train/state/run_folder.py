@@ -121,7 +121,7 @@ class RunFolder:
         """Check that no other run has left its results here, before this run writes anything."""
         if self.path is None or self.is_claimed:
             return
-        if not self.group.can_change:  # a process that comes back finds the files of its own run
+        if not self.group.can_change:  # a restarted process finds the files of this run
             self.group.first_rank_does(self._check_unused)
         self.is_claimed = True
 

@@ -64,9 +64,8 @@ def check_parts(state: Tree, parts: Sequence[str], owner: str) -> None:
     missing = [part for part in parts if part not in state]
     if missing:
         raise CheckpointError(
-            f"a state to load must come from `state_dict` of {owner}, but this one has no "
-            f"{', '.join(f'`{part}`' for part in missing)}; to begin with a model's weights only, call "
-            f"`evenstep.load_weights(model, PATH)` before {owner} is built (`init_from.path` in a run file).",
+            f"a state to load must come from `state_dict` of {owner}, but has no {', '.join(missing)}; load weights "
+            f"alone by `evenstep.load_weights(model, PATH)`, in a run file `init_from.path`.",
             field=missing[0],
         )
 
@@ -80,9 +79,9 @@ def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         if different.keys() == {"data"}:
             instead = f"begin with these data: {how_to_reset('data')}"
         raise CheckpointError(
-            f"the checkpoint is of another run, so going on from it would not be exact: "
-            f"{'; '.join(text for texts in different.values() for text in texts)}. Build the run as it was saved, or "
-            f"{instead}.",
+            f"going on from the checkpoint would not be exact: "
+            f"{'; '.join(text for texts in different.values() for text in texts)}. Build the run as in the checkpoint, "
+            f"or {instead}.",
             field=next(iter(different)),
         )
 

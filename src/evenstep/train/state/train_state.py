@@ -253,7 +253,7 @@ def _late_buffers(model: nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple
 def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
     if isinstance(tensor, Tensor):
         return tensor
-    # a tensor without elements is whole on each rank that holds it
+    # each rank that holds an empty tensor holds all of it
     local = tensor.local.new_empty(tensor.shape) if 0 in tensor.shape else tensor.local
     return Shard(local=local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
 
@@ -273,8 +273,8 @@ def _check_fits(
             faults.append(f"{name} is {found} instead of {wanted}")
     if faults:
         raise CheckpointError(
-            f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model that the "
-            f"checkpoint was saved from."
+            f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model of the "
+            f"checkpoint."
         )
 
 
