@@ -320,11 +320,9 @@ class PassReducer(ShardReducer):
 
         Args:
             work: this rank's micro-batches, or what they are cut into.
-            run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
-                removed here.
-            backward: whether passes come back.
+            run: runs a micro-batch without metrics and changed buffers; its gradients are removed here.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
-            last: whether no passes of another kind follow in this accumulation.
+            last: no passes of another kind follow in this accumulation.
         """
         here = [0.0] * (2 * self.group.ranks)
         example: Any = work[0] if work else self._examples.get(kind)

@@ -38,11 +38,7 @@ class ShardedTensorRef:
 
 
 def mapped(tree: Any, act: Callable[[Any], Any]) -> Any:
-    """The same dicts, lists and tuples, with `act(tensor)` in the place of each tensor or `ShardedTensorRef`.
-
-    >>> mapped({"step": 3, "last": [torch.ones(1), torch.zeros(2)]}, len)
-    {'step': 3, 'last': [1, 2]}
-    """
+    """The same dicts, lists and tuples, with `act(tensor)` in the place of each tensor or `ShardedTensorRef`."""
     if isinstance(tree, Tensor | ShardedTensorRef):
         return act(tree)
     if isinstance(tree, dict):
@@ -284,12 +280,7 @@ def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) ->
 
 
 def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
-    """‖g‖₂² over all parameters and their shards, 0-dim; the arguments are those of `each_norm`.
-
-    >>> three_four = [torch.tensor([3.0]), torch.tensor([4.0])]
-    >>> squared_norm(ParameterLayout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
-    tensor(25.)
-    """
+    """‖g‖₂² over all parameters and their shards, 0-dim; the arguments are those of `each_norm`."""
     if not layout.exact:
         each = norms([layout.local_shard(gradient) for gradient in gradients])
         squared = each.dot(each)

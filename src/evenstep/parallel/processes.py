@@ -329,11 +329,7 @@ class Processes(Group):
         return self._connections.add(made)
 
     def close(self, *, waits: bool = True) -> None:
-        """Leave the group.
-
-        Args:
-            waits: for those that have not yet been told why ranks fail, as this process ends.
-        """
+        """Leave the group, after a wait for those that have not yet read why ranks fail."""
         atexit.unregister(self.close)
         if not dist.is_initialized() or os.getpid() != self._process:
             return
@@ -443,11 +439,7 @@ def place_of(device: torch.device) -> int:
 
 
 def launched_group(device: torch.device) -> Group:
-    """The ranks that a launcher has started, for as long as this process lives; a group of one where none has.
-
-    Raises:
-        EvenstepError: the others did not come in time.
-    """
+    """The ranks that a launcher has started, for as long as this process lives; a group of one where none has."""
     info = rank_info_of(os.environ)
     if info is None or info.ranks == 1:
         return Group()
@@ -457,11 +449,7 @@ def launched_group(device: torch.device) -> Group:
 
 
 def device_of_rank(name: str) -> torch.device:
-    """The device by this name; "auto" and "cuda" are one accelerator for each rank, where a machine has several.
-
-    >>> device_of_rank("cpu")
-    device(type='cpu')
-    """
+    """The device by this name; "auto" and "cuda" are one accelerator for each rank, where a machine has several."""
     info = rank_info_of(os.environ)
     if name in ("auto", "cuda") and info is not None and torch.cuda.is_available():
         return torch.device("cuda", info.local_rank % torch.cuda.device_count())

@@ -62,13 +62,7 @@ class ElasticRank:
 
 
 def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
-    """The place that the environment gives to this process, in torchft's own names; None where it gives none.
-
-    >>> elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
-    ElasticRank(number=1, count=3, lighthouse='http://a:29510')
-    >>> elastic_rank_of({}) is None
-    True
-    """
+    """The place that the environment gives to this process, in torchft's own names; None where it gives none."""
     if ADDRESS not in environ or NUMBER not in environ:
         return None
     count = _number(environ, COUNT, least=1)

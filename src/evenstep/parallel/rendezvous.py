@@ -67,7 +67,7 @@ def _connected(info: RankInfo, timeout_s: float) -> Store:
 
 
 def _listens(info: RankInfo) -> bool:
-    """Try rank 0 quietly: torch's store logs every try, and hears no signal."""
+    """True if rank 0 listens; torch's store would log every try, and no signal ends its wait."""
     try:
         with socket.create_connection((info.address, info.port), timeout=_TRY_S) as tried:
             return tried.getsockname() != tried.getpeername()  # a port that is free may be given to the one who asks

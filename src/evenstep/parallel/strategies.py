@@ -211,16 +211,7 @@ def strategy_named(
     shard_ranks: int | None = None,
     gather_dtype: torch.dtype | None = None,
 ) -> Strategy:
-    """Strategy by name. One rank shares nothing, whatever the strategy.
-
-    Args:
-        name: one of `STRATEGIES`; "auto" is ddp.
-        reduction, blocks: of `Strategy`.
-        shard_ranks, gather_dtype: of `Fsdp`.
-
-    >>> type(strategy_named("ddp", Group())).__name__
-    'Single'
-    """
+    """Strategy by one of the names `STRATEGIES`; "auto" is ddp. One rank shares nothing, whatever the strategy."""
     name = choose("strategy", name, STRATEGIES)
     if group.ranks == 1 or name == "single":
         return Single(group, reduction=reduction, blocks=blocks)

@@ -1,4 +1,4 @@
-"""torchft's lighthouse, which gives all processes that ask the same list of those alive.
+"""Lighthouse of torchft: a list of the processes that are alive, equal for all that ask.
 
 It answers once everybody alive has asked, or the others were silent too long. Heartbeats begin with the first question.
 """

@@ -137,7 +137,7 @@ class Elastic(Group):
         except (EvenstepError, RuntimeError) as error:
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise
-            # whoever was lost is not in the next answer, and who was slow comes then
+            # a lost process is not in the next answer, and a slow one is
             logging.getLogger(__name__).debug("no group of %s: %s", _numbers(members), error)
             self._tries += 1
             return False
