@@ -3,12 +3,11 @@ from itertools import chain, pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.data import ReadOptions
-from evenstep.data.batching import cut_by_tokens, fitting, measure, shuffle_batches
+from evenstep.data.batching import cut_by_tokens, fitting, shuffle_batches
 
 
 def greedy_by_brute_force(lengths: list[int], max_tokens: int, max_samples: int | None) -> list[list[int]]:
@@ -73,13 +72,6 @@ def test_ranks_run_whole_blocks(num_microbatches: int, ranks: int, blocks: int) 
         assert max(map(len, held)) - min(map(len, held)) <= 1
     else:
         assert shares == [replace(one, blocks=None).share(n) for one in options]
-
-
-@pytest.mark.parametrize("lengths", [[3, 0, 2], np.array([3, 0, 2]), torch.tensor([3, 0, 2]), [3, 0, 2].__getitem__])
-def test_lengths_are_taken_from_a_list_an_array_a_tensor_or_a_function(lengths: object) -> None:
-    measured = measure(lengths, 3)
-    assert measured.tolist() == [3, 0, 2]
-    assert measured.dtype == np.int64
 
 
 def test_oversized_samples_can_be_left_out() -> None:

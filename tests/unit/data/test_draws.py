@@ -9,8 +9,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, WeightedRandomSampler
 
 from evenstep.data import Data, MapData, Position, ReadOptions, data_of
-from evenstep.errors import ArgumentError
-from refused import refused
 
 
 class Noisy(Dataset[tuple[int, float]]):
@@ -56,12 +54,6 @@ def test_a_sample_that_is_drawn_twice_has_other_random_numbers(num_workers: int)
     assert len({noise for _, noise in microbatch.data}) == 3
 
 
-def test_lengths_are_those_of_the_drawn_samples() -> None:
-    data = MapData(range(3), global_batch_tokens=12, lengths=[2, 3, 20], oversized="skip", sampling=[1, 1, 9])
-    for batch in islice(data.batches(ReadOptions(seed=1)), 20):
-        assert {*batch.microbatches[0].samples} <= {0, 1}
-
-
 @pytest.mark.parametrize(
     "sampler", [WeightedRandomSampler([0.0, 1.0, 1.0], 8), RandomSampler(range(3), replacement=True, num_samples=8)]
 )
@@ -70,12 +62,6 @@ def test_a_loader_that_draws_is_taken_over(sampler: Any) -> None:
     assert data.num_batches(0, seed=1) == 2
     found = set(chain(*drawn(data, 10)))
     assert found == ({1, 2} if isinstance(sampler, WeightedRandomSampler) else {0, 1, 2})
-
-
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, float("nan")], "ab"])
-def test_weights_that_cannot_be_are_refused(weights: Any) -> None:
-    with refused(ArgumentError, "sampling") if weights != "ab" else pytest.raises(ValueError):
-        MapData([1, 2], global_batch_size=1, sampling=weights)
 
 
 def test_a_dataset_that_shrinks_names_its_length() -> None:

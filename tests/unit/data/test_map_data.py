@@ -170,12 +170,6 @@ def whole_epoch(sampling: Sampling, epoch: int = 0) -> list[list[int]]:
     return [batches.batch(number).tolist() for number in range(batches.num_batches)]
 
 
-def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
-    lengths = [1, 6, 2, 3, 2, 1]
-    data = MapData(range(6), global_batch_size=6, micro_batch_tokens=6, lengths=lengths, shuffle=False)
-    assert samples(taken(data, 1)[0]) == [[0, 5, 2], [4, 3], [1]]
-
-
 def test_sorting_by_length_wastes_little_of_the_budget() -> None:
     lengths = np.random.default_rng(3).integers(1, 200, 4000)
     batches = whole_epoch(Sampling(num_samples=4000, global_batch_tokens=4000, lengths=lengths))

@@ -87,13 +87,3 @@ def test_small_orders_over_epochs_have_even_places_neighbours_and_distances(num_
     assert abs(deviation(others, epochs / num_samples, num_samples * (num_samples - 1) - 1)) < 4
     distances = np.bincount(((second - first) % num_samples).ravel(), minlength=num_samples)[1:]
     assert abs(deviation(distances, distances.mean(), num_samples - 2)) < 4
-
-
-@pytest.mark.parametrize("num_samples", [1009, 4096, 10_007, 99_999, 2**20, 2**21 + 1])
-def test_a_large_order_is_spread_evenly_and_neighbours_are_independent(num_samples: int) -> None:
-    cells = 64 if num_samples > 40_000 else 10  # of a side: some ten samples in each of the squares
-    visited = order(num_samples, seed=7, epoch=0)
-    pairs = ((np.arange(num_samples), visited), (visited[:-1], visited[1:]), (visited[:-2], visited[2:]))
-    for first, second in pairs:
-        counts = np.bincount(first * cells // num_samples * cells + second * cells // num_samples, minlength=cells**2)
-        assert abs(deviation(counts, num_samples / cells**2, (cells - 1) ** 2)) < 4

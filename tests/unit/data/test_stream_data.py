@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset
 
-from evenstep.data import Batch, GlobalBatch, MapData, Position, ReadOptions, StreamData, UpdateData, batches_in
-from evenstep.errors import ArgumentError, DataError
+from evenstep.data import Batch, GlobalBatch, Position, ReadOptions, StreamData, UpdateData, batches_in
+from evenstep.errors import DataError
 from refused import refused
 
 
@@ -72,21 +71,6 @@ class Dealt(Counting):
             self.next += self.ranks
             yield self.next - self.ranks + self.rank
         self.next = 0
-
-
-class Remembering(Dataset[int]):
-    """Six samples, each of which is the epoch that was last told."""
-
-    epoch = -1
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> int:
-        return self.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
 
 def by_samples(stream: object, global_batch_size: int, **options: object) -> StreamData:
@@ -213,16 +197,6 @@ def test_items_of_a_batch_that_failed_are_given_again() -> None:
         faults = ["no weight"]
 
 
-def test_a_stream_stays_in_its_epoch_though_a_part_of_its_dataset_is_evaluated_meanwhile() -> None:
-    dataset = Remembering()
-    trained = StreamData(DataLoader(dataset, batch_size=2), batched=True, samples_in=len)
-    evaluated = MapData(Subset(dataset, [0, 1]), global_batch_size=2)
-    batches = trained.batches(ReadOptions(start=Position(epoch=3), seed=1))
-    for expected in ([3, 3], [3, 3], [3, 3], [4, 4]):
-        assert next(batches).microbatches[0].data.tolist() == expected
-        assert taken(evaluated, 1)[0].microbatches[0].data.tolist() == [0, 0]
-
-
 # --- Several ranks.
 
 
@@ -241,14 +215,6 @@ def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream(
     assert [[list(one.data) for one in batch.microbatches] for batch in of_ranks] == expected
     numbers = [one.index for batch in of_ranks for one in batch.microbatches]
     assert numbers == list(range(of_ranks[0].num_microbatches))
-
-
-def test_a_rank_that_would_get_nothing_is_refused() -> None:
-    for data in (StreamData([1], batched=True, num_microbatches=2), StreamData([1], global_batch_size=2)):
-        with refused(ArgumentError, "micro_batch_size"):
-            data.batches(ReadOptions(seed=1, ranks=3))
-    with refused(ArgumentError, "micro_batch_size"):  # ranks of a global state must take equally many
-        by_samples(Dealt(21, 0, 3), 8, micro_batch_size=2).batches(ReadOptions(seed=1, ranks=3))
 
 
 def test_an_epoch_of_unequal_streams_ends_with_the_longest_and_nothing_is_dropped_or_repeated() -> None:

@@ -118,8 +118,3 @@ def test_unknown_and_unequal_ties_and_shared_modules_are_refused() -> None:
     shared = nn.Linear(2, 2)
     with pytest.raises(ArgumentError):
         PipelineModel([shared, nn.ReLU(), shared])
-
-
-def test_compiling_keeps_the_names() -> None:
-    wrapped = PipelineModel([torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)])  # type: ignore[list-item]
-    assert list(wrapped.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
