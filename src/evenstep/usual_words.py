@@ -58,9 +58,5 @@ VALUES = {"fp16": "16-mixed", "fp32": "32-true", "fp8": "float8-mixed", "deepspe
 
 
 def name_for(word: str) -> str:
-    """End of a sentence about a name that this package has not.
-
-    >>> name_for("EarlyStopping"), name_for("Nothing")
-    ('; here it is `evenstep.EarlyStop`', '')
-    """
+    """End of a sentence about a name that this package has not."""
     return f"; here it is `evenstep.{_NAMES[word]}`" if word in _NAMES else ""

@@ -14,7 +14,8 @@ from torch import nn
 from evenstep.arguments import advice, first_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
-from evenstep.cli.session import Session, building, on_ranks
+from evenstep.cli.session import building, on_ranks
+from evenstep.config.build import RunParts
 from evenstep.config.load import settings_of
 from evenstep.config.run import DataTable
 from evenstep.config.target import OpenRun, open_run
@@ -67,14 +68,13 @@ class OneUpdate(Hook):
 def _check(run: OpenRun, folder: Path, group: Group) -> int:
     config = run.config
     saved = complete_checkpoints(folder / "checkpoints") if config.resume == "auto" else []
-    with building(run, group, begins=not saved) as session:
-        parts = session.parts
+    with building(run, group, begins=not saved) as parts:
         for data in parts.evaluations.values():
             data.limit_batches = 1
         one = OneUpdate()
         one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
-        trainer = session.for_trial().trainer(hooks=[one], kept=run.plain())
-        lines = described(session, trainer)
+        trainer = parts.for_trial().trainer(hooks=[one], kept=run.plain())
+        lines = described(parts, trainer)
         if trainer.group.rank == 0:
             print("\n".join(lines), flush=True)
         writers_of(parts.writers, folder=None, every_updates=1)  # an extra may be missing
@@ -121,9 +121,9 @@ def _print_result(one: OneUpdate, metrics: Mapping[str, float]) -> None:
     )
 
 
-def described(session: Session, trainer: Trainer) -> list[str]:
+def described(parts: RunParts, trainer: Trainer) -> list[str]:
     """Lines about the model, the data and the length of a run; all ranks call it together."""
-    parts, config = session.parts, session.config
+    config = parts.config
     parameters, trained = parameters_of(parts.model)
     some = "" if trained == parameters else f" ({trained:,} of them trained)"
     engine = trainer.engine.parts
@@ -148,12 +148,12 @@ def described(session: Session, trainer: Trainer) -> list[str]:
     if config.data is not None:
         lines.append(f"update      {_global_batch(config.data)}")
     lines += [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
-    lines.append(f"run         {_length(session, trainer)}, precision {config.precision}, seed {config.seed}")
+    lines.append(f"run         {_length(parts, trainer)}, precision {config.precision}, seed {config.seed}")
     return lines
 
 
-def _length(session: Session, trainer: Trainer) -> str:
-    data, config = session.parts.data, session.config
+def _length(parts: RunParts, trainer: Trainer) -> str:
+    data, config = parts.data, parts.config
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     if config.train.epochs is not None:
         return f"{length} ({config.train.epochs} epochs)"

@@ -158,8 +158,8 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
             raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 
         def work(group: Group) -> int:
-            with building(run, group) as session:
-                found = find_lr(session.for_trial().trainer(), **given)
+            with building(run, group) as parts:
+                found = find_lr(parts.for_trial().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)
             return EXIT_DONE

@@ -146,18 +146,18 @@ def _from_here(setting: Setting) -> Setting:
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     """Train a run in its folder, from a source of `where_to_begin`; gives the exit code."""
     resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
-    with redirect_stdout(cast("Any", Screen(sys.stdout))), building(run, group, begins=not resumes) as session:
-        hooks = session.parts.hooks
+    with redirect_stdout(cast("Any", Screen(sys.stdout))), building(run, group, begins=not resumes) as parts:
+        hooks = parts.hooks
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]
-        trainer = session.trainer(folder=folder, hooks=hooks, writers=session.parts.writers, kept=run.plain())
+        trainer = parts.trainer(folder=folder, hooks=hooks, writers=parts.writers, kept=run.plain())
         first = trainer.group.rank == 0
-        lines = described(session, trainer)
+        lines = described(parts, trainer)
         if first:
             print("\n".join([f"run folder  {folder}", *lines]), flush=True)
         with idle_loop(trainer, "train").checkpointer.folder.hold(), _removed_without_updates(folder, trainer):
             _begin(trainer, source, run.config.reset)
-            prints_end = first and "console" not in session.parts.writers
+            prints_end = first and "console" not in parts.writers
             group.first_rank_does(lambda: publish(run, folder))
             with _noting_how_to_resume(folder, trainer):
                 code = train_to_end(trainer, group, prints_end=prints_end)

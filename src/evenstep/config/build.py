@@ -31,8 +31,8 @@ from evenstep.optim.modes import Modes
 from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
-from evenstep.options import Checkpointing, Training, WriterName
-from evenstep.parallel import Mesh, device_of_rank
+from evenstep.options import Checkpointing, Evaluation, Training, WriterName
+from evenstep.parallel import Mesh, Strategy, device_of_rank
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
@@ -49,15 +49,9 @@ _Made = TypeVar("_Made")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """The parts of a run.
+    """The parts of a run, its model on the CPU.
 
     Args:
-        model: on the CPU, as initialised.
-        task: one, or several by name.
-        data: the training set, or a mixture of the training sets of several tasks.
-        evaluations: the evaluation sets, by name.
-        hooks: of the run file, in its order.
-        writers: of the metrics: names, and objects that the run file says by targets.
         groups: of the optimizer, in words, where the configuration makes some.
         loaded: weights that the model begins with, or None.
     """
@@ -72,6 +66,7 @@ class RunParts:
     writers: Sequence[Writer | WriterName]
     groups: Sequence[str] = ()
     loaded: LoadedWeights | None = None
+    strategy: Strategy | None = None
 
     def trainer(
         self,
@@ -85,7 +80,7 @@ class RunParts:
 
         Args:
             kept: plain values that are kept with each checkpoint, such as the resolved configuration.
-            more: further arguments of the trainer, such as `folder` and `evaluations`.
+            more: further arguments of the trainer, such as `folder`.
         """
         config = deepcopy(self.config)  # some objects in it keep the state of one run
         checkpoint = Checkpointing() if more.get("folder") is None else config.checkpoint
@@ -95,6 +90,8 @@ class RunParts:
                 task=self.task,
                 optimizer=self.optimizer,
                 data=self.data,
+                evaluations=self.evaluations,
+                strategy=self.strategy,
                 updates=config.train.updates,
                 epochs=config.train.epochs,
                 seed=config.seed,
@@ -109,6 +106,15 @@ class RunParts:
                 log=replace(config.log, writers=tuple(writers)),
                 **more,
             )
+
+    def for_trial(self) -> "RunParts":
+        """The same without rewinds, as a trial keeps no checkpoint, and with an evaluation at each update."""
+        failures = self.config.failures
+        if str(failures.non_finite).startswith("rewind"):
+            failures = replace(failures, non_finite="stop")
+        if str(failures.loss_spike).startswith("rewind"):
+            failures = replace(failures, loss_spike="report")
+        return replace(self, config=replace(self.config, failures=failures, evaluation=Evaluation(every_updates=1)))
 
     def first_inputs(self, device: torch.device) -> tuple[GlobalBatch, Any]:
         """The first global batch, and the model's inputs of its first micro-batch, on `device`."""

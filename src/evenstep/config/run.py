@@ -15,7 +15,7 @@ from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import Grouping, ParameterGroup
-from evenstep.optim.schedules import AnySchedule, Constant
+from evenstep.optim.schedules import AnySchedule, Constant, LrSchedule
 from evenstep.options import (
     STANDARD_WRITERS,
     Checkpointing,
@@ -433,6 +433,13 @@ class RunConfig:
     def evaluations(self) -> list[str]:
         """Names of the evaluations, of all tasks together."""
         return list(dict.fromkeys(name for table in self.sets.values() for name in table.evaluations))
+
+    @property
+    def schedules(self) -> dict[str, LrSchedule]:
+        """Every LR schedule by its key."""
+        groups = self.optimizer.groups.items()
+        own = {f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in groups}
+        return {"lr_schedule": self.lr_schedule, **{key: one for key, one in own.items() if one is not None}}
 
     @property
     def precision(self) -> str:

@@ -52,7 +52,7 @@ def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(
     exported = load_file("model.safetensors")
     with open_run(Path("runs/tiny/config.toml")) as opened:
         parts = build_parts(opened)
-        trainer = parts.trainer(evaluations=parts.evaluations)
+        trainer = parts.trainer()
         trainer.resume("runs/tiny")
         trained = {name: value.clone() for name, value in trainer.model.state_dict().items()}
         parts.optimizer.eval()  # type: ignore[attr-defined]

@@ -229,7 +229,6 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         folder=tmp_path / "run",
         hooks=parts.hooks,
         writers=parts.config.log.writers,
-        evaluations=parts.evaluations,
     )
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
     assert names == [

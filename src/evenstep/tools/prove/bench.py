@@ -218,9 +218,7 @@ def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
         data.limit_batches = 1
 
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
-        return replace(parts, data=data).trainer(
-            hooks=hooks, evaluations=parts.evaluations, strategy=strategy, folder=folder, kept=opened.plain()
-        )
+        return replace(parts, data=data, strategy=strategy).trainer(hooks=hooks, folder=folder, kept=opened.plain())
 
     own: Task | Mapping[str, Task] = parts.task
     given = config.train.coefficients
