@@ -4,7 +4,6 @@ import gc
 import random
 import weakref
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,58 +284,10 @@ def test_a_forward_that_writes_into_its_buffer_is_refused_by_name() -> None:
         run.update(microbatches=batches(1))
 
 
-class Tells(nn.Module):
-    """Writes into what it is called with: a list, a mapping, or an object that holds such in another."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.linear, self.kind = nn.Linear(WIDTH, WIDTH), kind
-
-    def forward(self, x: Tensor, told: Any) -> Tensor:
-        if self.kind == "slots":
-            told.scale *= 0.5
-            x = told.scale * x
-        held = told.held.values if self.kind == "object" else told.values if self.kind == "slots" else told
-        if self.kind == "list":
-            held.append(self.linear(x).square().mean(1))
-        else:
-            held["h"] = held["h"] + self.linear(held["h"]).tanh()
-        return self.linear(x).tanh()
-
-
 @dataclass(slots=True)
 class Slotted:
     values: dict[str, Tensor]
     scale: float = 2.0
-
-
-class Told(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.first, self.blocks = nn.Linear(4, WIDTH), nn.ModuleList(Tells(kind) for _ in range(3))
-        self.last, self.kind = nn.Linear(WIDTH, 1), kind
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        values: Any = [] if self.kind == "list" else {"h": x}
-        told = SimpleNamespace(held=SimpleNamespace(values=values)) if self.kind == "object" else values
-        told = Slotted(values) if self.kind == "slots" else told
-        for block in self.blocks:
-            x = block(x, told)
-        more = sum(values) if self.kind == "list" else values["h"].mean(1)
-        return self.last(x) + more[:, None]
-
-
-@pytest.mark.parametrize("kind", ["list", "mapping"])
-def test_what_a_block_writes_into_its_arguments_arrives_and_is_not_there_when_it_is_computed_again(kind: str) -> None:
-    states: list[nn.Module] = []
-    for which in ("none", "blocks"):
-        torch.manual_seed(0)
-        states.append(Told(kind))
-        run = engine(states[-1], which)
-        for batch in batches(3):
-            run.update(batch)
-    assert_same_state(*states)
 
 
 # which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Loss, Task, Training
-from evenstep.errors import ArgumentError, NonFiniteError
+from evenstep import Ema, Engine, Task, Training
+from evenstep.errors import ArgumentError
 from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train import Aborted, Committed
-from evenstep.train.blocks import choose_modules
 from evenstep.train.compiled import compiled_parts
 from refused import refused
 
@@ -129,15 +128,6 @@ def test_blocks_are_compiled_one_by_one_and_single_operations_are_not() -> None:
     assert [*compiled_parts(Listed(1))] == [""]
 
 
-def test_blocks_are_those_that_are_meant_by_checkpointing() -> None:
-    def several() -> nn.Module:
-        return nn.Sequential(Block(), Block())
-
-    model = nn.ModuleDict({"down": nn.ModuleList([several(), several()]), "up": nn.ModuleList([nn.Tanh(), Block()])})
-    names = tuple(compiled_parts(model))
-    assert names == choose_modules(model, "blocks").names == ("down.0.0", "down.0.1", "down.1.0", "down.1.1")
-
-
 @pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_a_compiled_run_is_the_run_that_is_not_in_other_formats(precision: str) -> None:
@@ -230,14 +220,6 @@ def test_a_run_is_resumed_with_the_same_bits_and_only_compiled() -> None:
 
 
 @pytest.mark.usefixtures("as_found")
-def test_an_engine_that_does_not_compile_runs_the_model_as_it_is_written() -> None:
-    model = chain()
-    engine_of(model).update(microbatches=batches(0))
-    engine_of(model, "off")
-    assert not any(map(forwards.is_compiled, model.modules()))
-
-
-@pytest.mark.usefixtures("as_found")
 def test_statistics_of_aborted_updates_are_taken_back() -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:
@@ -258,36 +240,6 @@ def test_statistics_of_aborted_updates_are_taken_back() -> None:
     assert "loss" in str(engine.explain(outcome)[1])
 
 
-@pytest.mark.usefixtures("as_found")
-def test_the_module_inside_a_block_that_is_not_finite_is_named() -> None:
-    model = chain()
-    engine = engine_of(model)
-    engine.update(microbatches=batches(0))
-    with torch.no_grad():
-        model.get_parameter("2.inner.weight").fill_(float("nan"))
-    outcome = engine.update(microbatches=batches(1))
-    assert isinstance(outcome, Aborted)
-    error = engine.explain(outcome)[1]
-    assert isinstance(error, NonFiniteError) and "`2.inner`" in str(error)
-
-
-@pytest.mark.usefixtures("as_found")
-def test_a_hook_that_comes_later_is_called_inside_of_a_block_as_well() -> None:
-    model = chain()
-    engine = engine_of(model)
-    engine.update(microbatches=batches(0))
-    seen: list[int] = []
-
-    def notes(*_: Any) -> None:
-        seen.append(1)
-
-    handle = model.get_submodule("1.inner").register_forward_hook(notes)
-    engine.update(microbatches=batches(1))
-    handle.remove()
-    engine.update(microbatches=batches(2))
-    assert len(seen) == 2
-
-
 @pytest.mark.slow
 def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits() -> None:
     torch.compiler.reset()
@@ -297,62 +249,3 @@ def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits(
     other = trained(chain(stages=3), updates=50)
     assert torch.equal(one, other)
     assert (one - eager).norm() / eager.norm() < 1e-6
-
-
-def test_threads_that_look_into_aborts_at_once_leave_torch_compiling() -> None:
-    from threading import Barrier, Thread
-
-    from evenstep.pipeline.compiled import as_written
-
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # so that there is something to hold back
-    entered, left = Barrier(2), Barrier(2)
-
-    def look(first: bool) -> None:
-        with as_written():
-            entered.wait(10)
-            if not first:
-                left.wait(10)
-        if first:
-            left.wait(10)
-
-    threads = [Thread(target=look, args=(first,)) for first in (True, False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    seen: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        seen.append(len(inputs))
-        return graph.forward
-
-    torch.compile(lambda x: x * 2, backend=backend)(torch.ones(1))
-    assert seen
-
-
-@pytest.mark.usefixtures("as_found")
-def test_losses_and_metrics_of_a_compiled_run_are_sums_over_weights_as_without() -> None:
-    """Micro-batches of 4 and 3: neither a mean of their means, nor a sum of their accuracies."""
-
-    class Counts(Squares):
-        def loss(self, output: Tensor, batch: Any) -> Any:
-            error = (output.squeeze(-1) - batch[1]) ** 2
-            return Loss(error.sum(), metrics={"close": ((error < 1.0).sum(), len(error))})
-
-    found: list[dict[str, float]] = []
-    errors: list[Tensor] = []
-    for compile in ("model", "off"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, WIDTH), Block(0.0), Block(0.0), nn.Linear(WIDTH, 1))
-        errors = [(model(x).squeeze(-1) - y).detach() ** 2 for x, y in batches(0, (4, 3))]
-        train = Training(compile=compile, check_loss=False)  # type: ignore[arg-type]
-        engine = Engine(model, Counts(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=train)
-        outcome = engine.update(microbatches=batches(0, (4, 3)))
-        assert isinstance(outcome, Committed)
-        metrics = outcome.metrics()
-        found.append({name: metrics[name] for name in ("loss", "close")})
-    every = torch.cat(errors)
-    assert found[0] == found[1]
-    assert found[0]["loss"] == pytest.approx(float(every.mean()))
-    assert found[0]["close"] == pytest.approx(float((every < 1.0).float().mean()))
-    assert found[0]["close"] != pytest.approx(sum(float((one < 1.0).float().mean()) for one in errors) / 2)

@@ -117,26 +117,6 @@ def test_two_ranks_have_the_bits_of_one(strategy: Any, on_ranks: Callable[..., l
         assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), found, strict=True))
 
 
-def test_a_teacher_may_have_modules_and_weights_in_several_places() -> None:
-    class Twice(nn.Module):
-        def __init__(self, body: nn.Module, *, tied: bool) -> None:
-            super().__init__()
-            self.first, self.second = body, body if tied else nn.Linear(3, 3).double()
-            self.second.weight, self.head = body.weight, nn.Linear(3, 1).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.second(self.first(x).tanh()))
-
-    for tied in (True, False):
-        torch.manual_seed(0)
-        model = Twice(nn.Linear(3, 3).double(), tied=tied)
-        plain = copy.deepcopy(model)
-        # without decay the teacher is the model before the update, and adds nothing to the gradient
-        trainer_of(model, train=Training(ema=Ema(decay=0.0))).train()
-        trainer_of(plain, Ignores(), train=Training(ema=Ema(decay=0.0))).train()
-        assert furthest(model, [*plain.parameters()]) < 1e-12
-
-
 def test_the_teacher_leaves_no_trace_where_nothing_is_made_of_it() -> None:
     class Without(Ignores):
         uses_average = False

@@ -3,7 +3,6 @@
 import random
 import warnings
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -308,23 +307,6 @@ def test_the_layers_of_a_whole_model_draw_as_the_caller_wants_outside_of_trainin
     first = model(torch.ones(3, 4))
     second = model(torch.ones(3, 4))
     assert not torch.equal(first, second)
-
-
-def test_a_copy_of_the_model_that_a_loss_makes_seeds_nothing() -> None:
-    model, seeds = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), set[int]()
-
-    class Copies(Square):
-        slow: nn.Module | None = None
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            self.slow = self.slow or deepcopy(model).eval()
-            before = torch.initial_seed()
-            self.slow(batch[0])
-            seeds.add(torch.initial_seed() - before)
-            return super().loss(output, batch)
-
-    trained(model, task=Copies(), updates=2, evaluations={})
-    assert seeds == {0}
 
 
 def test_layers_that_are_compiled_one_by_one_are_keyed_as_in_stages() -> None:

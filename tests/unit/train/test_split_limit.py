@@ -50,23 +50,6 @@ def test_named_tuples_lists_and_shared_values_are_cut_as_their_kind() -> None:
     assert first.y["table"] is shared
 
 
-class Edges:
-    """Graphs in one, of which the first dimension of some tensors is 2 whatever they are."""
-
-    def __init__(self, graphs: int) -> None:
-        self.edges, self.y = torch.zeros(2, 3 * graphs), torch.zeros(graphs)
-
-
-def test_graphs_that_a_task_cuts_are_counted_down_to_the_last_though_their_edges_have_two_rows() -> None:
-    class Halves(Count):
-        def split(self, batch: Any) -> list[Any]:
-            half = (len(batch.y) + 1) // 2
-            return [Edges(half), Edges(len(batch.y) - half)] if len(batch.y) > 1 else [batch]
-
-    pieces = SplitLimit(1).pieces(Halves(), SubBatch(Edges(5), num_samples=5))
-    assert [piece.num_samples for piece in pieces] == [1] * 5
-
-
 def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
     class Once(Count):
         def weight(self, batch: Any) -> float:

@@ -291,15 +291,6 @@ def test_dropout_depends_on_seed_update_and_microbatch_only() -> None:
     assert not torch.equal(run(3, False), run(4, False))
 
 
-def test_the_callers_generators_are_left_as_they_were() -> None:
-    trainer = trainer_of(network(), dataset([1.0] * 24), micro=4)
-    torch.manual_seed(7)
-    wanted = torch.rand(3)
-    torch.manual_seed(7)
-    trainer.train()
-    assert torch.equal(torch.rand(3), wanted)
-
-
 @pytest.mark.parametrize("settle", [None, 5])
 def test_a_batch_without_weight_changes_nothing_of_the_updates_after_it(settle: int | None) -> None:
     data = [(x.float(), y.float(), w.float()) for x, y, w in dataset([1.0] * 12 + [0.0] * 12 + [1.0] * 36)]
