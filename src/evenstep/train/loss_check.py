@@ -1,8 +1,6 @@
 """Checks, before the first update, that the loss of each task is a sum over the units that its weight counts.
 
-One micro-batch of a task runs forward twice whole and once in two halves, in evaluation mode and without gradients.
-Losses and weights of the halves must add up to those of the whole: otherwise the gradient depends on how batches are
-cut. A loss that differs between the two passes of the whole is random, and is not compared. The check leaves no trace.
+A micro-batch runs forward twice whole and once in two halves. Losses and weights of the halves must add up.
 """
 
 import math
@@ -116,10 +114,6 @@ class LossCheck:
         return self._compare(task, one.index, known, self._tolerance(narrow=recorder.narrow))
 
     def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Microbatch | None, list[SubBatch]]:
-        """First micro-batch with a weight in all its parts; its pieces are the whole, the whole again, and the parts.
-
-        A task that raises here raises again in the update.
-        """
         try:
             for one in microbatches:
                 whole = self.context.cuts.pieces(task, whole_of(one))[0]
@@ -158,9 +152,6 @@ class LossCheck:
         try:
             silent = self.context.silently()
             run_forwards(silent, self.execution, weights, recorder, path=("check",), kind=f"check {name}")
-        except Exception as error:
-            error.add_note(f"It was raised while the loss was compared with that of halves; {_OFF} leaves that out.")
-            raise
         finally:
             for stage in self.execution.evaluator.stages.values():
                 stage.forget()
@@ -227,12 +218,6 @@ def differs(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) 
 @final
 @dataclass(slots=True)
 class _Losses:
-    """Observer that keeps the losses of a task.
-
-    Attributes:
-        narrow: True if an output is of 16 bits.
-    """
-
     losses: list[Any] = field(default_factory=list)
     narrow: bool = False
 

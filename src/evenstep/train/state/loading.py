@@ -146,7 +146,6 @@ def _meant(patterns: Sequence[str], known: set[str]) -> set[str]:
 
 
 def _prefix(weights: StoredWeights, meant: set[str]) -> str:
-    """Text before most of the model's names in the file."""
     there = weights.outlines
     if not meant.isdisjoint(there):
         return ""
