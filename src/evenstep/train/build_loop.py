@@ -99,6 +99,7 @@ def build_loop(
             pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=failures.max_skipped_samples,
             phases=engine.phases,
+            requests=requests,
         ),
         policies=setup.policies,
         evaluator=evaluator,

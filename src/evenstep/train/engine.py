@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Position
 from evenstep.data.seeding import drawing_alone
+from evenstep.errors import TaskError
 from evenstep.events import Bus, Incident, UpdateEvent
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
@@ -80,6 +81,8 @@ class Engine:
     >>> type(outcome).__name__, outcome.update, outcome.weight, round(model.weight.item(), 1)
     ('Committed', 200, 4.0, 2.0)
     """
+
+    _num_updates = 0  # of all engines: after those of others, parameters may have gradients
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class Engine:
         connect(self, setup.tasks.by_name)
         for parameter in self.model.parameters():
             parameter.grad = None
+        self._num_before = Engine._num_updates
 
     @property
     def progress(self) -> Progress:
@@ -183,8 +187,10 @@ class Engine:
 
         Raises:
             EvenstepError: the update failed. Nothing has changed then, unless a note of the error says so.
+            TaskError: a parameter has a gradient before the first update: `update` makes the backward itself.
         """
         given = _given(batch, microbatches)
+        self._check_gradients()
         with self._alone("update"):
             before, was_whole = self.progress.update, self.parts.core.is_whole
             try:
@@ -195,6 +201,18 @@ class Engine:
                 elif was_whole and not self.parts.core.is_whole:
                     error.add_note("It came while the state was changed, so it is that of no update; load another.")
                 raise
+
+    def _check_gradients(self) -> None:
+        """Other engines may leave gradients in this model, as in a GAN, but not before the first update of all."""
+        if self.progress.update == 0 and Engine._num_updates == self._num_before:
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    raise TaskError(
+                        f"`{name}` has a gradient before the first update, which makes the backward itself: leave out "
+                        f"your `backward()`, or set gradients to None.",
+                        field=name,
+                    )
+        Engine._num_updates += 1
 
     def _alone(self, method: str) -> AbstractContextManager[None]:
         return drawing_alone(method) if self.group.ranks == 1 else nullcontext()

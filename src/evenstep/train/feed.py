@@ -9,6 +9,7 @@ from typing import Any, Self, cast, final
 from evenstep.data import Data, GlobalBatch, Position, ReadOptions
 from evenstep.errors import DataError
 from evenstep.parallel import Reducers
+from evenstep.train.requests import BrokenOff, Requests
 from evenstep.train.timing import Phases
 
 _REMEMBERED_UPDATES = 10_000
@@ -24,6 +25,7 @@ class Feed:
         seed: of the data's order and augmentation.
         pin_memory: put batches into pinned memory.
         max_skipped_samples: unreadable samples that may be left out before the run stops.
+        requests: a signal breaks off waiting for a batch.
 
     Attributes:
         ended: the data have no more.
@@ -36,6 +38,7 @@ class Feed:
     pin_memory: bool
     max_skipped_samples: int
     phases: Phases
+    requests: Requests
     ended: bool = False
     data_s: float = 0.0
     _batches: Iterator[GlobalBatch] = field(default_factory=lambda: iter(()))
@@ -62,7 +65,7 @@ class Feed:
         )
         batches = self.data.batches(options)
         with closing(cast("Any", batches)):
-            self._batches = batches
+            self._batches = self.requests.reading(batches, group)
             yield self
 
     def __iter__(self) -> Self:
@@ -81,7 +84,9 @@ class Feed:
             return next(self._batches)
         except StopIteration:
             self.ended = True
-            return None
+        except BrokenOff:
+            pass  # the loop ends for the stop that was requested
+        return None
 
     def take_again(self, batches: Sequence[GlobalBatch]) -> None:
         """Let `batches` come next, in their order."""

@@ -1,14 +1,16 @@
 """Requests of hooks, signals and users, which the loop executes at the end of an update, on all ranks together."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeVar, final
 
 from evenstep.data import Position
 from evenstep.errors import EvenstepError
 from evenstep.events import Hook
 from evenstep.parallel import Group
+
+T = TypeVar("T")
 
 
 class End(NamedTuple):
@@ -39,8 +41,11 @@ class Rewind(EvenstepError):
         self.update, self.past = update, past
 
 
-class BrokenOff(Exception):
-    """Raised between the batches of an evaluation, where a stop can't wait."""
+class BrokenOff(BaseException):
+    """Raised where a stop can't wait: between the batches of an evaluation, and by a signal while data are read.
+
+    It is no `Exception`, so that code which reads samples does not take it for an unreadable one.
+    """
 
 
 class Agreed(NamedTuple):
@@ -69,6 +74,7 @@ class Requests:
     requeue: bool = False
     is_urgent: bool = False
     pollers: Sequence[Hook] = ()
+    _is_reading: bool = False
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update; the last reason counts, but a stop for good comes before a requeue."""
@@ -77,9 +83,27 @@ class Requests:
             self.stop, self.requeue = reason or "asked to stop", requeue
 
     def signal(self, reason: str, *, requeue: bool) -> None:
-        """Stop because of a signal, in whose handler this is called."""
+        """Stop because of a signal, in whose handler this is called; waiting for data is broken off."""
         self.request_stop(reason, requeue=requeue)
         self.is_urgent = True
+        if self._is_reading:
+            self._is_reading = False
+            raise BrokenOff
+
+    def reading(self, items: Iterator[T], group: Group) -> Iterator[T]:
+        """The items of an iterator that reads data; on one process a signal breaks off waiting for the next."""
+        if group.ranks > 1:  # the others would wait for this one
+            yield from items
+            return
+        while True:
+            try:
+                self._is_reading = True
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self._is_reading = False
+            yield item
 
     def is_broken_off(self, group: Group) -> bool:
         """True if any rank has an urgent stop; all ranks call it together."""

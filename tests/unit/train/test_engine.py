@@ -678,3 +678,11 @@ def test_a_batch_is_one_micro_batch_of_whatever_type() -> None:
         engine_of(net()).update(x, y)  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError):
         engine_of(net()).update()
+
+
+def test_a_gradient_before_the_first_update_is_refused_by_name() -> None:
+    model = net()
+    engine = engine_of(model)
+    model(points()[0]).sum().backward()
+    with refused(TaskError, "0.weight"):
+        engine.update(points())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Evaluation, Hook, MapData, Task, Trainer
+from evenstep import Evaluation, Hook, MapData, StreamData, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.events import StopFile, TimeBudget
 from refused import refused
@@ -145,3 +145,13 @@ class Stuck:
         yield from PAIRS
         time.sleep(30)
         yield from PAIRS
+
+
+def test_a_signal_breaks_off_waiting_for_data(tmp_path: Path) -> None:
+    trainer = trainer_of(data=StreamData(Stuck(), global_batch_size=4), folder=tmp_path)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert time.monotonic() - began < 5 and trainer.progress.update == 1
+    assert (tmp_path / "checkpoints" / "step-00000001").is_dir()
