@@ -13,7 +13,7 @@ from torch import nn
 from evenstep import training_mode
 from evenstep.arguments import choose, first_of
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import children_of, times_written, unwrapped
+from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.action import Layout
@@ -292,6 +292,12 @@ def _separate(modules: Iterable[nn.Module]) -> None:
             for name, parameter in part.named_parameters(recurse=False):
                 if seen.setdefault(id(parameter), module) is module:
                     continue
+                if has_gradient_hooks(parameter):
+                    raise ArgumentError(
+                        f"`{name}` of {type(part).__name__} is shared by layers and has a hook, which copies don't call; "
+                        f"change the gradient in the forward (`torch.autograd.Function`).",
+                        field=name,
+                    )
                 own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
                 copy = copies.setdefault(id(parameter), own)
                 setattr(part, name, copy)
