@@ -294,7 +294,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
                     continue
                 if has_gradient_hooks(parameter):
                     raise ArgumentError(
-                        f"`{name}` of {type(part).__name__} is shared by layers and has a hook, which copies don't call; "
+                        f"`{name}` of {type(part).__name__} is shared by layers and has a hook, which copies lack; "
                         f"change the gradient in the forward (`torch.autograd.Function`).",
                         field=name,
                     )
