@@ -163,7 +163,7 @@ def _specificity(cause: str) -> tuple[int, str]:
 def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
 
-    Outputs of -inf alone, as of masks before a softmax, are no cause.
+    An output of -inf alone, as of a mask before a softmax, is the cause only if no later module removes it.
 
     Args:
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
@@ -173,22 +173,17 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
     'the output of module `0` (Linear) is not finite'
     """
-    found: list[str] = []
-
-    def look(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if not found and any(bool((one.isnan() | (one == torch.inf)).any()) for one in _floats_in(output)):
-            place = f"module `{name}`" if name else "the model"
-            found.append(f"the output of {place} ({type(module).__name__}) is not finite")
-
-    handles = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules()]
+    watch = _Watch()
+    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules()]
+    handles += [module.register_forward_pre_hook(watch.look_at_inputs) for module in model.modules()]
     try:
         with as_written():
             rerun()
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
+    if watch.cause or watch.masked:
+        return f"the output of {watch.cause or watch.masked} is not finite"
     gradients = {name: one.grad for name, one in named_parameters(model).items() if one.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(_values(gradient).isfinite().all())]
     if bad:
@@ -200,6 +195,36 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     if squared > torch.finfo(torch.float32).max:
         return f"all numbers are finite, but the gradient's norm is {math.sqrt(squared):.3g}: training has diverged"
     return "all numbers are finite: the model or its task computes differently each time"
+
+
+class _Watch:
+    """Forward hook that looks for the first module whose output is not finite.
+
+    Attributes:
+        cause: the module, in words; "" while none is known.
+        masked: the first module whose output has -inf alone, which no later module has removed.
+    """
+
+    def __init__(self) -> None:
+        self.cause = ""
+        self.masked = ""
+
+    def look_at_inputs(self, module: nn.Module, args: Any) -> None:
+        """A module that gets finite numbers shows that -inf before it was removed."""
+        if all(bool(one.isfinite().all()) for one in _floats_in(args)):
+            self.masked = ""
+
+    def __call__(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self.cause:
+            return
+        values = _floats_in(output)
+        place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        if all(bool(one.isfinite().all()) for one in values):
+            self.masked = ""
+        elif any(bool((one.isnan() | (one == torch.inf)).any()) for one in values) or not name:
+            self.cause = self.masked or place
+        else:
+            self.masked = self.masked or place
 
 
 def _values(gradient: Tensor) -> Tensor:

@@ -56,9 +56,10 @@ def spoiled(model: nn.Module, name: str) -> nn.Module:
         (spoiled(Ends(), "head.weight"), "the output of module `head` (Linear)"),
         (spoiled(nn.Sequential(Infinite(), nn.Softmax(-1), nn.Linear(2, 1)), "2.bias"), "the output of module `2`"),
         (nn.Sequential(zeroed(nn.Linear(2, 2)), Root(), nn.Linear(2, 1)), "but the gradients of 0.weight, 0.bias"),
+        (nn.Sequential(nn.Linear(2, 2), Infinite()), "the output of module `1` (Infinite)"),
         (Ends(), "all numbers are finite"),
     ],
-    ids=["first", "behind a mask", "behind a mask that a module removes", "gradients", "none"],
+    ids=["first", "behind a mask", "behind a mask that a module removes", "gradients", "-inf to the end", "none"],
 )
 def test_the_first_module_that_is_not_finite_is_named(model: nn.Module, words: str) -> None:
     assert words in diagnose(model, summed(model))
