@@ -35,17 +35,3 @@ def found(found_by: Callable[..., Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("check", WANTED)
 def test_on_two_processes(found: dict[str, Any], check: str) -> None:
     assert found[check] == WANTED[check]
-
-
-@pytest.mark.slow
-def test_memory_that_runs_out_in_any_task_and_phase_changes_no_gradient(found_by: Callable[..., Any]) -> None:
-    name = "memory_that_runs_out_in_any_task_and_phase_changes_no_gradient"
-    assert found_by("sharded_checks.py", 2, name) == {name: [18, []]}
-
-
-@pytest.mark.slow
-def test_methods_and_learned_coefficients_are_those_of_one_process_with_every_strategy(
-    found_by: Callable[..., Any],
-) -> None:
-    name = "methods_and_learned_coefficients_are_those_of_one_process_with_every_strategy"
-    assert found_by("sharded_checks.py", 2, name) == {name: []}

@@ -14,7 +14,7 @@ WANTED: dict[str, Any] = {
     "sixteen_bit_parameters_train": [True] * 3,
     "metrics_and_evaluations_are_those_of_one_process": True,
     "a_checkpoint_in_shards_goes_on_anywhere": [4, True],
-    "heads_without_work_keep_their_bits": [True],
+    "heads_without_work_keep_their_bits": True,
     "memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient": True,
     "a_model_without_stages_is_refused_the_ranks_of_one_column": [True, True],
     "a_fused_optimizer_is_refused_where_bits_must_be_equal": True,
@@ -29,15 +29,3 @@ def found(found_by: Callable[..., Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("check", WANTED)
 def test_on_four_processes(found: dict[str, Any], check: str) -> None:
     assert found[check] == WANTED[check]
-
-
-@pytest.mark.slow
-def test_memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient(found_by: Callable[..., Any]) -> None:
-    name = "memory_that_runs_out_in_any_schedule_and_phase_changes_no_gradient"
-    assert found_by("staged_shards_checks.py", 4, name) == {name: True}
-
-
-@pytest.mark.slow
-def test_heads_without_work_keep_their_bits_with_every_strategy(found_by: Callable[..., Any]) -> None:
-    name = "heads_without_work_keep_their_bits_with_every_strategy"
-    assert found_by("staged_shards_checks.py", 4, name) == {name: [True] * 8}

@@ -94,12 +94,6 @@ def test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks(
         torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-5)
 
 
-def test_counters_of_batch_norm_count_the_micro_batches_of_all_ranks(on_ranks: OnRanks) -> None:
-    states = on_ranks(2, lambda group: state_of(model(nn.BatchNorm1d(8)), Ddp(group, reduction="fast")))
-    check_equal(states)
-    assert states[0]["model"]["1.num_batches_tracked"] == 12
-
-
 def test_statistics_that_do_not_move_keep_their_bits_on_three_ranks(on_ranks: OnRanks) -> None:
     def act(group: Any) -> tuple[Tensor, Tensor]:
         norm = nn.BatchNorm1d(64)
@@ -157,22 +151,6 @@ def test_a_buffer_that_a_forward_replaces_is_averaged_and_taken_back_like_one_th
     with buffers.unchanged():
         made(torch.ones(1, 4))
     assert made[1].seen is kept and kept == 0 and not buffers.moved(kept)
-
-
-def test_a_table_that_a_forward_makes_longer_goes_on_working() -> None:
-    class Table(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("table", torch.ones(1), persistent=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            if len(self.table) < x.shape[-1]:
-                self.table = torch.arange(1.0, 1 + x.shape[-1])
-            return x * self.table[: x.shape[-1]]
-
-    made = model(Table())
-    state_of(made, None)
-    assert len(made[1].table) == 8
 
 
 def test_a_buffer_that_only_another_rank_moves_is_taken_from_it(on_ranks: OnRanks) -> None:

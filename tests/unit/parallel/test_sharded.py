@@ -1,5 +1,7 @@
 """What FSDP2 gathers at once, and what is refused before anything is sharded. The rest is in tests/ranks."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -16,28 +18,34 @@ class Ranks(Group):
         self.ranks = ranks
 
 
-def test_the_items_of_the_outermost_lists_are_the_units() -> None:
+def nested() -> tuple[nn.Module, list[nn.Module]]:
     block = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
-    model = nn.ModuleDict({"first": nn.Linear(2, 2), "blocks": nn.ModuleList([block, nn.Linear(2, 2), nn.Tanh()])})
-    assert units(model) == [model["blocks"][0], model["blocks"][1]]
+    blocks = nn.ModuleList([block, nn.Linear(2, 2), nn.Tanh()])
+    return nn.ModuleDict({"first": nn.Linear(2, 2), "blocks": blocks}), [blocks[0], blocks[1]]
 
 
-def test_what_an_item_without_a_forward_holds_are_units() -> None:
+def without_a_forward() -> tuple[nn.Module, list[nn.Module]]:
     pair = nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.ModuleList([nn.Linear(2, 2)])})
-    model = nn.ModuleDict({"blocks": nn.ModuleList([pair, nn.Linear(2, 2)])})
-    assert units(model) == [pair["one"], pair["two"][0], model["blocks"][1]]
+    blocks = nn.ModuleList([pair, nn.Linear(2, 2)])
+    return nn.ModuleDict({"blocks": blocks}), [pair["one"], pair["two"][0], blocks[1]]
 
 
-def test_an_item_that_shares_a_parameter_with_another_part_is_no_unit() -> None:
+def shared() -> tuple[nn.Module, list[nn.Module]]:
     layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model = nn.ModuleDict({"blocks": layers, "out": nn.Linear(2, 2)})
     model["out"].weight = layers[0].weight
-    assert units(model) == [layers[1]]
+    return model, [layers[1]]
 
 
-def test_a_sequential_model_is_gathered_layer_by_layer() -> None:
+def sequential() -> tuple[nn.Module, list[nn.Module]]:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-    assert units(model) == [model[0], model[2]]
+    return model, [model[0], model[2]]
+
+
+@pytest.mark.parametrize("made", [nested, without_a_forward, shared, sequential, lambda: (nn.Linear(2, 2), [])])
+def test_the_units_are_the_items_of_the_outermost_lists(made: Callable[[], tuple[nn.Module, list[nn.Module]]]) -> None:
+    model, wanted = made()
+    assert units(model) == wanted
 
 
 def test_a_stage_is_gathered_layer_by_layer_wherever_its_layers_are_in_the_model() -> None:
@@ -48,10 +56,6 @@ def test_a_stage_is_gathered_layer_by_layer_wherever_its_layers_are_in_the_model
     head = nn.Linear(2, 2)
     stage.add_module("head", head)
     assert list(layers(stage)) == [block, head]
-
-
-def test_a_model_without_a_list_is_one_unit() -> None:
-    assert units(nn.Linear(2, 2)) == []
 
 
 def test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

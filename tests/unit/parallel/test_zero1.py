@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.checkpoint import CheckpointReader, read_checkpoint
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
-from evenstep.parallel.layout import dealt
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -103,32 +100,6 @@ def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: OnRanks, op
                 assert torch.equal(torch.as_tensor(state["optimizer"]["state"][name][key]), torch.as_tensor(value))
 
 
-def test_each_rank_keeps_the_state_of_its_own_parameters_only(on_ranks: OnRanks) -> None:
-    def act(group: Group) -> int:
-        return sum(
-            value.numel()
-            for state in trained(Zero1(group), torch.optim.AdamW).optimizer.state.values()
-            for key, value in state.items()
-            if key == "exp_avg"
-        )
-
-    kept = on_ranks(2, act)
-    assert sum(kept) == sum(parameter.numel() for parameter in model().parameters())
-    assert max(kept) <= 40  # of 67, the largest parameter having 35
-
-
-def test_a_saved_state_goes_on_in_one_process(on_ranks: OnRanks) -> None:
-    def act(group: Group) -> Any:
-        return trained(Zero1(group), torch.optim.AdamW, updates=4).state_dict()
-
-    state = on_ranks(2, act)[0]
-    again = trained(Ddp(), torch.optim.AdamW, updates=1)
-    again.load_state_dict(state)
-    assert again.progress.update == 4
-    values = again.state_dict()["optimizer"]["state"]["3.weight"]
-    assert torch.equal(values["exp_avg"], state["optimizer"]["state"]["3.weight"]["exp_avg"])
-
-
 def test_each_rank_writes_its_own_part_of_a_checkpoint(on_ranks: OnRanks, tmp_path: Path) -> None:
     wanted = trained(Ddp(), torch.optim.AdamW).state_dict()
 
@@ -195,12 +166,3 @@ def test_state_made_by_the_constructor_or_by_steps_before_is_dealt_out(on_ranks:
         assert all(torch.equal(state["model"][name], value) for name, value in wanted["model"].items())
         for name, values in wanted["optimizer"]["state"].items():
             assert all(torch.equal(state["optimizer"]["state"][name][key], value) for key, value in values.items())
-
-
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))
-def test_every_parameter_has_one_owner_and_no_rank_much_more_than_another(sizes: list[int], ranks: int) -> None:
-    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
-    owned = dealt(parameters, ranks)
-    assert sorted(id(p) for own in owned for p in own) == sorted(map(id, parameters))
-    loads = [sum(p.numel() for p in own) for own in owned]
-    assert max(loads) - min(loads) <= max(sizes)
