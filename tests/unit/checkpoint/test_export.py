@@ -9,7 +9,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 from torch import nn
 
-from evenstep import MapData, Task, Trainer, load_weights
 from evenstep.checkpoint import export_weights, write_checkpoint
 from evenstep.errors import CheckpointError
 
@@ -89,58 +88,3 @@ def test_a_fault_at_any_operation_leaves_the_whole_file_or_none(tmp_path: Path, 
         if not disk.failed:
             break
     assert 4 < fail_at < 99
-
-
-class Ahead(torch.optim.SGD):
-    """Trains parameters, and evaluates them moved on by 1, as schedule-free optimizers have others to evaluate."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, lr=lr)
-        self.param_groups[0]["ahead"] = False
-
-    def _move(self, ahead: bool) -> None:
-        for group in self.param_groups:
-            for one in group["params"] if group["ahead"] != ahead else ():
-                one.detach().add_(1.0 if ahead else -1.0)
-            group["ahead"] = ahead
-
-    def train(self) -> None:
-        self._move(False)
-
-    def eval(self) -> None:
-        self._move(True)
-
-
-class Square(Task):
-    def loss(self, output: torch.Tensor, batch: Any) -> torch.Tensor:
-        return ((output - batch[1]) ** 2).sum()
-
-
-def test_parameters_that_nobody_has_evaluated_are_not_exported_and_the_advice_works(tmp_path: Path) -> None:
-    def trainer() -> Trainer:
-        model = nn.Linear(1, 1)
-        points = [(torch.ones(1) * n, torch.ones(1)) for n in range(4)]
-        return Trainer(
-            model=model,
-            task=Square(),
-            optimizer=Ahead(model.parameters(), lr=0.01),
-            data=MapData(points, global_batch_size=2),
-            evaluations=MapData(points, global_batch_size=2),
-            updates=2,
-            device="cpu",
-            folder=tmp_path / "run",
-        )
-
-    told = trainer().train().metrics["valid/loss"]
-    with pytest.raises(CheckpointError):
-        export_weights(tmp_path / "run", tmp_path / "out" / "model.safetensors")
-    assert not (tmp_path / "out").exists()
-    again, model = trainer(), nn.Linear(1, 1)
-    again.resume()
-    again.optimizer.eval()  # type: ignore[attr-defined]
-    torch.save(again.model.state_dict(), tmp_path / "model.pt")
-    export_weights(tmp_path / "model.pt", tmp_path / "out" / "model.safetensors")
-    load_weights(model, tmp_path / "out" / "model.safetensors")
-    with torch.no_grad():
-        loss = sum(float(((model(torch.ones(1) * n) - 1) ** 2).sum()) for n in range(4)) / 4
-    assert loss == pytest.approx(told, rel=1e-6)

@@ -43,6 +43,15 @@ def trainer(model: nn.Module, **more: Any) -> Trainer:
     )
 
 
+def layers_of_a_generator() -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return layers
+
+
 @pytest.mark.parametrize("environ", [LAUNCHED, IN_SLURM])
 def test_two_processes_without_a_strategy_are_refused_when_built(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
@@ -71,32 +80,6 @@ def test_a_whole_model_that_a_part_of_the_ranks_shares_is_refused_when_built(
                 trainer(PipelineModel(layers_of_a_generator()), strategy=strategy(mesh.data))
 
     on_ranks(ranks, act)
-
-
-def layers_of_a_generator() -> nn.Sequential:
-    layers = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
-    generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
-    with torch.no_grad():
-        for parameter in layers.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return layers
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_the_advice_for_a_part_of_the_ranks_trains_what_one_process_does(on_ranks: Any, staged: bool) -> None:
-    def trained(model: nn.Module, strategy: Any = None) -> dict[str, Tensor]:
-        one = trainer(model, strategy=strategy)
-        one.train()
-        return one.state_dict()["model"]
-
-    def act(group: Any) -> dict[str, Tensor]:
-        mesh = Mesh.of(group, pipeline=2)
-        if staged:
-            return trained(PipelineModel(layers_of_a_generator(), mesh=mesh), Ddp(mesh.data))
-        return trained(layers_of_a_generator(), Ddp(mesh.world))
-
-    wanted = trained(PipelineModel(layers_of_a_generator()) if staged else layers_of_a_generator())
-    assert all(torch.allclose(one, wanted[name], rtol=1e-6) for name, one in on_ranks(2, act)[0].items())
 
 
 def test_a_strategy_over_other_ranks_than_those_of_the_same_stages_is_refused_when_built(on_ranks: Any) -> None:
@@ -134,15 +117,6 @@ def test_a_strategy_that_does_not_know_of_ranks_that_come_and_go_is_refused_when
     assert trainer(nn.Linear(4, 1), strategy=Single()).train().update == 1  # as the error says
     monkeypatch.setenv("NUM_REPLICA_GROUPS", "1")
     assert trainer(nn.Linear(4, 1), strategy="ddp").train().update == 1
-
-
-@pytest.mark.parametrize("environ", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0"}])
-def test_a_process_that_was_started_alone_needs_no_strategy(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert trainer(nn.Linear(4, 1)).train().update == 1
 
 
 @pytest.mark.parametrize("kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"])

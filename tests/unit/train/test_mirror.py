@@ -100,21 +100,6 @@ def test_of_the_folder_and_the_copies_the_newest_is_taken(tmp_path: Path) -> Non
     assert trainer.resume() == tmp_path / "run/checkpoints/step-00000008"  # without a copy as well
 
 
-def test_a_damaged_copy_is_passed_over_and_said(tmp_path: Path, store: dict[str, Any]) -> None:
-    trainer_of(tmp_path / "run", updates=8).train()
-    shutil.rmtree(tmp_path / "run")
-    path = "/copies/run/step-00000008/model.safetensors"
-    data = bytearray(store[path].getvalue())
-    data[-1] ^= 1
-    MemoryFileSystem().pipe_file(path, bytes(data))
-    heard = Heard()
-    trainer = trainer_of(tmp_path / "run", heard)
-    assert trainer.resume() == tmp_path / "run/checkpoints/step-00000006"
-    assert "step-00000008" in heard.said[0]
-    assert "memory://copies/run/step-00000008" in heard.said[0]
-    assert "model.safetensors` is damaged" in heard.said[0]
-
-
 def test_a_new_run_does_not_begin_where_another_has_copies(tmp_path: Path) -> None:
     trainer_of(tmp_path / "first/run", updates=2).train()
     with pytest.raises(ArgumentError):

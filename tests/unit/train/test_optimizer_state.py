@@ -125,19 +125,6 @@ def test_state_in_lists_tuples_and_dicts_of_other_formats_comes_back_as_it_was(
     check_resumed("Mixed", dtype)
 
 
-def test_a_learning_rate_that_is_a_tensor_is_not_taken_for_what_it_was_built_with() -> None:
-    _, optimizer = made("SGD", torch.float32)
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
-    built = options_of(optimizer)
-    optimizer.param_groups[0]["lr"].fill_(0.1)
-    assert float(built[0]["lr"]) == 0.5
-    state = saved(optimizer, built)
-    _, other = made("SGD", torch.float32)
-    other.param_groups[0]["lr"] = torch.tensor(0.5)
-    load_optimizer(state, other, NAMES, options_of(other))
-    assert float(other.param_groups[0]["lr"]) == pytest.approx(0.1)
-
-
 def test_another_kernel_than_the_one_that_saved_gets_its_count_as_it_needs_it() -> None:
     torch.set_default_dtype(torch.float64)
     try:

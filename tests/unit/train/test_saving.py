@@ -238,18 +238,6 @@ def test_nothing_is_saved_for_whoever_is_in_a_hurry_nor_on_a_disk_that_fails(
     assert states(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), SystemExit(3)], ids=["error", "exit"])
-def test_the_state_is_saved_whatever_is_raised_by_who_is_told(tmp_path: Path, error: BaseException) -> None:
-    class Mute(Hook):
-        def on_incident(self, event: Incident) -> None:
-            raise RuntimeError("can't be said")
-
-    with pytest.raises(type(error)) as raised:
-        trainer_of(tmp_path, hooks=[FailAt(6, error), Mute()]).train()
-    assert raised.value is error and any("can't be said" in note for note in error.__notes__)
-    assert [state["progress"]["update"] for state in states(tmp_path)] == [5]
-
-
 def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(CheckpointError):
         trainer_of(tmp_path).train()

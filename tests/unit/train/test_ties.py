@@ -12,7 +12,7 @@ from evenstep import Hook, MapData, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh, Single, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.train import Engine, Task
+from evenstep.train import Task
 from evenstep.train.checks import check_ties
 from evenstep.train.state.train_state import parameter_names
 
@@ -53,23 +53,6 @@ def test_copies_of_one_parameter_must_be_in_the_same_group_on_all_ranks(
         assert said == ["", ""]
     else:
         assert all("are copies of one parameter" in one for one in said)
-
-
-def test_an_engine_is_not_built_of_stages_that_would_step_their_copies_otherwise(
-    on_ranks: Callable[..., list[Any]],
-) -> None:
-    def act(group: Any) -> str:
-        model = PipelineModel(tied(), mesh=Mesh.of(group, pipeline=2))
-        own = dict(model.named_parameters())
-        groups: list[dict[str, Any]] = [{"params": [], "lr": 1.0}, {"params": [], "lr": 0.1}]
-        groups["0.weight" not in own]["params"] = list(own.values())
-        try:
-            Engine(model, Sum(), torch.optim.SGD(groups), device="cpu")
-        except ArgumentError as error:
-            return str(error)
-        return ""
-
-    assert all("are copies of one parameter" in one for one in on_ranks(2, act))
 
 
 class Freeze(Hook):
