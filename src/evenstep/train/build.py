@@ -84,22 +84,14 @@ _COMPUTES = {"update": "evenstep.contrib.compiled_update"}  # packages that comp
 
 
 def precision_of(given: Precision | str | None) -> Precision:
-    """Precision for an object or a name.
-
-    >>> precision_of("bf16-mixed").name
-    'bf16-mixed'
-    """
+    """Precision for an object or a name."""
     if given is None:
         return FullPrecision()
     return choose("precision", given, PRECISIONS)() if isinstance(given, str) else given
 
 
 def lr_schedule_of(given: Any) -> LrSchedule | None:
-    """LR schedule for an object, a name, or a table of `kind` and arguments.
-
-    >>> lr_schedule_of({"kind": "linear", "warmup_updates": 2})
-    Linear(warmup_updates=2, end_factor=0.1)
-    """
+    """LR schedule for an object, a name, or a table of `kind` and arguments."""
     if given is None or isinstance(given, LrSchedule):
         return given
     if isinstance(given, str | Mapping):
@@ -126,12 +118,6 @@ def strategy_of(given: Strategy | str | None, device: str | torch.device, model:
 
 
 def policies_of(failures: Failures) -> Policies:
-    """The failure policies of a run.
-
-    >>> policies_of(Failures(non_finite="rewind")).may_rewind
-    True
-    """
-
     def policy(given: FailurePolicy | str) -> FailurePolicy:
         return FAILURE_POLICIES[given](failures.max_rewinds) if isinstance(given, str) else given
 
@@ -166,7 +152,7 @@ class Setup:
     Args:
         linear_layers: layers that compute in float8.
         recomputed: modules whose activations are recomputed.
-        compute: a package that computes updates, a `ComputePackage`; None: the engine does.
+        compute: a module with `check(setup)` and `build(ComputeParts) -> Compute`; None: the engine computes.
     """
 
     model: nn.Module
@@ -279,11 +265,7 @@ def set_up(
 
 
 class Compute(Protocol):
-    """Computes and applies updates: `Update`, or a package in its place.
-
-    Attributes:
-        reads_at_once: the host knows at once if an update was applied.
-    """
+    """Computes and applies updates; `reads_at_once` if the host knows at once that one was applied."""
 
     reads_at_once: bool
 
@@ -293,12 +275,7 @@ class Compute(Protocol):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeParts:
-    """Parts of an engine that a package builds its `Compute` from.
-
-    Args:
-        core: for updates that the package leaves to the engine.
-        hooks: of the run, in order.
-    """
+    """Parts of an engine that a package builds its `Compute` from."""
 
     setup: Setup
     core: Update
@@ -306,16 +283,6 @@ class ComputeParts:
     execution: Execution
     hooks: Sequence[Hook]
     report: Callable[[Incident], None]
-
-
-class ComputePackage(Protocol):
-    """A module that computes updates."""
-
-    def check(self, setup: Setup) -> None:
-        """Raise ArgumentError for a run whose updates the package can't compute; nothing has been changed."""
-        ...
-
-    def build(self, parts: ComputeParts) -> Compute: ...
 
 
 @final
@@ -329,8 +296,7 @@ class Parts:
         modes: of the optimizer, which may evaluate other parameters than it trains.
         saved: tensors of the state.
         settings: of updates, as plain values.
-        recomputed: names of the modules whose activations are recomputed, of all stages.
-        in_float8: names of the linear layers that multiply in float8, of all stages.
+        recomputed, in_float8: names of modules whose activations are recomputed, and of linear layers in float8.
     """
 
     context: TrainContext

@@ -22,12 +22,8 @@ class Feed:
 
     Args:
         reducers: say which micro-batches are this rank's.
-        seed: of the data's order and augmentation.
-        pin_memory: put batches into pinned memory.
         max_skipped_samples: unreadable samples that may be left out before the run stops.
         requests: a signal breaks off waiting for a batch.
-
-    Attributes:
         ended: the data have no more.
         data_s: seconds of waiting for the last batch.
     """
@@ -89,11 +85,9 @@ class Feed:
         return None
 
     def take_again(self, batches: Sequence[GlobalBatch]) -> None:
-        """Let `batches` come next, in their order."""
         self._again.extendleft(reversed(batches))
 
     def forget(self) -> None:
-        """Take nothing again."""
         self._again.clear()
 
     def used(self, update: int, batch: GlobalBatch) -> None:

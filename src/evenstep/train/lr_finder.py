@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, cast, final
 
 from annotated_types import Ge, Gt
-from torch import Tensor
 
 from evenstep.data import ReadOptions
 from evenstep.data.seeding import undisturbed
@@ -29,13 +28,9 @@ _SMOOTHING = 0.9  # share of the average of earlier losses
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLr:
-    """Tried rates, their losses, and a suggestion.
+    """Tried rates of the optimizer's first group, the losses of their updates, and a rate that is suggested.
 
-    Args:
-        rates: of the optimizer's first group, one for each update, rising.
-        losses: of those updates, each before its own step.
-        suggestion: a rate at which the smoothed loss fell fastest; None where it fell on the whole by no more than the
-            median difference of one loss to the next.
+    The suggestion is None where the smoothed loss fell by no more than the median difference of neighbouring losses.
     """
 
     rates: tuple[float, ...]
@@ -51,11 +46,7 @@ class FoundLr:
 @final
 @option
 class RateRange:
-    """Learning rates to try.
-
-    >>> RateRange(lowest=1e-4, highest=1.0, updates=5).rate_of(3)
-    0.01
-    """
+    """Learning rates to try."""
 
     lowest: Positive = 1e-7
     """The first rate."""
@@ -88,15 +79,8 @@ def find_lr(
     """Try learning rates from `lowest` to `highest`, and restore the state; all ranks call it together.
 
     Update k of n has the rate lowest · (highest / lowest)^((k - 1) / (n - 1)) in the optimizer's first group, and the
-    others in proportion. Hooks and writers are not called, so effects of hooks (freezing, quantization) are left out.
-    Event methods of tasks are. A second copy of the state is in memory.
-
-    Args:
-        trainer: one that is not training. It may have trained before.
-        lowest: the first rate.
-        highest: the last rate.
-        updates: n, how many updates to make at most.
-        divergence: stop when the smoothed loss is above this many times the smallest so far.
+    others in proportion. It stops when the smoothed loss is above `divergence` times the smallest so far. Hooks and
+    writers are not called. A second copy of the state is in memory.
 
     Raises:
         ArgumentError: a number out of its range, a model in stages, data that can't be read again, or fewer than three
@@ -122,11 +106,10 @@ def find_lr(
 
 
 def search(loop: "Loop", tried: RateRange) -> FoundLr:
-    """Learning rate for the loop of a trainer that does not train."""
     _check(loop)
     engine = loop.engine
     begin = engine.progress.update
-    state = mapped(loop.checkpointer.state.state_dict(whole=True), _copy)
+    state = mapped(loop.checkpointer.state.state_dict(whole=True), lambda one: one.detach().clone())
     engine.group.go_on()
     engine.parts.prepare()
     try:
@@ -179,14 +162,7 @@ def _smoothed(losses: Sequence[float]) -> tuple[float, ...]:
 
 
 def _steepest(rates: tuple[float, ...], losses: Sequence[float]) -> float | None:
-    """Rate in the middle of the tenth of the updates over which the smoothed loss falls most.
-
-    The first tenth, in which few losses are averaged, is left out, and everything after the smallest.
-
-    >>> _steepest((1.0, 10.0, 100.0, 1000.0, 10000.0), (3.0, 2.9, 1.0, 0.9, 5.0))
-    10.0
-    >>> _steepest((1.0, 10.0, 100.0, 1000.0, 10000.0), (3.0, 2.9, 3.1, 2.8, 5.0))
-    """
+    """Rate in the middle of the tenth of the updates over which the smoothed loss falls most, without the first."""
     from statistics import median  # takes 2 ms of everybody's import
 
     smoothed = _smoothed(losses)
@@ -199,10 +175,6 @@ def _steepest(rates: tuple[float, ...], losses: Sequence[float]) -> float | None
     falls = {number: smoothed[number] - smoothed[number + width] for number in range(begin, lowest - width + 1)}
     steepest = max(falls, key=falls.__getitem__, default=None)
     return None if steepest is None or falls[steepest] <= 0 else rates[steepest + width // 2]
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
 
 
 def _check(loop: "Loop") -> None:

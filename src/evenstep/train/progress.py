@@ -1,8 +1,4 @@
-"""Counters of a run, as one immutable value.
-
-`update` is the only counter that schedules, seeds, checkpoints and logs count in; `position` says which global batch
-is next. They differ by the global batches that were skipped. It holds no clock: a resumed run goes on exactly.
-"""
+"""Counters of a run, as one immutable value."""
 
 from typing import Any, NamedTuple
 
@@ -14,6 +10,7 @@ class Progress(NamedTuple):
     """Counters of committed work.
 
     Args:
+        update: the counter of schedules, seeds, checkpoints and logs.
         position: the global batch to be taken next.
         samples: samples of all committed updates, over all ranks.
         skipped: global batches that were taken but contributed to no update.
@@ -38,15 +35,11 @@ class Progress(NamedTuple):
 
     def check_within(self, updates: int | None, epochs: int | None) -> None:
         """Raise ArgumentError if a run of so many updates, or epochs, has fewer than are done."""
-        if updates is not None and self.update > updates:
+        too_long = updates is not None and self.update > updates
+        if too_long or (epochs is not None and self.position > (epochs, 0)):
             raise ArgumentError(
-                f"{self.update} updates are done, but this run is to have {updates}, which would have no effect; ask "
-                f"for as many `updates` (or `epochs`) or more, or go on from an earlier checkpoint."
-            )
-        if epochs is not None and self.position > (epochs, 0):  # of data that don't know how many updates that is
-            raise ArgumentError(
-                f"the run is in epoch {self.position.epoch + 1} of its data, but is to have {epochs}, which would have "
-                f"no effect; ask for as many `epochs` or more, or go on from an earlier checkpoint."
+                f"{self.update} updates are done, in epoch {self.position.epoch + 1}, but this run is to have "
+                f"{updates or epochs}; ask for more `updates` or `epochs`, or go on from an earlier checkpoint."
             )
 
     def state_dict(self) -> dict[str, Any]:

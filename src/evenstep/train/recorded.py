@@ -1,4 +1,4 @@
-"""Settings of a run as a trainer knows them, for `settings.json` of the run folder: reports compare runs by them."""
+"""Settings of a run in `settings.json` of its folder, by which reports compare runs."""
 
 import json
 from collections.abc import Callable, Mapping

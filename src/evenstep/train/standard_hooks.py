@@ -52,14 +52,11 @@ def build_reporter(
     checkpoint: Checkpointing,
     on_hook_error: Literal["stop", "continue"],
 ) -> Reporter:
-    """The reporter of a run, with its hooks, writers and files; all arguments are a trainer's.
+    """The reporter of a run, with its hooks, writers and files.
 
     Args:
         evaluation: None if there is nothing to evaluate on.
-        followers: hooks of the run's other parts, which hear of its evaluations.
-
-    Raises:
-        ArgumentError: nothing that hooks or writers can be.
+        followers: hooks of the run's other parts.
     """
     folder, every_updates, first = trainer.folder, log.every_updates, group.rank == 0
     writers = writers_of(log.writers, folder=folder, every_updates=every_updates)
@@ -84,14 +81,7 @@ class _IncidentLog(Writer):
 
 
 def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
-    """The writers of a run.
-
-    Args:
-        given: one or several, by themselves or by their names in run files; None for the standard ones.
-
-    Raises:
-        ArgumentError: an unknown name, or nothing that writers can be.
-    """
+    """One or several writers, or their names in run files; None for the standard ones."""
     if given is None:
         given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else (_IncidentLog(),)
     several = _several(given, (Writer, str))
@@ -164,17 +154,7 @@ def write_page(folder: Path, update: int, report: Callable[[Incident], None]) ->
 
 @final
 class Follow(Hook):
-    """Passes evaluations to the schedule `plateau`, requested ones included.
-
-    An evaluation comes after all updates before it have been committed, so going back needs nothing here: what the
-    schedule remembers is in the checkpoint.
-
-    Attributes:
-        follows: the metric, of which a trainer sees to it that it is evaluated.
-
-    Raises:
-        HookError: when an evaluation is made that has no such metric.
-    """
+    """Passes evaluations to the schedule `plateau`; raises HookError for one without its metric."""
 
     def __init__(self, plateau: Plateau) -> None:
         self._plateau = plateau

@@ -1,8 +1,6 @@
 """The trainer: the object that a user builds to train a model.
 
-It puts the parts of a run together, holds the state that a checkpoint saves, and serves the requests of hooks.
-`update` computes one update, and `loop` makes one after the other. Modules that only a run needs are loaded when the
-first trainer is built, so that importing all public names takes little longer than importing torch.
+Modules that only a run needs are loaded when the first trainer is built, so that importing all public names is fast.
 """
 
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -189,8 +187,7 @@ class Trainer:
     def updates(self) -> int | None:
         """Number of updates that the run commits; None if the data decide.
 
-        It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
-        over that many. On several ranks all set the same.
+        It can be set between two calls of `train`; an LR schedule then stretches over that many.
         """
         return self._loop.engine.parts.core.learning_rates.updates
 
@@ -268,14 +265,8 @@ class Trainer:
     def train(self) -> Result:
         """Train until all updates are done, then evaluate and save; or until something asks to stop, then save.
 
-        Another call goes on from there. The global random generators are left as they were.
-
-        After Ctrl-C or SIGTERM it finishes the update, saves, and ends the program, unless the program has its own
-        handlers for them. A second Ctrl-C ends the process at once.
-
-        Raises:
-            EvenstepError: something went wrong; the message says what, and what to do.
-            KeyboardInterrupt: after Ctrl-C, when everything is saved.
+        Another call goes on from there. After Ctrl-C or SIGTERM it finishes the update, saves, and ends the program,
+        unless the program has its own handlers for them. A second Ctrl-C ends the process at once.
         """
         from evenstep.train.emergency import emergency_save
         from evenstep.train.recorded import record_settings
@@ -384,14 +375,10 @@ class Trainer:
         """Metrics of the parameters (or their average, if there is one) as of the last committed update.
 
         Args:
-            data: the name of an evaluation, None for all of them, or any data. Writers get the metrics of evaluations,
-                if this trainer has trained up to there, else with the next `train`; they get none of other data.
+            data: the name of an evaluation, None for all of them, or any data, whose metrics writers do not get.
 
         Returns:
             By evaluation and name, without prefix: `{"valid": {"loss": 0.3}}`; of other data by name: `{"loss": 0.3}`.
-
-        Raises:
-            ArgumentError: there is no evaluation of this name.
         """
         if data is None:
             self._check_evaluates()
@@ -417,10 +404,6 @@ class Trainer:
         Args:
             data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
-
-        Raises:
-            ArgumentError: what is no data, a mixture whose epoch does not take each sample once, or the stream that is
-                trained on.
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         batches = data_of(data, "data")
@@ -471,11 +454,10 @@ class Trainer:
         Args:
             source: a checkpoint, or a run folder, whose newest is taken; "auto" takes the newest valid one of this
                 trainer's folder, and loads nothing if there is none.
-            new_settings: whether this trainer's learning rates, LR schedule, clipping and other settings of updates may
-                differ from the saved ones. The new settings then apply, and the run reports them.
-            reset: which parts of the checkpoint are not loaded: "optimizer", "lr_schedule" (which then stretches over
-                the remaining updates), "metrics" and "data". The count of updates is kept. Only before the first
-                update, and only with a path: with "auto" each restart would reset again.
+            new_settings: whether this trainer's learning rates and other settings of updates may differ from the saved
+                ones; they then apply.
+            reset: parts that are not loaded, only with a path: "optimizer", "lr_schedule" (which then stretches over
+                the remaining updates), "metrics" and "data".
 
         Returns:
             The checkpoint's folder, or None if "auto" found none.
@@ -563,14 +545,7 @@ class Trainer:
 
 
 def idle_loop(trainer: Trainer, what: str) -> "Loop":
-    """The loop of a trainer that does not train.
-
-    Args:
-        what: is about to use it, for the message of the error.
-
-    Raises:
-        ArgumentError: the trainer trains.
-    """
+    """The loop of a trainer; raises ArgumentError if it trains."""
     trainer._check_not_training(what)  # pyright: ignore[reportPrivateUsage]
     return trainer._loop  # pyright: ignore[reportPrivateUsage]
 
