@@ -55,15 +55,13 @@ class UpdateEvent(Event):
     """Update `update`, with `num_microbatches` micro-batches over all ranks.
 
     Before: `data_s` seconds of waiting for the global batch, None if not measured. After: `committed` says if the
-    update was applied, and `num_samples` is what it read over all ranks. `task_…` are parts of several tasks.
+    update was applied, and `num_samples` is what it read over all ranks.
     """
 
     num_microbatches: int = 0
     data_s: float | None = None
-    task_data_s: Mapping[str, float] = field(default_factory=dict, repr=False)
     committed: bool = False
     num_samples: int = 0
-    task_samples: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,11 +35,7 @@ def footprint(engine: Engine) -> dict[str, int]:
 
 
 def per_parameter(held: dict[str, int], parameters: int) -> str:
-    """Bytes per parameter, as one line.
-
-    >>> per_parameter({"model": 8, "masters": 16, "gradients": 16, "optimizer": 32, "average": 0}, 4)
-    '18 bytes per parameter: model 2, masters 4, gradients 4, optimizer 8'
-    """
+    """Bytes per parameter, as one line."""
     parts = {name: value / max(parameters, 1) for name, value in held.items() if value}
     each = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
     return f"{sum(parts.values()):.3g} bytes per parameter: {each}"

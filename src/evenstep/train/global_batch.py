@@ -1,7 +1,4 @@
-"""Global batch of the micro-batches that ranks give an engine, numbered over all ranks.
-
-What is one micro-batch is told by how it was given, never by its type: each argument is one. It looks at no numbers.
-"""
+"""Global batch of the micro-batches that ranks give an engine, numbered over all ranks."""
 
 from collections.abc import Sequence
 from typing import Any

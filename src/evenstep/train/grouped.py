@@ -1,8 +1,4 @@
-"""Makes the optimizer of a model whose parameters are in groups.
-
-One optimizer for each class, as one where there are several. Ranks that hold different stages of a model make the same
-groups, some of them empty, since a group's number must mean the same on all.
-"""
+"""Makes the optimizer of a model whose parameters are in groups, the same groups on all ranks of stages."""
 
 import inspect
 from collections.abc import Mapping

@@ -1,21 +1,13 @@
-"""The loop of a run: take a global batch, make an update of it, then do what is due.
+"""The loop of a run: take a global batch, make an update of it, write metrics, then evaluate, save or stop.
 
-    for each epoch:                                   before_epoch … after_epoch
-      for each global batch:
-        update                                        before_update … after_update
-        every `log_every_updates`: write the metrics
-        do what was requested: evaluate, save, stop   for an epoch's last update: after `after_epoch`
-
-An update is settled once the host knows if it was committed: at once on a CPU; elsewhere every `settle_every_updates`,
-and before anything that can't be undone, such as a checkpoint. A failure policy answers an aborted update: its batch is
-taken again or left out, or the run goes back to a checkpoint (`Rewind`).
+An update is settled once the host knows if it was committed: at once on a CPU; elsewhere every `settle_every_updates`.
+A failure policy answers an aborted update: its batch is taken again or left out, or the run goes back (`Rewind`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, cast, final
+from typing import cast, final
 
 from evenstep.data import GlobalBatch, Position
 from evenstep.errors import DataError
@@ -28,8 +20,6 @@ from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter, data_incidents
 from evenstep.train.requests import Agreed, End, Requests, Rewind
 from evenstep.train.update.outcome import Aborted
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @final
@@ -204,14 +194,12 @@ class Loop:
                 update=number,
                 num_microbatches=batch.num_microbatches,
                 data_s=data_s,
-                task_data_s=_by_task(batch, "data_s") if batch.parts else _NOTHING,
             ),
             lambda error: UpdateEvent(
                 update=number,
                 num_microbatches=batch.num_microbatches,
                 committed=error is None and engine.progress.update >= number,
                 num_samples=batch.num_samples - skipped,
-                task_samples=_by_task(batch, "num_samples") if batch.parts else _NOTHING,
             ),
         ):
             lap("hooks")
@@ -258,9 +246,8 @@ class Loop:
         state = self.feed.data.state
         if self.checkpointer.enabled and state is not None and state.positions == "epochs":
             message = (
-                "the stream has no `state_dict`: checkpoints are kept, but a resume begins the stream at its epoch's "
-                "start. To resume exactly, give it `state_dict` and `load_state_dict`; torchdata's "
-                "`StatefulDataLoader` has both."
+                "the stream has no `state_dict`, so a resume begins its epoch again; give it `state_dict` and "
+                "`load_state_dict`, as torchdata's `StatefulDataLoader` has them."
             )
             self.reporter.report(Incident(kind="loader", update=self.engine.progress.update, message=message))
 
@@ -288,12 +275,9 @@ class Loop:
             raise DataError("the training data gave no global batch at all; look at its length and filters.")
         if self.updates is not None or progress.position.epoch < cast("int", self.epochs):
             wanted = f"{self.epochs} epochs" if self.updates is None else f"{self.updates} updates"
-            why = "end there, as a `MapData` with `num_epochs` does. Leave that out, or"
-            if self.feed.data.state is not None:
-                why = "can be iterated only once, as a generator. Give an object whose `__iter__` begins anew, or"
             message = (
-                f"the data ended after {progress.update} updates, before the {wanted} that were asked for: they {why} "
-                f"ask for fewer."
+                f"the data ended after {progress.update} updates, before the {wanted} that were asked for: give data "
+                f"that can be iterated again, or ask for fewer."
             )
             self.reporter.report(Incident(kind="data_ended", update=progress.update, message=message))
 
@@ -344,11 +328,3 @@ class Loop:
             self.write_known()
             checkpointer.save()
         return end
-
-
-def _by_task(batch: GlobalBatch, count: Literal["data_s", "num_samples"]) -> dict[str, Any]:
-    counts: dict[str, Any] = {}
-    for part in batch.parts:
-        if part.task:
-            counts[part.task] = counts.get(part.task, 0) + getattr(part, count)
-    return counts

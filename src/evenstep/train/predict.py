@@ -1,7 +1,6 @@
-"""Runs a model forward only and collects what its tasks keep of the outputs, in the order of the data.
+"""Runs a model forward only and collects predictions of its tasks, in the order of the data.
 
-Outputs are kept where the last stage is; the ranks that collect them get them global batch by global batch, so that one
-process, replicas and stages give the same bits. Labels and weights are not looked at.
+Ranks that hold outputs send them to those that collect, batch by batch, so all layouts give the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,12 +47,8 @@ def predict(
     """Run one epoch of `data` forward; all ranks call it together.
 
     Args:
-        data: in its own order.
-        collect: True if this rank gets the predictions; None: the first one does.
+        collect: True if this rank gets the predictions, one per micro-batch; None: the first one does.
         hear: called with each batch, which may have left out samples that could not be read.
-
-    Returns:
-        One prediction per micro-batch, in the order of the data; none on ranks that do not collect.
     """
     group = execution.group
     collects = group.rank == 0 if collect is None else collect
@@ -122,7 +117,7 @@ def _computed(batch: GlobalBatch, context: TrainContext, execution: Execution) -
 
 
 def _copied(leaf: Any) -> Any:
-    """A copy on the CPU, since a view would keep the whole that it is a part of."""
+    # a copy, since a view would keep the whole that it is a part of
     if isinstance(leaf, Tensor):
         return leaf.detach().to("cpu", copy=True)
     is_instance = is_dataclass(leaf) and not isinstance(leaf, type)

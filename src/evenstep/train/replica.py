@@ -72,7 +72,7 @@ class Replica:
         self._loop.reporter.writers.write(missed)
 
     def agree(self, group: Group) -> None:
-        """Count as evaluated, saved and checked what the others count so; all call it together."""
+        """Agree on what is evaluated, saved and checked; all ranks call it together."""
         evaluations, saves, check = self._loop.evaluator, self._loop.checkpointer, self._loop.engine.parts.check_loss
         storage = self._loop.engine.storage
         begun = self._loop.has_begun
@@ -86,5 +86,4 @@ class Replica:
         check.pending.intersection_update(*pending)
 
     def report(self, incident: Incident) -> None:
-        """Tell hooks, writers and the run folder."""
         self._loop.reporter.report(incident)

@@ -1,8 +1,4 @@
-"""Carries what happened on any rank to everybody who should know: hooks, writers, and files of the run folder.
-
-A rank's own incidents reach its own hooks and the folder `incidents` at once, and the first rank, which alone has
-writers, together with the next metrics.
-"""
+"""Carries incidents and metrics of all ranks to hooks, writers, and files of the run folder."""
 
 import traceback
 from collections.abc import Sequence
@@ -18,15 +14,12 @@ from evenstep.parallel import Group
 
 @final
 class Reporter:
-    """The incidents and metrics of one rank, on their way.
+    """Incidents and metrics of one rank.
 
-    Args:
-        files: where each incident gets a file.
-        writers: of the run; those of the first rank get what all ranks have to say.
+    Incidents reach this rank's hooks and files at once, and the first rank, which alone has writers, with the metrics.
 
     Attributes:
-        writers: those that this rank has.
-        bus: of the hooks that are told of incidents; none until they are there.
+        bus: of the hooks that are told of incidents.
         limits: of the ranks' cuts, by rank, as of the last exchange.
     """
 
@@ -39,7 +32,6 @@ class Reporter:
         self.limits: list[int | None] = [None] * group.ranks
 
     def report(self, incident: Incident) -> None:
-        """Tell everybody on this rank at once, and the first rank's writers when they next meet."""
         if incident.rank == self._group.rank or self._group.rank == 0:
             self._files.write(incident)
         if self._group.rank == 0:

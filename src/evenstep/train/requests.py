@@ -1,4 +1,4 @@
-"""Requests of hooks, signals and users, which the loop executes at the end of an update, on all ranks together."""
+"""Requests of hooks, signals and users, which the loop executes at the end of an update on all ranks."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,11 +28,9 @@ class End(NamedTuple):
 
 
 class Rewind(EvenstepError):
-    """Raised to go back to a checkpoint; `Loop.run` catches it.
+    """Raised to go back to a checkpoint of before `update`.
 
     Args:
-        fault: what went wrong, as a sentence.
-        update: number of the update that is undone.
         past: end of the data that are given up; None: the data are taken again.
     """
 
@@ -141,5 +139,4 @@ class Requests:
         self.stop, self.requeue, self.is_urgent = "", False, False
 
     def forget_actions(self) -> None:
-        """The updates that asked for saves and evaluations did not happen."""
         self.save = self.evaluate = False

@@ -15,7 +15,7 @@ class Result:
         outcome: "done" when all that was planned is done, "stopped" when something asked for it.
         reason: in words.
         metrics: the last value of every metric.
-        requeue: whether it was stopped by something that wants it to be run again.
+        requeue: the run is to be started again.
     """
 
     update: int

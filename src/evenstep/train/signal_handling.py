@@ -40,13 +40,7 @@ def handling_signals(loop: "Loop") -> Generator[None]:
 def end_program(
     number: signal.Signals | None, *, group: Group, update: int, saved: Path | None, is_done: bool = False
 ) -> None:
-    """Raise if a signal has reached any rank while it trained; all ranks call it together.
-
-    Args:
-        number: signal that this rank has got.
-        saved: the last checkpoint; None if the run keeps none.
-        is_done: a hook of this rank has stopped the run for good.
-    """
+    """Raise if a signal (`number`) has reached any rank while it trained; all ranks call it together."""
     everybody = group.gather((number, is_done))
     numbers = [each for each, _ in everybody if each is not None]
     if not numbers:

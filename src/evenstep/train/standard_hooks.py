@@ -97,14 +97,7 @@ def hooks_of(
     evaluation: Evaluation | None,
     checkpoint: Checkpointing,
 ) -> list[Hook | None]:
-    """The hooks of a run: those that were given, among the standard ones.
-
-    Args:
-        given: one or several; None among them is left out.
-
-    Raises:
-        ArgumentError: nothing that hooks can be.
-    """
+    """The hooks that were given, among the standard ones."""
     best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
     own: list[Any] = [*best, *_several(given, (Hook,))]
     before: list[Hook] = []

@@ -47,18 +47,13 @@ class Teacher:
 
 
 def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Teacher | None:
-    """The teacher of the tasks that ask for the average; None where none does."""
     if average is None or not any(task.uses_average for task in context.tasks.values()):
         return None
     return Teacher(model, average, context)
 
 
 def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values by the names of all places where their tensors stand, each place once.
-
-    torch finds the further places of a tensor by itself, but a module that stands in two places twice: and then leaves
-    the value that it was given in the model.
-    """
+    # torch swaps a module that stands in two places twice, and then leaves the given value in the model
     places = places_of(model, parameters_of) | places_of(model, buffers_of)
     return {place: values[name] for name, one in _tensors_of(model) for place in places[id(one)]}
 

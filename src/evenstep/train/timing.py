@@ -41,14 +41,6 @@ class Phases:
     Attributes:
         lap: counts the time since the last lap for a phase; gives the clock's time, in seconds.
         acted: the same for an action of a plan, by its kind.
-
-    >>> phases = Phases()
-    >>> before = phases.lap("loop")
-    >>> phases.lap("forward") >= before
-    True
-    >>> spent = phases.take()
-    >>> spent["forward"] > 0, spent["data"]
-    (True, 0.0)
     """
 
     __slots__ = ("_spent", "acted", "lap")
