@@ -59,7 +59,6 @@ PASSES = {
     "16-mixed": ["--train.precision", "16-mixed"],
     "an average": ["--train.ema.decay", "0.9"],
     "the best": ["--checkpoint.best", '{metric = "valid/close", mode = "max"}'],
-    "the best in training": ["--checkpoint.best", '{metric = "train/close", mode = "max"}'],
     "stopping early": ["--hooks.early_stop.patience_evaluations", "3"],
 }
 

@@ -100,7 +100,7 @@ def test_what_comes_later_than_the_state_that_a_run_goes_on_from_is_set_aside_in
             trainer.model.weight.add_(number)  # another course
         trainer.train()
         assert (tmp_path / "checkpoints" / f"left-{number}-{last.name}").is_dir()
-        saved = read_checkpoint(tmp_path / "latest").state["model"]
+        saved = read_checkpoint(tmp_path).state["model"]
         assert torch.equal(saved["weight"], trainer.model.weight)
     assert files_of(tmp_path / "checkpoints" / f"left-1-{last.name}") == before
     assert capsys.readouterr().out.count("was renamed to `left-") == 2
@@ -271,9 +271,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(tmp_path: Path) -> Non
 def test_after_ctrl_c_training_again_goes_on_exactly_and_handlers_are_as_they_were() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     trainer = trainer_of(hooks=[Raise(signal.SIGINT)])
-    with pytest.raises(KeyboardInterrupt, match=r"stopped by Ctrl-C after update 2, with nothing saved") as caught:
+    with pytest.raises(KeyboardInterrupt, match=r"stopped by Ctrl-C after update 2, with nothing saved"):
         trainer.train()
-    assert caught.value._render_traceback_() == [f"KeyboardInterrupt: {caught.value}"]  # what a notebook shows
     assert trainer.progress.update == 2
     assert trainer.train().update == 4
     undisturbed = trainer_of()

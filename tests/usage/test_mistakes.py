@@ -1,14 +1,13 @@
 """Usual mistakes of who writes hooks, tasks and scripts: each is answered by a sentence that says what to do."""
 
 import threading
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Engine, Hook, Logging, MapData, Task, Trainer
+from evenstep import Hook, Logging, MapData, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group
 
@@ -48,19 +47,6 @@ def test_training_inside_no_grad_is_training() -> None:
     assert inside == weights_of(trainer())
 
 
-def test_training_inside_inference_mode_is_refused() -> None:
-    one = trainer()
-    with torch.inference_mode(), pytest.raises(ArgumentError):
-        one.train()
-    one.train()
-    model = nn.Linear(4, 1)
-    engine = Engine(model=model, task=Square(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
-    batch = torch.ones(2, 4), torch.ones(2)
-    with torch.inference_mode(), pytest.raises(ArgumentError):
-        engine.update(batch)
-    engine.update(batch)
-
-
 def test_training_in_two_threads_at_once_is_refused_as_they_would_share_random_numbers() -> None:
     refused: list[Exception] = []
 
@@ -79,24 +65,6 @@ def test_training_in_two_threads_at_once_is_refused_as_they_would_share_random_n
     trainer(hooks=[Starts()], updates=1).train()
     other()
     assert len(refused) == 1 and "another thread of this process trains" in str(refused[0])
-
-
-def test_training_and_evaluating_inside_the_callers_autocast_are_refused_with_the_precision_that_is_meant() -> None:
-    one = trainer()
-    for method in (one.train, lambda: one.predict(MapData([torch.ones(4)], global_batch_size=1))):
-        with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError):
-            method()
-    one.train()
-    model = nn.Linear(4, 1)
-    batch = torch.ones(2, 4), torch.ones(2)
-    for precision in (None, "bf16-mixed"):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        engine = Engine(model=model, task=Square(), optimizer=optimizer, precision=precision, device="cpu")
-        for method in (engine.update, engine.evaluate):
-            refused = nullcontext() if precision else pytest.raises(ArgumentError, match="was called inside")
-            with torch.autocast("cpu", torch.bfloat16), refused:
-                method(batch)
-            method(batch)
 
 
 def test_ranks_say_the_number_of_the_update_that_a_hook_or_sample_fails_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
-import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields
@@ -224,21 +223,6 @@ def test_an_average_that_moves_otherwise_is_said(tmp_path: Path) -> None:
     assert said == [f"the run goes on with changes: {words}."]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (torch.optim.AdamW, {"amsgrad": True}),
-        (torch.optim.RMSprop, {"centered": True}),
-        (torch.optim.RMSprop, {"momentum": 0.9}),
-    ],
-)
-def test_options_that_need_sums_from_the_start_are_refused(before: Any, after: dict[str, Any], tmp_path: Path) -> None:
-    built(tmp_path, Heard(), optimizer=of(before)).train()
-    trainer = built(tmp_path, Heard(), updates=3, optimizer=of(before, **after))
-    with pytest.raises(CheckpointError):
-        trainer.resume(new_settings=True)
-
-
 @pytest.mark.parametrize("length", [{"updates": 3}, {"updates": None, "epochs": 1}])
 def test_a_run_that_is_to_be_shorter_than_it_is_is_refused(length: dict[str, Any], tmp_path: Path) -> None:
     trainer_of(tmp_path, Heard(), updates=6).train()
@@ -277,16 +261,3 @@ def test_an_early_stopped_run_goes_on_when_it_is_resumed(
 
 def used(folder: Path) -> None:
     trainer_of(folder, Heard(), log=Logging(writers=("jsonl", "csv", "console"))).train()
-
-
-def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
-    used(tmp_path)
-    newest = tmp_path / "checkpoints" / "step-00000004"
-    shutil.copytree(newest, tmp_path / "checkpoints" / "step-00000005")
-    (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").unlink()
-    heard = Heard()
-    assert trainer_of(tmp_path, heard, updates=6).resume() == newest
-    assert heard.said[0].startswith("step-00000005 was skipped: it has no `manifest.json`")
-    (newest / "manifest.json").unlink()
-    with pytest.raises(CheckpointError):
-        trainer_of(tmp_path, Heard(), updates=6).resume()
