@@ -67,7 +67,7 @@ def test_a_run_file_trains_in_float8_and_check_says_which_layers(
     settings += ["--train.precision", '{kind = "float8-mixed", emulate = true, recipe = "tensorwise"}']
     assert main(["check", "run.toml", *settings]) == 0
     said = capsys.readouterr()
-    assert "float8      4 of 6 linear layers, 1.0, 1.2, 2.0, 2.2\n" in said.out
+    assert "float8      4 modules, 1.0, 1.2, 2.0, 2.2\n" in said.out
     assert not said.err
     assert main(["train", "run.toml", *settings]) == 0
     assert main(["train", "run.toml", *settings, "--resume", "auto", "--train.precision.recipe", "rowwise"]) == 1

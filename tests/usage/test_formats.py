@@ -89,16 +89,6 @@ def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices(nam
     assert all(alike(one, alone) for one in found)
 
 
-def test_what_ranks_save_by_themselves_when_one_fails_holds_all_masters(tmp_path: Path) -> None:
-    """With `zero1` each rank has the masters of what it steps only."""
-    ways = [(name, {"strategy": "ordered-zero1", "folder": str(tmp_path / name), "fail_at": 3}) for name in MASTERS]
-    on(2, *ways)
-    for name in MASTERS:
-        resumed = programs.train(name, folder=str(tmp_path / name))
-        assert resumed["resumed from"] == 2
-        assert alike(resumed, programs.train(name)), name
-
-
 @pytest.mark.slow
 def test_each_format_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(tmp_path: Path) -> None:
     for name in programs.FORMATS:
