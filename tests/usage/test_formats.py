@@ -9,7 +9,6 @@ import pytest
 import torch
 from launched import Failed, on_ranks
 
-MASTERS = ("bf16-true", "16-true")
 TOO_MUCH = 2.0**24  # for a loss scale: it is halved until gradients of 16 bits are finite
 SAME = ("model", "optimizer", "ema", "precision", "valid", "saved as")
 
