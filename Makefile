@@ -22,7 +22,7 @@ help:
 	@echo "make test       all tests but the slow ones;  make test-all: all"
 	@echo "make test TORCH=2.15.0   the same in an environment of its own, of another torch (PYTHON=python3.13: and Python)"
 	@echo "make anywhere   the quick tests as another user, after a demo run, with other threads, locales … (WHERE=word for some)"
-	@echo "make check      ruff, pyright, and the direction of imports"
+	@echo "make check      ruff, pyright, the direction of imports, budgets of folders and plain words"
 	@echo "make dist-check wheel and sdist, each installed in an environment of its own and tried (some minutes)"
 	@echo "make streams    streams of torchdata and datasets, left and taken up (installs 300 MB)"
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
@@ -74,6 +74,7 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/pytest tests/unit/test_imports.py
+	$(BIN)/python tests/house.py
 
 dist-check: $(DEV_READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check build twine

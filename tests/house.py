@@ -15,25 +15,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "evenstep"
-# Lines of a folder that a reader can hold in the head. Who raises a number says why in the commit.
+# Lines of a folder: the budget that a reader can hold in the head, and the most that a change may leave behind.
+# A change that needs more raises the second number, and says why in its commit.
 LINES = {
-    "train": 7_200,
-    "events": 2_800,
-    "parallel": 2_300,
-    "data": 2_200,
-    "checkpoint": 2_100,
-    "tools": 2_000,
-    "pipeline": 2_000,
-    "contrib": 1_900,
-    "optim": 1_700,
-    "cli": 1_200,
-    "config": 1_000,
-    "root": 1_000,
-    "integrations": 900,
-    "internals": 350,
-    "precision": 300,
+    "train": (7_200, 11_500),
+    "parallel": (2_300, 3_500),
+    "events": (2_800, 3_450),
+    "data": (2_200, 2_950),
+    "tools": (2_000, 2_950),
+    "checkpoint": (2_100, 2_500),
+    "contrib": (1_900, 2_450),
+    "pipeline": (2_000, 2_400),
+    "optim": (1_700, 2_250),
+    "config": (1_000, 1_800),
+    "cli": (1_200, 1_650),
+    "root": (1_000, 1_600),
+    "integrations": (900, 1_450),
+    "internals": (350, 550),
+    "precision": (300, 500),
 }
-FILES, CLASSES = 220, 280
+FILES, CLASSES = (220, 270), (280, 450)
 LONGEST_SENTENCE, LONGEST_SUBJECT, LONGEST_TEST_NAME = 35, 72, 80  # words, characters, characters
 # Openings without a subject, nouns that are not there, and verbs of speech for messages between processes.
 RIDDLES = {
@@ -49,7 +50,7 @@ def folder_of(path: Path) -> str:
 
 
 def over_budget() -> Iterator[str]:
-    """Folders, files and classes beyond the table."""
+    """Counts beyond the table."""
     files = sorted(SOURCE.rglob("*.py"))
     lines = Counter[str]()
     classes = 0
@@ -57,13 +58,11 @@ def over_budget() -> Iterator[str]:
         text = path.read_text()
         lines[folder_of(path)] += text.count("\n")
         classes += sum(isinstance(node, ast.ClassDef) for node in ast.walk(ast.parse(text)))
-    for folder, count in lines.items():
-        if count > LINES.get(folder, 0):
-            yield f"src/evenstep/{folder}: {count} lines of {LINES.get(folder, 0)}"
-    if len(files) > FILES:
-        yield f"src/evenstep: {len(files)} files of {FILES}"
-    if classes > CLASSES:
-        yield f"src/evenstep: {classes} classes of {CLASSES}"
+    counts = [(f"lines of src/evenstep/{folder}", lines[folder], LINES.get(folder, (0, 0))) for folder in sorted(lines)]
+    counts += [("files of src/evenstep", len(files), FILES), ("classes of src/evenstep", classes, CLASSES)]
+    for what, count, (budget, most) in counts:
+        if count > most:
+            yield f"{count} {what}, but at most {most} (budget {budget}): make it smaller"
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
