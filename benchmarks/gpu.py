@@ -227,7 +227,7 @@ def evenstep(
         if reads or engine.ledger.num_pending >= SETTLE_EVERY_UPDATES:
             settle()
         engine.reducers.after_update(number)
-        return sum(pair[::2]) / sum(pair[1::2])
+        return torch.as_tensor(sum(pair[::2]) / sum(pair[1::2]))
 
     return Contender(name, step, settle)
 
