@@ -76,11 +76,6 @@ class Square(evenstep.Task):
 
 SETTINGS: dict[str, Mapping[str, Any]] = {
     "decay of matrices": {"weight_decay_on": "matrices", "options": {"weight_decay": 0.1}},
-    "decay by layer": {
-        "layer_decay": 0.7,
-        "layers": "blocks",
-        "groups": {"head": ParameterGroup(patterns=("head.*",), lr=0.3)},
-    },
     "frozen, factors": {
         "groups": {
             "input": ParameterGroup(patterns=("embed.*",), frozen=True),
@@ -102,9 +97,6 @@ def stepped_with(setting: str, name: str, update: int) -> tuple[type, dict[str, 
     adamw, matrix = torch.optim.AdamW, name.endswith("weight") and "norm" not in name
     if setting == "decay of matrices":
         return adamw, {"lr": LR, "weight_decay": 0.1 if matrix else 0.0}
-    if setting == "decay by layer":
-        depth = 0 if "embed" in name else 3 if "head" in name else 1 + int(name.split(".")[1])
-        return adamw, {"lr": (0.3 if "head" in name else LR) * 0.7 ** (3 - depth)}
     if setting == "frozen, factors":
         if "embed" in name:
             return None

@@ -28,13 +28,13 @@ KILLED: dict[str, Layout] = {
 }
 
 
-SETTINGS = ("decay of matrices", "decay by layer", "frozen, factors", "Muon and AdamW", "two schedules")
+SETTINGS = ("decay of matrices", "frozen, factors", "Muon and AdamW", "two schedules")
 
 
 def refused(setting: str, layout: Layout) -> bool:
-    """Whether it can't be: Muon looks at whole matrices, and decay by layer counts the layers of a whole model."""
-    _, strategy, stages, _ = layout
-    return ("Muon" in setting and "fsdp" in strategy) or ("layer" in setting and stages > 1)
+    """Muon looks at whole matrices, which shards lack."""
+    _, strategy, _, _ = layout
+    return "Muon" in setting and "fsdp" in strategy
 
 
 def stepped(setting: str, layout: Layout) -> tuple[float, float]:
