@@ -588,7 +588,7 @@ def other_shape() -> None:
             raise RuntimeError("stack expects each tensor to be equal size")
         return torch.utils.data.default_collate(samples)
 
-    failed(train(data={"collate": collate}), DataError, "collating the samples")
+    failed(train(data={"collate": collate}), DataError, "`collate` of the samples")
 
 
 @case("a dataset that shrank since the checkpoint: resume is refused")

@@ -97,8 +97,10 @@ def held_bytes(one: Trainer) -> int:
             return local.numel() * local.element_size()
         return sum(map(of, tree.values())) if isinstance(tree, dict) else 0
 
-    parts = one._loop.checkpointer.state.part()
-    return of({part: parts[part] for part in ("model", "ema")}) + of(parts["optimizer"]["state"])
+    average = one.engine.parts.saved.average
+    averaged = {} if average is None else dict(average.state_dict())
+    state = dict(enumerate(dict(each) for each in one.optimizer.state.values()))
+    return of({"model": dict(one.model.state_dict()), "average": averaged, "optimizer": state})
 
 
 def same(mine: Any, other: Any) -> bool:

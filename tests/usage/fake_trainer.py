@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from evenstep.events import Storage
+from evenstep.parallel import Group
 
 
 @dataclass
@@ -21,28 +23,29 @@ class FakePhases:
 
 @dataclass
 class FakeTrainer:
+    """Has the members that shipped hooks and writers use."""
+
     folder: Path | None
     asked: list[str] = field(default_factory=list)
-    is_first_rank: bool = True
-    rank: int = 0
     storage: Storage = field(default_factory=Storage)
     updates: int | None = 100
     evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
     progress: FakeProgress = field(default_factory=FakeProgress)
+    group: Group = field(default_factory=Group)
     phases: FakePhases = field(default_factory=FakePhases)
-    layout: dict[str, object] = field(default_factory=lambda: {"ranks": 1})
-    resumed_from: str | None = None
 
     def __post_init__(self) -> None:
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
 
     @property
-    def group_names(self) -> tuple[tuple[str, ...], ...]:
+    def engine(self) -> SimpleNamespace:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return tuple(tuple(names[id(one)] for one in group["params"]) for group in self.optimizer.param_groups)
+        groups = tuple(tuple(names[id(one)] for one in group["params"]) for group in self.optimizer.param_groups)
+        core = SimpleNamespace(trained=SimpleNamespace(names=groups))
+        return SimpleNamespace(phases=self.phases, norms=self._norms, parts=SimpleNamespace(core=core))
 
-    def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value.norm() for name, value in values.items()}
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:

@@ -57,7 +57,7 @@ def _run(given: list[str], *, leaves: bool) -> int:
     except OSError as error:
         write_to_nowhere(sys.stdout)
         if not isinstance(error, BrokenPipeError):
-            _print(f"evenstep: standard output can't be written: {error}.")
+            _print(f"evenstep: standard output can't be written: {error.strerror}.")
         return code or EXIT_ERROR
     return code
 

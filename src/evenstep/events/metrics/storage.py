@@ -30,6 +30,7 @@ class Storage:
         history_updates: number of values kept per metric, at least 1; files keep all.
         clip_norm: norm above which gradients are clipped; train/clipped is then 1 for a clipped update, else 0.
 
+    >>> import torch
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
     >>> storage.put("train/loss", 3.0, 1, update=1)

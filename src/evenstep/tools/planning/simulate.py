@@ -104,7 +104,7 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Sequence[Cost]) -> Si
 
     >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)
-    >>> costs = [Cost(forward_s=1, input_backward_s=1, weight_backward_s=1)] * 2
+    >>> costs = [Cost(forward_s=1.0, input_backward_s=1.0, weight_backward_s=1.0)] * 2
     >>> simulate(gpipe(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)
     (3.0, 3.0)
     """

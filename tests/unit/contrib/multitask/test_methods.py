@@ -12,6 +12,7 @@ from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 from evenstep.train import Combine, Separate
+from refused import refused
 
 TASKS = ["a", "b", "c"]
 
@@ -99,6 +100,6 @@ def test_grad_norm_leaves_tasks_without_work_and_refuses_numbers_that_cannot_be(
     assert module.get_buffer("first_losses").tolist() == [1.0, 0.0, 2.0]
     assert method.looks_at("trunk.4.weight")
     assert not method.looks_at("trunk.0.weight")
-    for bad in ({"alpha": -1.0}, {"coefficient_lr": 0.0}):
-        with pytest.raises(ArgumentError, match="must be finite"):
-            GradNorm(**bad)
+    for field, bad in (("alpha", -1.0), ("coefficient_lr", 0.0)):
+        with refused(ArgumentError, field):
+            GradNorm(**{field: bad})
