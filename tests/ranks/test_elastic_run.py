@@ -5,7 +5,7 @@ from lost import UPDATES, ran
 
 
 @pytest.mark.timeout(280)
-def test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_trace_in_the_parameters() -> None:
+def test_processes_killed_in_the_middle_of_updates_leave_no_trace_in_the_parameters() -> None:
     one = ran(count=1)[0]
     said = ran(count=3, hits=[[1, 3, "loss", "SIGKILL"], [0, 8, "loss", "SIGKILL"], [2, 12, "evaluate", "SIGKILL"]])
     assert [(each["number"], each["error"], each["update"]) for each in said] == [(n, "", UPDATES) for n in range(3)]

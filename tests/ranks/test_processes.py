@@ -106,7 +106,7 @@ def test_ddp_ends_where_the_ordered_sum_does_up_to_rounding(tmp_path: Path) -> N
     assert float(ddp[0][3]) == pytest.approx(float(ordered[3]), rel=1e-5)
 
 
-def test_a_buffer_that_a_hook_changes_by_what_its_rank_has_seen_is_refused_after_the_first_update(
+def test_a_buffer_changed_by_a_hook_per_rank_is_refused_after_the_first_update(
     tmp_path: Path,
 ) -> None:
     for end in run("seen", tmp_path / "refused", [0, 1], 2):
@@ -133,7 +133,7 @@ def test_a_fault_of_one_rank_ends_the_other_within_the_timeout(tmp_path: Path) -
     assert "rank 0 of 2 could not" in first.err
 
 
-def test_a_rank_that_goes_on_after_a_fault_of_its_own_alone_sends_nothing_into_what_the_other_waits_for(
+def test_a_rank_that_continues_after_its_own_fault_sends_nothing_to_a_waiting_rank(
     tmp_path: Path,
 ) -> None:
     first, second = run("raise, and again", tmp_path, [0, 1], 2)
@@ -142,7 +142,7 @@ def test_a_rank_that_goes_on_after_a_fault_of_its_own_alone_sends_nothing_into_w
     assert "rank 1 of 2 could not go on" in second.err
 
 
-def test_what_one_rank_does_alone_that_is_for_all_is_told_as_soon_as_the_others_have_ended(tmp_path: Path) -> None:
+def test_a_collective_call_on_one_rank_alone_fails_as_soon_as_the_others_have_ended(tmp_path: Path) -> None:
     began = time.monotonic()
     first, second = run("alone", tmp_path, [0, 1], 2, timeout_s=60)
     assert (first.code, second.code) == (1, 0)

@@ -101,7 +101,7 @@ NAMES = ["0.0.weight", "0.0.bias", "1.inner.weight", "1.inner.bias", "1.norm.wei
 
 
 @pytest.mark.parametrize("wrap", [compiled, checkpointed])
-def test_parts_of_a_model_that_are_compiled_or_checkpointed_one_by_one_have_plain_names_everywhere(wrap: Any) -> None:
+def test_compiled_or_checkpointed_parts_of_a_model_keep_plain_names(wrap: Any) -> None:
     one = trainer(model(wrap), None, 2)
     one.train()
     state = one.state_dict()

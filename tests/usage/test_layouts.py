@@ -21,7 +21,7 @@ def on(ranks: int, *ways: tuple[str, dict[str, Any]]) -> list[list[dict[str, Any
     return results
 
 
-def test_a_plain_model_with_dropout_is_one_run_under_pipeline_2_also_when_it_is_resumed_so(tmp_path: Path) -> None:
+def test_a_plain_model_with_dropout_is_one_run_also_when_resumed_under_pipeline_2(tmp_path: Path) -> None:
     alone = {name: programs.train(name, ema=True) for name in ("Net", "shared_dropout")}
     programs.train("Net", ema=True, folder=str(tmp_path / "Net"), until=2)
     staged = {"pipeline": 2, "ema": True}
@@ -50,7 +50,7 @@ def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_
 
 
 @pytest.mark.slow
-def test_an_average_that_begins_in_the_midst_goes_on_on_other_ranks_shards_and_stages_with_its_bits(
+def test_a_late_average_resumes_its_bits_on_other_ranks_shards_and_stages(
     tmp_path: Path,
 ) -> None:
     """Each course is stopped after updates 2 and 4, and the average begins after update 1 or 3.
@@ -85,7 +85,7 @@ def test_an_average_that_begins_in_the_midst_goes_on_on_other_ranks_shards_and_s
         assert alike(ended[name], wanted[begin, model], parts=(*SAME, "local")), name
 
 
-def test_a_pipeline_rank_whose_layers_are_all_frozen_or_without_parameters_trains_the_bits_of_one_process(
+def test_a_pipeline_rank_without_trainable_parameters_has_the_bits_of_one_process(
     tmp_path: Path,
 ) -> None:
     kinds = ("frozen", "without_parameters", "frozen_end")

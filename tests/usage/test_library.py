@@ -78,7 +78,7 @@ def test_the_advice_about_a_used_folder_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["resume", "load_state_dict"])
-def test_what_comes_later_than_the_state_that_a_run_goes_on_from_is_set_aside_in_its_folder(
+def test_files_later_than_the_resumed_state_are_moved_aside_in_the_run_folder(
     by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A later resume would take the checkpoint of the course that was left for the newest, and none be saved there."""
@@ -153,7 +153,7 @@ def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
     assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
 
 
-def test_without_folder_and_watcher_python_s_logger_tells_incidents_unless_writers_were_given(
+def test_without_folder_and_writers_incidents_go_to_the_logger_of_python(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def train(log: Logging) -> list[str]:

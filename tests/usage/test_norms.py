@@ -41,7 +41,7 @@ def alone() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(("strategy", "ranks", "pipeline"), LAYOUTS)
-def test_norms_of_layers_and_groups_are_those_of_one_process_and_a_single_number_counts_once(
+def test_norms_of_layers_and_groups_equal_one_process_and_count_a_scalar_once(
     strategy: str, ranks: int, pipeline: int, alone: dict[str, list[float]]
 ) -> None:
     _same(on_ranks(ranks, programs.metrics_of, strategy, pipeline), alone)
@@ -71,7 +71,7 @@ def test_norms_of_layers_and_groups_are_those_of_a_plain_loop(alone: dict[str, l
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ordered-fsdp"])
-def test_a_parameter_that_is_a_single_number_counts_once_where_tasks_gradients_are_combined(strategy: str) -> None:
+def test_a_scalar_parameter_counts_once_where_gradients_of_tasks_are_combined(strategy: str) -> None:
     [alone] = on_ranks(1, programs.metrics_of, "single", 1, True)
     _same(on_ranks(2, programs.metrics_of, strategy, 1, True), alone)
 

@@ -12,18 +12,18 @@ from optimizers_judged import fault, faults, lost_on_the_way
 FAST = [name for name, case in CASES.items() if case.fast]
 
 
-def test_a_sample_of_optimizers_has_the_bits_of_one_process_on_two_ranks_or_is_refused_when_built() -> None:
+def test_sampled_optimizers_have_the_bits_of_one_process_on_two_ranks_or_are_refused() -> None:
     assert not faults(FAST, ["fsdp"])
     assert not faults(["NAdam", "Lion, not said", "Muon + AdamW"], ["zero1", "2 stages"])
 
 
-def test_a_sample_of_optimizers_has_the_bits_of_one_process_resumed_or_is_refused_when_it_would_save() -> None:
+def test_sampled_optimizers_resume_with_the_bits_of_one_process_or_refuse_to_save() -> None:
     assert not faults(FAST, ["single"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_optimizer_has_the_bits_of_one_process_on_every_layout_or_is_refused_when_built(layout: str) -> None:
+def test_every_optimizer_has_the_bits_of_one_process_on_every_layout_or_is_refused(layout: str) -> None:
     assert not faults(list(CASES), [layout])
 
 

@@ -78,7 +78,7 @@ def test_a_step_of_state_in_8_bits_is_compiled_as_torchao_does_it(tmp_path: Path
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["AdamW8bit", *(pytest.param(kind, marks=pytest.mark.slow) for kind in LOW_BIT[1:])])
-def test_state_in_8_bits_on_ranks_has_the_bits_of_one_process_resumes_and_is_refused_on_shards(
+def test_state_in_8_bits_has_the_bits_of_one_process_on_ranks_and_is_refused_on_shards(
     kind: str, tmp_path: Path
 ) -> None:
     alone = schedules_programs.low_bit(kind, "ordered")

@@ -31,7 +31,7 @@ def test_parameters_that_do_not_lie_row_by_row_train_on_ranks_as_in_one_process(
 
 
 @each_model
-def test_parameters_that_do_not_lie_row_by_row_go_on_with_a_fused_optimizer_as_if_never_stopped(
+def test_strided_parameters_resume_a_fused_optimizer_exactly(
     model: str, tmp_path: Path
 ) -> None:
     whole = _found(1, model, "single", True)
@@ -39,7 +39,7 @@ def test_parameters_that_do_not_lie_row_by_row_go_on_with_a_fused_optimizer_as_i
     assert _found(1, model, "single", True, str(tmp_path / "run")) == whole
 
 
-def test_a_stand_in_without_memory_says_nothing_of_how_a_gradient_lies() -> None:
+def test_a_meta_tensor_does_not_fix_the_strides_of_a_gradient() -> None:
     for shape in ((1,), (3,)):
         found = laid_out(torch.ones(shape), torch.empty(()).expand(shape))
         assert found.stride() == (1,) and found.tolist() == [1.0] * shape[0]

@@ -17,7 +17,7 @@ def first(evenstep: Run, recipe: Path) -> str:
     return "runs/first"
 
 
-def test_what_was_asked_for_begins_afresh_and_the_run_goes_on_as_any_other(evenstep: Run, first: str) -> None:
+def test_a_requested_reset_happens_and_the_run_continues_normally(evenstep: Run, first: str) -> None:
     given = ["--resume", first, "--reset", "optimizer,data", "--train.updates", "10", "--optimizer.name", "SGD"]
     done = evenstep("train", "run.toml", *given)
     assert done.code == 0, done.err
@@ -40,7 +40,7 @@ def test_what_was_asked_for_begins_afresh_and_the_run_goes_on_as_any_other(evens
         ("data", ["--data.train.args.count", "48"]),
     ],
 )
-def test_what_is_not_as_it_was_saved_is_told_how_to_begin_afresh_and_then_does(
+def test_a_state_unlike_the_saved_state_names_its_reset_and_then_resets(
     evenstep: Run, first: str, part: str, changed: list[str]
 ) -> None:
     given = ["train", "run.toml", "--resume", first, "--train.updates", "6", *changed]

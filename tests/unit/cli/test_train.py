@@ -135,7 +135,7 @@ def test_a_process_among_some_that_may_be_lost_does_not_train_alone(
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
-def test_a_run_that_goes_on_with_another_rate_is_refused_and_one_that_begins_there_says_so(
+def test_a_resume_with_another_rate_is_refused_unless_it_starts_there_and_says_so(
     command: str, evenstep: Run, recipe: Path
 ) -> None:
     assert evenstep("train", "run.toml").code == 0

@@ -200,7 +200,7 @@ def test_machine_code_gives_the_run_within_1e_6_after_50_updates() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
-def test_dropout_is_drawn_anew_in_each_update_and_again_when_it_is_resumed() -> None:
+def test_dropout_differs_in_each_update_and_repeats_after_a_resume() -> None:
     whole = net(dropout=0.5)
     engine = engine_of(whole)
     run(engine, 2)
@@ -389,7 +389,7 @@ class Sharing(nn.Module):
 
 
 @pytest.mark.usefixtures("as_found")
-def test_what_stands_in_several_places_is_trained_as_without_compiling() -> None:
+def test_modules_used_in_several_places_train_as_without_compiling() -> None:
     models: list[nn.Module] = []
     for compile in ("update", "off"):
         torch.manual_seed(0)

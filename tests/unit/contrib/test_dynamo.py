@@ -10,7 +10,7 @@ from torch import nn
 from evenstep.contrib.compiled_update import compilations
 
 
-def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modules_are_not() -> None:
+def test_values_of_users_are_compared_at_each_call_and_modules_of_torch_are_not() -> None:
     torch.compiler.reset()
     kept: list[str] = []
 

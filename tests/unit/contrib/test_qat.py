@@ -32,7 +32,7 @@ def rounding(model: nn.Module | None = None, *, hooks: Any = (), **more: Any) ->
     return trainer_of(model or net(), [hook, *hooks], **more), hook
 
 
-def test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_torchaos_layers() -> None:
+def test_rounding_begins_after_its_update_as_in_a_plain_loop_with_torchaos_layers() -> None:
     trainer, _ = rounding()
     trainer.train()
     model = net()

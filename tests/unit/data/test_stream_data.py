@@ -217,7 +217,7 @@ def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream(
     assert numbers == list(range(of_ranks[0].num_microbatches))
 
 
-def test_an_epoch_of_unequal_streams_ends_with_the_longest_and_nothing_is_dropped_or_repeated() -> None:
+def test_an_epoch_ends_with_the_longest_stream_without_dropped_or_repeated_samples() -> None:
     first, second = together([stream(0, 7), stream(1000, 3)], 5)
     assert samples(first) == [[0, 1], [2, 3], [4, 5], [6], [100, 101]]
     assert samples(second) == [[1000, 1001], [1002], [], [], [1100, 1101]]

@@ -108,7 +108,7 @@ def test_workers_give_the_batches_of_this_process_augmentation_and_resume_includ
     assert batches(2) == batches(0)
 
 
-def test_one_set_of_processes_serves_all_uses_and_hears_of_each_epoch() -> None:
+def test_one_set_of_worker_processes_serves_all_uses_and_receives_each_epoch() -> None:
     data = MapData(Remembering(), global_batch_size=2, collate=list, num_workers=2)
     masks: dict[int, set[float]] = {}
     processes: set[int] = set()

@@ -21,7 +21,7 @@ ENTRIES = st.lists(
 
 
 @given(entries=ENTRIES)
-def test_a_settled_value_is_sum_over_sum(
+def test_a_written_value_is_sum_over_sum(
     entries: list[tuple[int, str, float, int, bool]],
 ) -> None:
     storage = Storage()
@@ -59,7 +59,7 @@ def test_bits_do_not_depend_on_the_ranks(entries: list[tuple[float, float, int]]
     assert record.value == float(sum(Fraction(total) for total, _, _ in entries) / weight)
 
 
-def test_a_late_value_of_a_settled_update_is_kept() -> None:
+def test_a_late_value_of_a_written_update_is_kept() -> None:
     storage = Storage()
     storage.put("a", 1.0, update=1)
     storage.put("a", 5.0, update=2)

@@ -95,7 +95,7 @@ def test_after_an_abort_nothing_is_applied_until_the_host_has_answered() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_first_step_has_the_bits_of_a_later_one_so_that_a_resumed_run_has_those_of_one_that_was_not(
+def test_a_first_step_has_the_bits_of_a_later_step(
     dtype: torch.dtype,
 ) -> None:
     """A verdict that stays on the device is read at the first step of each start."""

@@ -18,7 +18,7 @@ def sgd(*rates: float, **more: object) -> SGD:
     return SGD(groups)
 
 
-def test_a_rate_that_somebody_else_has_set_is_refused_by_name_where_a_schedule_would_undo_it() -> None:
+def test_a_rate_set_elsewhere_is_refused_where_a_schedule_would_undo_it() -> None:
     optimizer = sgd(0.5, 0.1)
     rates = LearningRates(optimizer, Constant(), 10)
     assert rates(1) == [0.5, 0.1]

@@ -58,7 +58,7 @@ def test_what_it_remembers_is_saved_and_taken_back() -> None:
         assert second.state_dict() == whole.state_dict()
 
 
-def test_a_memory_of_another_metric_begins_afresh_and_says_so() -> None:
+def test_a_memory_of_another_metric_is_reset_and_says_so() -> None:
     one, other = Plateau(patience_evaluations=1), Plateau(metric="valid/accuracy", mode="max")
     one.evaluated(1.0, update=1)
     one.evaluated(1.0, update=2)

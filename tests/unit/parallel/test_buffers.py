@@ -123,7 +123,7 @@ def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: OnR
     assert own and all(torch.equal(own[name], other[name]) for name in own)
 
 
-def test_a_run_with_buffers_that_the_output_depends_on_is_resumed_to_the_same_bits_on_two_ranks(
+def test_a_run_with_buffers_used_by_the_output_resumes_to_the_same_bits_on_two_ranks(
     on_ranks: OnRanks,
 ) -> None:
     def act(group: Any) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def test_a_run_with_buffers_that_the_output_depends_on_is_resumed_to_the_same_bi
         check_equal([whole, again])
 
 
-def test_a_buffer_that_a_forward_replaces_is_averaged_and_taken_back_like_one_that_it_changes() -> None:
+def test_a_replaced_buffer_is_averaged_and_rolled_back_like_a_changed_buffer() -> None:
     changed, replaced = (state_of(model(Counts(replaces=replaces)), None) for replaces in (False, True))
     check_equal([changed, replaced])
     made = model(Counts(replaces=True))

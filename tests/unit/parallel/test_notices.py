@@ -37,7 +37,7 @@ def soon(what: str, rank: Notices) -> None:
     assert rank.failure_message == what
 
 
-def test_all_hear_the_first_word_whatever_they_do(store: TCPStore) -> None:
+def test_all_ranks_receive_the_first_notice(store: TCPStore) -> None:
     first, second, third = ranks_of(store, 3)
     second.post("rank 1 failed")
     third.post("rank 2 failed because of it")

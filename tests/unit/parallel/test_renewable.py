@@ -41,7 +41,7 @@ def test_what_this_rank_is_in_or_past_is_broken_at_once() -> None:
     assert len(broken) == 2
 
 
-def test_a_rank_that_breaks_off_again_before_this_one_is_through_with_forming_groups_is_heard() -> None:
+def test_a_second_abort_during_the_forming_of_groups_is_noticed() -> None:
     made, broken = connections()
     made.begin_work()
     made.break_off(1, 1)

@@ -134,7 +134,7 @@ def cases(draw: st.DrawFn, max_microbatches: int = 7) -> tuple[str, Layout, list
 
 
 @given(cases())
-def test_every_schedule_comes_to_its_end_with_the_exact_gradient_and_the_peak_it_was_proved_to_have(
+def test_every_schedule_ends_with_the_exact_gradient_and_the_proved_peak(
     case: tuple[str, Layout, list[int]],
 ) -> None:
     name, layout, microbatches = case

@@ -116,7 +116,7 @@ def test_a_reduction_never_overtakes_that_of_a_later_stage() -> None:
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 4), st.integers(0, 9), st.booleans(), st.booleans())
-def test_stages_execute_what_was_checked_with_shards_and_reductions_in_an_order_that_all_replicas_keep(
+def test_stages_execute_the_checked_plan_in_one_order_on_all_replicas(
     name: str, ranks: int, microbatches: int, overlaps: bool, gathers: bool
 ) -> None:
     layout = SCHEDULES[name].layout(ranks)

@@ -41,7 +41,7 @@ def test_other_devices_are_refused_and_emulation_runs_on_all(loads: list[str]) -
 
 
 @pytest.mark.parametrize(("capability", "can"), [((8, 6), False), ((8, 9), True), ((9, 0), True)])
-def test_a_gpu_is_judged_by_its_compute_capability(
+def test_support_of_a_gpu_follows_from_its_compute_capability(
     capability: tuple[int, int], can: bool, loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_file_is_whole_in_exactly_one_split(corpus: ModuleType, source: Path):
+def test_every_file_is_in_exactly_one_split(corpus: ModuleType, source: Path):
     parts = {split: corpus.read_split(split, source).split(b"\0")[:-1] for split in ("train", "valid")}
     expected = sorted(path.read_bytes() for path in source.glob("**/module_*.py"))
     assert sorted(parts["train"] + parts["valid"]) == expected

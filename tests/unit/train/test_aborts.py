@@ -62,7 +62,7 @@ def kinds(keep: Keep) -> list[str]:
 
 
 @pytest.mark.parametrize("in_backward", [False, True], ids=["infinite loss", "infinite gradient"])
-def test_one_bad_batch_in_16_mixed_is_skipped_where_the_policy_says_so_and_the_scale_stays(in_backward: bool) -> None:
+def test_a_bad_batch_in_16_mixed_is_skipped_by_policy_and_the_scale_stays(in_backward: bool) -> None:
     keep = Keep()
     trainer = trainer_of(Squares(in_backward=in_backward), keep, failures=Failures(non_finite=Skip()))
     trainer.train()

@@ -188,7 +188,7 @@ def test_what_is_drawn_from_python_and_numpy_is_drawn_again() -> None:
     assert_same_state(kept, again)
 
 
-def test_one_dropout_that_stands_in_several_blocks_has_the_key_of_its_place_again() -> None:
+def test_a_dropout_shared_by_several_blocks_is_recomputed_with_the_key_of_its_place() -> None:
     """The backward computes the last block again first."""
 
     def made() -> nn.Module:
@@ -205,7 +205,7 @@ def test_one_dropout_that_stands_in_several_blocks_has_the_key_of_its_place_agai
     assert_same_state(kept, again)
 
 
-def test_another_engine_of_the_same_model_decides_anew() -> None:
+def test_another_engine_of_the_same_model_makes_its_own_choice() -> None:
     model, kept = net(), net()
     own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
     engine(model, "blocks").update(microbatches=batches())

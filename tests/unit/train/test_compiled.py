@@ -154,7 +154,7 @@ def test_a_micro_batch_that_does_not_fit_is_cut_and_compiled_in_pieces() -> None
     assert torch.equal(found[0], found[1])
 
 
-def test_activations_that_are_computed_again_are_refused_beside_it() -> None:
+def test_recomputed_activations_are_refused_together_with_compile() -> None:
     with refused(ArgumentError, "compile"):
         Training(compile="model", memory=Memory(checkpoint="blocks"))
 

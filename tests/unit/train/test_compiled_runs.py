@@ -182,7 +182,7 @@ def test_machine_code_of_one_engine_is_not_taken_for_that_of_another() -> None:
 
 
 @pytest.mark.usefixtures("as_found")
-def test_an_update_in_another_thread_than_the_engine_was_built_in_is_compiled_by_the_same_settings() -> None:
+def test_an_update_in_another_thread_compiles_with_the_settings_of_the_engine() -> None:
     config: Any = import_module("torch._dynamo.config")
     engine = engine_of_points(3, torch.float32)
 
@@ -231,7 +231,7 @@ def test_updates_compiled_in_mixed_formats_are_those_that_are_not(precision: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", MIXED)
-def test_machine_code_in_mixed_formats_is_within_their_bound_and_two_runs_have_the_same_bits(precision: str) -> None:
+def test_compiled_mixed_formats_stay_within_their_bound_and_repeat_their_bits(precision: str) -> None:
     torch.compiler.reset()
     found = within_the_bound_of_its_format(precision)
     torch.compiler.reset()

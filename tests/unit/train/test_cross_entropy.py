@@ -176,7 +176,7 @@ def trained(model: PipelineModel, strategy: Any, *, chunked: bool = True, **more
     return trainer.state_dict()["model"]
 
 
-def test_as_the_last_stage_of_a_pipeline_with_a_tied_matrix_it_has_the_bits_of_one_process(on_ranks: OnRanks) -> None:
+def test_a_last_pipeline_stage_with_a_tied_matrix_has_the_bits_of_one_process(on_ranks: OnRanks) -> None:
     alone = trained(PipelineModel(tied_model()), Ddp())
 
     def act(group: Any) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ def mine(everything: list[Any], rank: int, ranks: int) -> list[Any]:
     return everything[len(everything) * rank // ranks : len(everything) * (rank + 1) // ranks]
 
 
-def test_losses_are_looked_at_also_where_torch_multiplies_less_exactly_by_its_newer_setting() -> None:
+def test_losses_are_checked_also_under_the_newer_precision_setting_of_torch() -> None:
     products = torch.backends.mkldnn.matmul
     before, products.fp32_precision = products.fp32_precision, "bf16"
     try:
@@ -496,7 +496,7 @@ def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
     assert engine.progress.update == 0
 
 
-def test_a_state_in_the_midst_of_whose_change_an_error_came_is_neither_saved_nor_evaluated(
+def test_a_state_with_an_interrupted_change_is_neither_saved_nor_evaluated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, alone = net(), net()
@@ -645,7 +645,7 @@ def test_the_loops_of_the_page_have_the_same_bits_on_two_ranks(name: str, on_ran
     assert all(torch.equal(theirs, alone) for theirs in on_ranks(2, run))
 
 
-def test_an_update_or_evaluation_from_another_thread_in_the_midst_of_an_update_is_refused_and_harms_nothing() -> None:
+def test_a_concurrent_update_or_evaluation_from_another_thread_is_refused_without_harm() -> None:
     refused: list[str] = []
 
     class Busy(Squares):

@@ -136,7 +136,7 @@ def test_what_is_not_finite_is_not_rounded_away() -> None:
 # --- what stays as it is
 
 
-def test_a_layer_keeps_its_parameters_names_and_hooks_and_all_who_hold_it() -> None:
+def test_a_layer_keeps_its_parameters_names_hooks_and_references() -> None:
     model: Any = net()
     inner, calls = model[1].inner, list[Any]()
     inner.register_forward_hook(lambda *_: calls.append(1))

@@ -247,7 +247,7 @@ def test_a_state_that_is_loaded_goes_on_with_the_same_bits(name: str, fused: boo
 
 
 @pytest.mark.parametrize("name", MASTERS)
-def test_masters_are_saved_as_they_are_and_not_made_anew_of_the_rounded_weights(name: str) -> None:
+def test_masters_are_saved_exactly_and_not_rebuilt_from_rounded_weights(name: str) -> None:
     engine = engine_of(net(), name)
     train(engine, 3)
     saved = engine.state_dict()["model"]

@@ -109,7 +109,7 @@ def test_begin_and_end_are_paired_when_a_task_raises() -> None:
     assert TRACE[-1] == "b microbatch end"
 
 
-def test_nothing_is_called_that_nobody_hears() -> None:
+def test_events_without_subscribers_call_nothing() -> None:
     trainer_of({"a": 1.0}, hooks=[]).train()
     assert [f"a {step}" for step in ("transform", "inputs", "postprocess", "loss")] == TRACE
 

@@ -126,7 +126,7 @@ def line() -> Trainer:
     )
 
 
-def test_hooks_hear_nothing_of_it() -> None:
+def test_hooks_are_not_called_by_the_finder() -> None:
     class Heard(Hook):
         steps = 0
 

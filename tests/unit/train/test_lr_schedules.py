@@ -145,7 +145,7 @@ def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, 
 
 
 @pytest.mark.parametrize("saved_at", [3, 4, 6])
-def test_what_hooks_ask_for_and_change_at_the_end_of_an_epoch_is_in_the_checkpoint_of_its_last_update(
+def test_requests_and_changes_of_hooks_at_an_epoch_end_are_in_its_last_checkpoint(
     saved_at: int, tmp_path: Path
 ) -> None:
     class Decays(Hook):
@@ -218,7 +218,7 @@ def test_an_evaluation_after_an_aborted_save_is_not_counted_twice(tmp_path: Path
     json.dumps(state["lr_schedule"])
 
 
-def test_a_checkpoint_without_a_memory_lets_the_rate_begin_afresh_and_says_so() -> None:
+def test_a_checkpoint_without_a_memory_resets_the_rate_and_says_so() -> None:
     evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
     trainer = trainer_of(Rates(), Plateau(), evaluations=evaluations)
     state = trainer.state_dict()

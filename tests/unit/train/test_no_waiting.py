@@ -160,6 +160,6 @@ def test_no_number_format_is_waited_for(monkeypatch: pytest.MonkeyPatch, name: s
         lambda one: one.tolist(),
     ],
 )
-def test_the_stand_in_finds_what_waits(waits: Any) -> None:
+def test_the_fake_device_detects_waiting_calls(waits: Any) -> None:
     with pytest.raises((HostWaitsError, RuntimeError, NotImplementedError)), no_waiting():
         waits(torch.zeros(3, device=FAKE))

@@ -93,7 +93,7 @@ def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> 
         lambda model: Said(model.parameters()),
     ],
 )
-def test_those_that_step_each_element_by_itself_or_say_so_are_not(make: Any) -> None:
+def test_elementwise_optimizers_are_not_refused(make: Any) -> None:
     check(make, shards())
 
 
@@ -133,7 +133,7 @@ def test_state_that_no_part_can_be_made_of_is_refused_where_ranks_share_it() -> 
             check(lambda model: Told(model.parameters(), lr=0.1), strategy)
 
 
-def test_numbers_of_numpy_are_pythons_from_the_first_step_on_and_the_run_is_saved_and_resumed(tmp_path: Path) -> None:
+def test_numpy_numbers_become_python_numbers_at_the_first_step_and_survive_a_resume(tmp_path: Path) -> None:
     """A rate is one where it is from `logspace`, or a search draws it."""
 
     class Sets(Hook):
@@ -263,7 +263,7 @@ def evaluated(strategy: Strategy, **more: Any) -> tuple[float, list[Tensor]]:
     return loss, [parameter.detach().clone() for parameter in one.model.parameters()]
 
 
-def test_an_optimizer_with_modes_is_put_in_training_mode_and_evaluates_its_other_parameters() -> None:
+def test_an_optimizer_with_modes_trains_and_evaluates_in_the_right_mode() -> None:
     one = trainer(averaging)
     one.train()
     group = one.optimizer.param_groups[0]

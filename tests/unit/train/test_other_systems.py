@@ -48,7 +48,7 @@ def written(folder: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_every_evaluation_of_every_set_is_written_whatever_the_periods_and_in_a_second_training_too(
+def test_every_evaluation_of_every_set_is_written_also_in_a_second_training(
     tmp_path: Path,
 ) -> None:
     """LiBai loses those between writes, the last one, those of a second set of one class, and of a second call."""
@@ -75,7 +75,7 @@ def test_nothing_is_printed_by_updates_and_evaluations(capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("", "")
 
 
-def test_after_an_evaluation_that_fails_the_model_trains_and_the_last_committed_update_is_saved(tmp_path: Path) -> None:
+def test_after_a_failed_evaluation_the_last_committed_update_is_saved(tmp_path: Path) -> None:
     """LiBai leaves the model in evaluation mode; fairseq validates before it saves, and loses what it had trained."""
 
     class Fails(Square):

@@ -178,7 +178,7 @@ def test_all_strategies_whose_ranks_hold_the_model_evaluate_alike(
         assert first[name] == alone[name]
 
 
-def test_the_loss_is_there_beside_it_if_the_task_computes_it() -> None:
+def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
     model = writer()
     found = trainer_of(Beside(), model, updates=1).train().metrics
     with torch.no_grad():

@@ -158,7 +158,7 @@ def test_any_buffer_that_is_changed_in_place_is_restored() -> None:
     assert counts.calls.item() == 0  # type: ignore[operator]
 
 
-def test_lists_and_features_first_and_packed_batches_have_as_many_samples_as_the_loader_made() -> None:
+def test_lists_and_feature_first_and_packed_batches_keep_the_number_of_samples() -> None:
     features_first = {"x": torch.zeros(6, 8), "y": torch.zeros(8)}
     images = [torch.zeros(3, 4, 4) for _ in range(8)]
     packed = pack_sequence([torch.zeros(2 + n, 3) for n in range(8)], enforce_sorted=False)

@@ -291,7 +291,7 @@ class Twice(Task):
 
 
 @pytest.mark.parametrize("make", [sequence, shared, Net])
-def test_a_layer_that_is_called_once_more_for_a_micro_batch_draws_anew(make: Callable[[], nn.Module]) -> None:
+def test_a_second_call_of_a_layer_in_a_micro_batch_draws_new_numbers(make: Callable[[], nn.Module]) -> None:
     unchecked: dict[str, Any] = {"train": Training(check_loss=False), "evaluations": {}}
     first, second = Twice(), Twice(recomputed=True)
     kept = trained(built(make), task=first, **unchecked)

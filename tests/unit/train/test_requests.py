@@ -48,7 +48,7 @@ def test_what_one_rank_requests_all_agree_on(on_ranks: Callable[..., list[Any]])
     assert (first.save, first.evaluate) == (True, False)
 
 
-def test_a_stop_that_one_rank_requests_while_a_checkpoint_is_written_stops_all_at_the_same_update(
+def test_a_stop_requested_during_a_save_stops_all_ranks_at_the_same_update(
     on_ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     points = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(8)]
@@ -107,7 +107,7 @@ def test_what_was_requested_at_an_update_that_was_aborted_is_done_only_when_it_i
     assert saved == ["step-00000003", "step-00000006", "step-00000007"]
 
 
-def test_an_evaluation_that_is_asked_for_while_it_is_made_is_not_made_at_the_next_update_too() -> None:
+def test_an_evaluation_requested_during_an_evaluation_is_not_repeated_next_update() -> None:
     """Else a run that goes on from a checkpoint of that update, which knows of it, would make one less."""
 
     class Again(Hook):

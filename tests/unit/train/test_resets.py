@@ -94,7 +94,7 @@ IN_TURN = [list(range(begin, begin + 4)) for begin in (0, 4, 8, 12)]
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["reset", "kept"])
-def test_the_optimizer_begins_afresh_and_the_count_of_updates_stays(kept: bool, tmp_path: Path) -> None:
+def test_the_optimizer_is_reset_and_the_count_of_updates_stays(kept: bool, tmp_path: Path) -> None:
     data = lambda: MapData(points(), global_batch_size=4, shuffle=False)  # noqa: E731
     model = network()
     before = trainer_of(tmp_path / "first", model, updates=4, data=data())
@@ -150,7 +150,7 @@ def test_the_data_begin_with_their_first_batch_also_other_data(first: Path, tmp_
     assert max(float((a - b).abs().max()) for a, b in zip(weights(again), wanted, strict=True)) < 1e-12
 
 
-def test_metrics_and_what_follows_them_begin_afresh(first: Path, tmp_path: Path) -> None:
+def test_metrics_and_their_followers_are_reset(first: Path, tmp_path: Path) -> None:
     valid = MapData(points(7), global_batch_size=16, shuffle=False)
     found: dict[bool, tuple[Any, bool]] = {}
     for reset in (False, True):
@@ -164,7 +164,7 @@ def test_metrics_and_what_follows_them_begin_afresh(first: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("strategy", [Ddp, lambda group: Zero1(group)], ids=["ordered", "zero1"])
-def test_two_ranks_begin_afresh_with_the_bits_of_one(
+def test_two_ranks_reset_with_the_bits_of_one(
     strategy: Any, first: Path, tmp_path: Path, on_ranks: Callable[..., list[Any]]
 ) -> None:
     def act(group: Any) -> list[Tensor]:

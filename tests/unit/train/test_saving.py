@@ -206,7 +206,7 @@ def test_an_error_inside_the_optimizer_step_leaves_no_checkpoint_of_a_half_step(
     assert trainer.state_dict()["progress"]["update"] == 2
 
 
-def test_after_a_fault_of_a_kernel_nothing_is_read_from_the_device_and_the_failure_is_told(
+def test_after_a_kernel_fault_nothing_is_read_from_the_device_and_the_error_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(_: Any) -> int | None:
@@ -256,7 +256,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     assert trainer.train().update == 9
 
 
-def test_after_a_hook_that_could_not_load_its_state_nothing_is_trained_before_another_is_loaded(tmp_path: Path) -> None:
+def test_a_failed_load_of_a_hook_blocks_training_until_another_state_is_loaded(tmp_path: Path) -> None:
     class Refuses(Hook):
         refuses = True
 
@@ -281,7 +281,7 @@ def test_after_a_hook_that_could_not_load_its_state_nothing_is_trained_before_an
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_state_that_can_not_be_saved_is_found_after_the_first_update_and_not_by_the_first_save(
+def test_a_state_that_can_not_be_saved_is_found_after_the_first_update(
     tmp_path: Path, asynchronous: bool
 ) -> None:
     class Counts(Square):

@@ -48,7 +48,7 @@ def test_a_mean_over_nothing_is_said_in_the_first_updates_and_only_once() -> Non
     assert spikes.first([1.0, math.nan, 1.0, math.nan], records([1.0, math.nan], 5)) is None
 
 
-def test_nothing_is_judged_by_a_window_that_is_mostly_empty() -> None:
+def test_a_mostly_empty_window_finds_no_spikes() -> None:
     assert LossSpikes(window_updates=128).first([1.0] * 20, records([99.0], 21)) is None
 
 

@@ -59,7 +59,7 @@ def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
         SplitLimit(2).pieces(Once(), SubBatch(torch.zeros(4)))
 
 
-def test_two_pairs_that_the_default_collate_function_has_made_columns_of_are_cut_in_two_where_memory_is_short() -> None:
+def test_collated_pairs_are_split_in_two_where_memory_is_short() -> None:
     """They are a list of two tensors of two rows each, which could be two samples as well."""
 
     class Square(Task):

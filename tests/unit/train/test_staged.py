@@ -329,7 +329,7 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
     assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
 
 
-def test_ranks_of_a_pipeline_that_read_other_batches_are_refused_and_what_one_leaves_out_is_not(
+def test_pipeline_ranks_with_different_batches_are_refused_but_a_skipped_sample_is_not(
     on_ranks: OnRanks,
 ) -> None:
     def act(group: Any, *, unlike: bool) -> State:
@@ -358,7 +358,7 @@ class Unread:
         return self.points[number]
 
 
-def test_a_sample_that_one_rank_of_a_pipeline_can_not_read_is_left_out_by_all_or_the_run_ends(
+def test_a_sample_unreadable_on_one_pipeline_rank_is_skipped_by_all_or_ends_the_run(
     on_ranks: OnRanks,
 ) -> None:
     def data(sample: int) -> MapData:
@@ -432,7 +432,7 @@ def halves(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     )
 
 
-def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> None:
+def test_hooks_are_called_once_for_each_micro_batch_on_each_rank(on_ranks: OnRanks) -> None:
     class Count(Hook):
         def __init__(self) -> None:
             self.said: list[str] = []

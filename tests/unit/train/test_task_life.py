@@ -98,7 +98,7 @@ def test_a_task_is_told_what_hooks_are_told_in_the_order_of_the_page() -> None:
     ]
 
 
-def test_it_hears_before_hooks_do_and_of_its_own_micro_batches_only() -> None:
+def test_a_task_is_called_before_hooks_and_only_for_its_own_micro_batches() -> None:
     order: list[str] = []
 
     class Say(Hook):

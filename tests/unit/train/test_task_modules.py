@@ -214,7 +214,7 @@ def test_a_task_that_is_a_module_is_in_evaluation_mode_when_the_model_is() -> No
     assert task.training
 
 
-def test_networks_that_a_task_holds_are_in_evaluation_mode_in_evaluations_and_predictions_alone() -> None:
+def test_networks_of_a_task_are_in_evaluation_mode_only_in_evaluations_and_predictions() -> None:
     modes: list[bool] = []
 
     class Compares(Task):

@@ -264,7 +264,7 @@ def test_metrics_are_routed_by_task_and_the_loss_of_all_is_their_weighted_sum(se
 
 @pytest.mark.parametrize("late", ["", "a", "b"])
 @pytest.mark.parametrize("silent", ["", "a", "b"])
-def test_the_loss_of_all_is_their_weighted_sum_where_weights_come_late_and_batches_have_no_loss(
+def test_the_total_loss_is_the_weighted_sum_with_late_weights_and_empty_batches(
     several: Any, late: str, silent: str
 ) -> None:
     class Told(several.Regress):
@@ -284,7 +284,7 @@ def test_the_loss_of_all_is_their_weighted_sum_where_weights_come_late_and_batch
 
 
 @pytest.mark.parametrize("method", [None, PcGrad])
-def test_a_head_is_left_alone_where_the_weight_of_its_task_is_0_whether_that_comes_late_or_not(
+def test_a_head_is_unchanged_where_the_early_or_late_weight_of_its_task_is_0(
     several: Any, method: Any
 ) -> None:
     a, b = (several.stacked(several.samples(4, seed)) for seed in (0, 1))

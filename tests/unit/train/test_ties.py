@@ -84,7 +84,7 @@ def trained(model: nn.Module, strategy: Strategy, *frozen: str, state: Any = Non
     return one.state_dict()
 
 
-def test_copies_of_one_parameter_of_which_some_are_frozen_are_refused_on_all_ranks_when_built_and_later(
+def test_partly_frozen_copies_of_one_parameter_are_refused_on_all_ranks(
     on_ranks: Callable[..., list[Any]],
 ) -> None:
     def act(group: Any, *, is_built: bool) -> str:

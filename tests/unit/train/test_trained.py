@@ -84,7 +84,7 @@ def followed(model: nn.Module, share: Callable[[Any], None] = lambda those: None
     return TrainedParameters(model, optimizer, names, reducers, FullPrecision())
 
 
-def test_strategies_hear_of_what_is_trained_only_when_that_changes() -> None:
+def test_strategies_are_notified_only_when_the_trained_parameters_change() -> None:
     model, heard = nn.Linear(2, 2), list[int]()
     trained = followed(model, share=lambda those: heard.append(len(those)))
     for frozen in (False, True, True, False):

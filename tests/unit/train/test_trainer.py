@@ -304,7 +304,7 @@ def test_what_a_killed_save_has_left_is_cleaned_and_said(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
 
 
-def test_a_missing_checkpoint_is_an_error_but_auto_starts_afresh(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_an_error_but_auto_starts_a_new_run(tmp_path: Path) -> None:
     trainer = trainer_of(folder=tmp_path)
     assert trainer.resume("auto") is None
     with pytest.raises(CheckpointError):
@@ -358,7 +358,7 @@ def test_after_a_failure_nothing_is_evaluated_but_what_was_committed_is_saved(up
     assert [record.update for record in trainer.storage.history("train/loss")] == list(range(1, update))
 
 
-def test_an_error_in_the_middle_of_an_update_leaves_the_model_as_of_the_last_committed_one() -> None:
+def test_an_error_in_an_update_leaves_the_model_of_the_last_committed_update() -> None:
     class FailInSecond(Square):
         def loss(self, output: Any, batch: Any) -> Loss:
             if armed and len(seen) == 1:

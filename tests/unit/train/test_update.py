@@ -164,7 +164,7 @@ def test_a_skipped_update_leaves_no_trace_however_late_it_is_noticed(settle: int
 
 
 @pytest.mark.parametrize("kind", ["in place", "replaced"])
-def test_what_a_task_remembers_of_an_aborted_update_is_undone_however_late_that_is_noticed(kind: str) -> None:
+def test_state_of_a_task_from_an_aborted_update_is_rolled_back_even_if_found_late(kind: str) -> None:
     class Remembers(Square):
         def __init__(self) -> None:
             self.mean, self.ended = torch.zeros(()), [0]
@@ -226,7 +226,7 @@ def test_an_overflow_is_tried_again_with_the_same_batch_and_nothing_else_notices
 
 
 @pytest.mark.parametrize("more", [{"late": True}, {"train": Training(clip_norm=0.1)}])
-def test_a_gradient_that_a_hook_puts_in_the_place_of_another_is_divided_and_clipped_as_that(more: Any) -> None:
+def test_a_gradient_replaced_by_a_hook_is_divided_and_clipped_like_the_original(more: Any) -> None:
     class Halves(Hook):
         def __init__(self, *, in_place: bool) -> None:
             self.in_place = in_place

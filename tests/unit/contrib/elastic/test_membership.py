@@ -46,7 +46,7 @@ class Answers:
         ([member(0), member(1, name="old"), member(1, name="new")], False),
     ],
 )
-def test_a_group_is_formed_of_all_or_of_those_that_do_not_wait_but_never_without_the_first(
+def test_a_group_has_all_members_or_the_ready_members_but_always_the_first(
     members: list[Peer], enough: bool
 ) -> None:
     assert _enough(members, 2) is enough

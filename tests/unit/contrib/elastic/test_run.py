@@ -45,7 +45,7 @@ def trainer(
     )
 
 
-def test_a_stream_cannot_be_dealt_anew() -> None:
+def test_a_stream_cannot_be_redistributed() -> None:
     with pytest.raises(ArgumentError):
         trainer(Ddp, evenstep.StreamData(range(4), global_batch_size=2))
 

@@ -37,7 +37,7 @@ def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
     return answer.status, text
 
 
-def test_the_page_is_made_anew_when_a_file_has_changed_and_its_state_says_so(run: Path, port: int) -> None:
+def test_the_page_is_rebuilt_when_a_file_has_changed_and_its_state_says_so(run: Path, port: int) -> None:
     assert get(port, "/") == get(port, "/")
     assert "connect-src &#39;self&#39;" in get(port, "/")[1] or "connect-src 'self'" in get(port, "/")[1]
     before = get(port, "/state")
