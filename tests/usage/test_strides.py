@@ -39,7 +39,7 @@ def test_strided_parameters_resume_a_fused_optimizer_exactly(
     assert _found(1, model, "single", True, str(tmp_path / "run")) == whole
 
 
-def test_a_meta_tensor_does_not_fix_the_strides_of_a_gradient() -> None:
+def test_an_expanded_tensor_does_not_fix_the_strides_of_a_gradient() -> None:
     for shape in ((1,), (3,)):
         found = laid_out(torch.ones(shape), torch.empty(()).expand(shape))
         assert found.stride() == (1,) and found.tolist() == [1.0] * shape[0]
