@@ -51,5 +51,5 @@ class Sample(Hook):
         codes = model.generate(
             data.encode(self.prompt), count=self.count, temperature=self.temperature, generator=generator
         )
-        if self.trainer.group.rank == 0:
+        if self.trainer.rank == 0:
             print(f"\na sample, after update {event.update}\n{self.prompt}{data.decode(codes)}\n", flush=True)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import torch
 
 from evenstep.events import Storage
-from evenstep.parallel import Group
 
 
 @dataclass
@@ -31,7 +30,7 @@ class FakeTrainer:
     updates: int | None = 100
     evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
     progress: FakeProgress = field(default_factory=FakeProgress)
-    group: Group = field(default_factory=Group)
+    rank: int = 0
     phases: FakePhases = field(default_factory=FakePhases)
 
     def __post_init__(self) -> None:

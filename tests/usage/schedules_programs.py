@@ -122,7 +122,7 @@ def grouped(strategy: str, make: str, stages: int = 1, stop: int | None = None, 
         trainer.resume()
     trainer.train()
     state = trainer.state_dict()  # all together
-    return digest(state["model"]) if trainer.group.rank == 0 else ""
+    return digest(state["model"]) if trainer.rank == 0 else ""
 
 
 def schedule_free(strategy: str, stop: int | None = None, folder: str | None = None) -> tuple[str, float]:
@@ -234,7 +234,7 @@ def low_bit(kind: str, strategy: str, stop: int | None = None, folder: str | Non
     own = {type(one.get("exp_avg")).__name__ for one in trainer.optimizer.state.values()}
     assert mesh is not None or any(name.startswith("OptimState") for name in own), own  # a stage may have small ones
     state = trainer.state_dict()  # all together
-    if mesh is not None and trainer.group.rank:  # which has the whole
+    if mesh is not None and trainer.rank:  # which has the whole
         return ""
     return digest({**state["model"], **_flat(state["optimizer"]["state"])})
 

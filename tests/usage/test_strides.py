@@ -31,9 +31,7 @@ def test_parameters_that_do_not_lie_row_by_row_train_on_ranks_as_in_one_process(
 
 
 @each_model
-def test_strided_parameters_resume_a_fused_optimizer_exactly(
-    model: str, tmp_path: Path
-) -> None:
+def test_strided_parameters_resume_a_fused_optimizer_exactly(model: str, tmp_path: Path) -> None:
     whole = _found(1, model, "single", True)
     _found(1, model, "single", True, str(tmp_path / "run"), 1)
     assert _found(1, model, "single", True, str(tmp_path / "run")) == whole

@@ -75,7 +75,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
         trainer = parts.for_trial().trainer(hooks=[one], kept=run.plain())
         lines = described(parts, trainer)
-        if trainer.group.rank == 0:
+        if trainer.rank == 0:
             print("\n".join(lines), flush=True)
         writers_of(parts.writers, folder=None, every_updates=1)  # an extra may be missing
         best = deepcopy(config.checkpoint.best)
@@ -88,7 +88,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         pack(hooks.state_dict(), "hooks", {})
         pack({} if parts.data.state is None else parts.data.state.state_dict(), "data", {})
         parameters, _ = parameters_of(parts.model)
-        if trainer.group.rank == 0:
+        if trainer.rank == 0:
             if one.num_samples:
                 _check_followed(hooks.hooks, trainer, one.evaluated)
                 print(f"memory      {per_parameter(footprint(trainer.engine), parameters)}")

@@ -151,7 +151,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]
         trainer = parts.trainer(folder=folder, hooks=hooks, writers=parts.writers, kept=run.plain())
-        first = trainer.group.rank == 0
+        first = trainer.rank == 0
         lines = described(parts, trainer)
         if first:
             print("\n".join([f"run folder  {folder}", *lines]), flush=True)
@@ -187,7 +187,7 @@ def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
         return
     is_new = source != "auto"  # a new run from the checkpoint of another
     path = trainer.resume(source, new_settings=is_new, reset=reset if is_new else ())
-    if trainer.group.rank == 0:
+    if trainer.rank == 0:
         print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
 
 
@@ -198,7 +198,7 @@ def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
     try:
         yield
     except BaseException:
-        if trainer.group.rank == 0 and is_new and trainer.progress.update == 0:
+        if trainer.rank == 0 and is_new and trainer.progress.update == 0:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -210,7 +210,7 @@ def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
         yield
     except BaseException as error:
         saved = complete_checkpoints(folder / "checkpoints")
-        if trainer.group.rank == 0 and trainer.progress.update and saved:
+        if trainer.rank == 0 and trainer.progress.update and saved:
             again = f"evenstep resume {quote(str(folder))}"
             error.add_note(
                 f"Saved up to {saved[-1].name}: `{again}` continues there with the folder's copy of the recipe, and "

@@ -116,7 +116,7 @@ class LocalSgd(Hook):
 
     @property
     def _group(self) -> Group:
-        return cast("Trainer", self.trainer).group
+        return cast("Trainer", self.trainer).engine.group
 
     @property
     def _keeps_shared(self) -> bool:

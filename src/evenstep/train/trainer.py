@@ -25,7 +25,7 @@ from evenstep.events.hooks.target import MetricTarget
 from evenstep.lazy import load
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
-from evenstep.parallel import Group, Strategy
+from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
@@ -219,9 +219,9 @@ class Trainer:
         return self._loop.engine
 
     @property
-    def group(self) -> Group:
-        """All ranks of the run."""
-        return self._loop.engine.group
+    def rank(self) -> int:
+        """Number of this process in the run."""
+        return self._loop.engine.group.rank
 
     @property
     def progress(self) -> Progress:

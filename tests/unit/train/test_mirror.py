@@ -149,9 +149,7 @@ def test_a_rewind_removes_the_copies_of_what_did_not_happen(tmp_path: Path, undi
     assert same(read_checkpoint(tmp_path / "run").state["model"], undisturbed)
 
 
-def test_an_unreachable_mirror_does_not_restart_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_mirror_does_not_restart_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*arguments: Any, **more: Any) -> None:
         raise ConnectionError("no route to host")
 

@@ -137,7 +137,7 @@ class Drift(Hook):
     """Changes a parameter on rank 1 after update 4."""
 
     def after_update(self, event: UpdateEvent) -> None:
-        if event.update == 4 and self.trainer.group.rank == 1:
+        if event.update == 4 and self.trainer.rank == 1:
             with torch.no_grad():
                 next(self.trainer.model.head.parameters()).mul_(1.01)
 

@@ -281,9 +281,7 @@ def test_a_failed_load_of_a_hook_blocks_training_until_another_state_is_loaded(t
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_state_that_can_not_be_saved_is_found_after_the_first_update(
-    tmp_path: Path, asynchronous: bool
-) -> None:
+def test_a_state_that_can_not_be_saved_is_found_after_the_first_update(tmp_path: Path, asynchronous: bool) -> None:
     class Counts(Square):
         def state_dict(self) -> dict[str, Any]:
             return {"count": np.zeros(1)}

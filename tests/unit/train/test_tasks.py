@@ -284,9 +284,7 @@ def test_the_total_loss_is_the_weighted_sum_with_late_weights_and_empty_batches(
 
 
 @pytest.mark.parametrize("method", [None, PcGrad])
-def test_a_head_is_unchanged_where_the_early_or_late_weight_of_its_task_is_0(
-    several: Any, method: Any
-) -> None:
+def test_a_head_is_unchanged_where_the_early_or_late_weight_of_its_task_is_0(several: Any, method: Any) -> None:
     a, b = (several.stacked(several.samples(4, seed)) for seed in (0, 1))
     ends: list[Tensor] = []
     for late in (False, True):

@@ -81,7 +81,7 @@ class Best(Hook):
                 self._take(value, update)
             return
         self._saved = self._saving
-        if event.update == self.best_update and self.trainer.group.rank == 0:
+        if event.update == self.best_update and self.trainer.rank == 0:
             replace_text(run_folder(self) / self.link, f"{event.path.name}\n")
 
     def kept_checkpoints(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Best(Hook):
 
     def _correct_link(self) -> None:
         folder = run_folder(self)
-        if self.trainer.group.rank:
+        if self.trainer.rank:
             return
         link = folder / self.link
         linked = link.read_text().strip() if link.is_file() else ""

@@ -68,7 +68,7 @@ class Profile(Hook):
             torch.cuda.synchronize()  # so that the trace has all kernels
         profiler.stop()
         folder = run_folder(self) / "profile"
-        stem = f"updates-{self._began_at}-{update}-rank-{self.trainer.group.rank}"
+        stem = f"updates-{self._began_at}-{update}-rank-{self.trainer.rank}"
         with writing(folder, then="profile again"):
             folder.mkdir(parents=True, exist_ok=True)
             with replacing(folder / f"{stem}.trace.json.gz", sync=False) as new:

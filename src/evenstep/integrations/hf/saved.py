@@ -118,7 +118,7 @@ class SavePretrained(Hook):
 
     def after_train(self, event: TrainEvent) -> None:
         if event.error is None:
-            folder, group = cast("Path", self.trainer.folder), self.trainer.group
+            folder, group = cast("Path", self.trainer.folder), self.trainer.engine.group
             job = ended_on_all(group, lambda: self._write(folder) if group.rank == 0 else None)
             group.first_rank_does(job.result)
 

@@ -46,9 +46,7 @@ class Answers:
         ([member(0), member(1, name="old"), member(1, name="new")], False),
     ],
 )
-def test_a_group_has_all_members_or_the_ready_members_but_always_the_first(
-    members: list[Peer], enough: bool
-) -> None:
+def test_a_group_has_all_members_or_the_ready_members_but_always_the_first(members: list[Peer], enough: bool) -> None:
     assert _enough(members, 2) is enough
 
 
