@@ -34,7 +34,7 @@ LINES = {
     "internals": (350, 550),
     "precision": (300, 500),
 }
-FILES, CLASSES = (220, 270), (280, 450)
+FILES, CLASSES = (220, 265), (280, 455)
 LONGEST_SENTENCE, LONGEST_SUBJECT, LONGEST_TEST_NAME = 35, 72, 80  # words, characters, characters
 # Openings without a subject, nouns that are not there, and verbs of speech for messages between processes.
 RIDDLES = {

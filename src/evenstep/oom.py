@@ -8,7 +8,7 @@ import sys
 
 from evenstep.errors import EvenstepError
 
-# in lower case; "out of memory" alone may stand in errors of anything
+# in lower case; any error may contain "out of memory" alone
 WORDS = (
     "cuda error: out of memory",
     "cuda driver error: out of memory",

@@ -172,6 +172,6 @@ def config_schema() -> int:
     return call("evenstep.cli.tools:print_schema")
 
 
-TOOLS = ("evenstep.tools.commands:app",)  # by name: each is a Typer app with commands of its own
+TOOLS = ("evenstep.tools.commands:app",)  # by name: each is a Typer app with further commands
 for _tool in TOOLS:
     app.add_typer(load(_tool))

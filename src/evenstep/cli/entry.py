@@ -28,7 +28,7 @@ from evenstep.process import (
     user_line,
 )
 
-_TRAINS = ("train", "demo", "resume")  # a scheduler that stops one of these should run it again
+_TRAINS = ("train", "demo", "resume")  # a scheduler that stops such a command should run it again
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -291,6 +291,6 @@ class Rank:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.send_signal(signal.SIGTERM)
-            # not `wait`, whose lock `__call__` may hold; that one reaps the process
+            # not `wait`, whose lock `__call__` may hold; `__call__` reaps the process
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return load_optional("submitit", "slurm").helpers.DelayedSubmission(self)

@@ -340,7 +340,7 @@ class LaunchTable:
 
     def __post_init__(self) -> None:
         if self.slurm is not None and (self.max_restarts or self.ranks > 1 or self.lost_rank == "continue"):
-            raise ArgumentError("starts ranks by itself; leave out the other keys of `launch`.", field="slurm")
+            raise ArgumentError("starts the ranks; leave out the other keys of `launch`.", field="slurm")
 
 
 @option

@@ -120,7 +120,7 @@ class QuantizationAware(Hook):
         for one in _quantizers(made):
             _check_rounding(one.config)
             one.enabled = False
-        cast("Any", layer).__class__ = type(made)  # in place: owners of the layer then have the one that rounds
+        cast("Any", layer).__class__ = type(made)  # in place: owners of the layer then hold the rounding layer
         vars(layer).update({key: value for key, value in vars(made).items() if key not in vars(layer)})
         vars(layer)["_modules"].update(vars(made)["_modules"])
         vars(layer)["evenstep_not_for"] = _NOT_FOR

@@ -79,7 +79,7 @@ class _Share:
     def reads_the_same(self, items: object) -> bool:
         if self.shared:
             return False
-        mine = crc32(repr(items).encode()) % 2**20  # the square of which is exact
+        mine = crc32(repr(items).encode()) % 2**20  # whose square is exact
         sums, squares, ranks = self._sum(mine, mine**2, 1)
         return ranks > 1 and squares * ranks == sums**2
 

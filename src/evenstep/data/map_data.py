@@ -124,7 +124,7 @@ class MapData(Data):
 
     def fingerprint(self) -> dict[str, JSON]:
         """The dataset's own fingerprint, its size and lengths, and all options that choose the samples of an update."""
-        if self._fingerprint is None:  # made once: every checkpoint holds it
+        if self._fingerprint is None:  # made once: every checkpoint contains it
             dataset = fingerprint_of(self._dataset)
             self._fingerprint = {"kind": "map", "dataset": dataset, **self._sampling.fingerprint()}
         limit: dict[str, JSON] = {} if self.limit_batches is None else {"limit_batches": self.limit_batches}

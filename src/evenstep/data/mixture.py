@@ -240,7 +240,7 @@ class Mixture(Data):
         self.limit_batches = limit_batches
         self.tasks = tuple(self.data)
         self._walk: _Walk | None = None  # of the last reader
-        self._known: dict[str, Any] = {}  # state at the last position that was asked for or loaded
+        self._known: dict[str, Any] = {}  # state at the last requested or loaded position
         self._epochs: dict[int, tuple[_Walk, list[int]]] = {}  # by seed: batches of each epoch
 
     @property

@@ -115,7 +115,7 @@ def rebuilt(item: Any, act: Callable[[Any], Any]) -> Any:
 
 
 def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
-    if hasattr(mapping, "update"):  # a copy keeps what it holds besides its items, such as a default
+    if hasattr(mapping, "update"):  # a copy keeps attributes beside items, such as a default
         twin: Any = copy.copy(mapping)
         twin.update(made)
         return twin

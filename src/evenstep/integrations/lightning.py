@@ -262,13 +262,15 @@ class _StepTask(Task):
         numbers, seen = _split(logged)
         for name, (metric, _) in seen.items():
             self._later.add(name, metric)
-        # the engine has a metric `loss` of its own
+        # the engine itself has a metric `loss`
         metrics = {name: _pair(own, samples) for name, own in numbers.items() if name != "loss"}
         observed = {name: values for name, (_, values) in seen.items()}
         return Loss.of_mean(self._mean(given, numbers, samples), samples, metrics=metrics, observed=observed)
 
     def predict(self, output: Any, batch: Any) -> Any:
-        raise TaskError(f"predictions of `{self._name}` are those of the module itself, not of its step; call it.")
+        raise TaskError(
+            f"predictions of `{self._name}` come from the module itself, not from its step; call the module."
+        )
 
     def _step(self) -> str:
         return "validation_step" if self._validates and self.now.is_evaluating else "training_step"

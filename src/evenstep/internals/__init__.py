@@ -48,7 +48,7 @@ foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own)."""
     if _NORMS_TAKE_SPARSE and any(map(_IS_SPARSE, tensors)):
-        raise RuntimeError("norms of sparse tensors are those of their coalesced values")
+        raise RuntimeError("norms of sparse tensors are norms of their coalesced values")
     return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
 
 

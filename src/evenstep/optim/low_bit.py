@@ -34,7 +34,7 @@ def as_plain(value: Any) -> Any:
     tensors = {name: getattr(value, name) for name in names}
     return {
         "low_bit": type(value).__name__,
-        # bytes in place of float8, of which torch can't pickle empty tensors
+        # bytes in place of float8: torch can't pickle empty float8 tensors
         "tensors": {name: one.view(torch.uint8) if _is_float8(one) else one for name, one in tensors.items()},
         "float8": {name: str(one.dtype).removeprefix("torch.") for name, one in tensors.items() if _is_float8(one)},
         "values": [_as_json(one) for one in values],

@@ -19,7 +19,7 @@ from evenstep.keys import branch, branch_below, key_below
 from evenstep.optim.sharing import TORCH
 from evenstep.optim.stepper import Stepper, is_narrow
 
-PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
+PIECE_BYTES = 64 * 2**20  # of float32 copies at a time; a larger parameter is one piece
 
 
 @final

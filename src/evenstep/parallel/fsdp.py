@@ -185,7 +185,7 @@ class ShardReducer(Reducer):
         for shard in self._shards:
             live = shard.sharded_param
             if _is_narrow(live) and live.grad_dtype == live.dtype:
-                live.grad_dtype = None  # FSDP2 assigns a gradient of its own format, which becomes float32
+                live.grad_dtype = None  # FSDP2 assigns a gradient in the parameter's format, which becomes float32
         begin(self.module)
         if self.collects:
             for part in self._parts():

@@ -307,7 +307,7 @@ class Processes(Group):
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if self._share_devices:
             raise ArgumentError(
-                f"with `fsdp` each rank needs an accelerator of its own, but ranks share {self.device}; start one rank "
+                f"with `fsdp` each rank needs its own accelerator, but ranks share {self.device}; start one rank "
                 f"for each device, or choose `ddp` or `zero1`."
             )
         if shard_ranks not in self._meshes:

@@ -14,7 +14,7 @@ class Op(Enum):
 
     FORWARD = "F"
     BACKWARD = "B"  # whole: gradients of inputs and of weights
-    INPUT_BACKWARD = "I"  # gradients of inputs only; those of weights follow in WEIGHT_BACKWARD
+    INPUT_BACKWARD = "I"  # gradients of inputs only; gradients of weights follow in WEIGHT_BACKWARD
     WEIGHT_BACKWARD = "W"
     SEND_OUTPUT = "SO"
     RECEIVE_INPUT = "RI"

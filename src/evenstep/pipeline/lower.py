@@ -23,7 +23,7 @@ class Span(NamedTuple):
     end: float
 
 
-Result = tuple[bool, int, int]  # whether an output (else a gradient), of which stage and micro-batch
+Result = tuple[bool, int, int]  # True for an output, False for a gradient; stage; micro-batch
 
 
 def spans(plans: Sequence[Plan], layout: Layout, duration: Callable[[Action], float]) -> list[Span]:

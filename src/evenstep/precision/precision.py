@@ -161,7 +161,7 @@ class SixteenBits(Precision):
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         assert self.format is not None
         rounded: set[int] = set()
-        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may stand in several places
+        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may have several places
         for module in model.modules():
             stays = stays_float32(module)
             format = torch.float32 if stays else self.format

@@ -52,8 +52,8 @@ def compiled_parts(model: nn.Module) -> dict[str, nn.Module]:
     draws = [name for name, layer in layers.items() if may_draw(layer)]
     if draws:
         raise ArgumentError(
-            f"`compile` is 'model', but layer '{draws[0]}' is a single operation with random numbers of its own; make "
-            f"blocks of several layers (a class of your own, with a `forward`), or set `compile` to 'off'.",
+            f"`compile` is 'model', but layer '{draws[0]}' is a single operation with random numbers; make "
+            f"blocks of several layers (a class with a `forward`), or set `compile` to 'off'.",
             field="compile",
         )
     return repeated_blocks(children_of(model)) or {"": model}

@@ -26,7 +26,7 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
     """
     engine = loop.engine
     try:
-        if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # other ranks wait for this one
+        if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # other ranks wait for this rank
             engine.group.fail(clause(error))
         is_whole = engine.parts.core.is_whole
         unread = _abandon(error, loop)

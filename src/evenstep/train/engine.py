@@ -82,7 +82,7 @@ class Engine:
     ('Committed', 200, 4.0, 2.0)
     """
 
-    _num_updates = 0  # of all engines: after those of others, parameters may have gradients
+    _num_updates = 0  # of all engines: another engine's update may leave gradients in parameters
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Engine:
         )
         check_own_loop(setup.lr_schedule)
         bus = Bus(task_hooks(setup.tasks.by_name), cast("Any", self))
-        # on standard error, unless Python's `logging` is told otherwise
+        # on standard error, unless Python's `logging` is configured otherwise
         warn = logging.getLogger("evenstep").warning
         self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.parts.prepare()
@@ -227,7 +227,7 @@ class Engine:
         undisturbed = context.randomness.undisturbed(context.device)
         with self._update_span(update, batch), ledger.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
-                self._last_loss.finish()  # before connections may be made anew
+                self._last_loss.finish()  # before connections may be replaced
             self.parts.check_loss(batch)
             while True:
                 pending = ledger.add(self.parts.compute(batch, self.progress))

@@ -73,7 +73,7 @@ def grouped_optimizer(
     rest = made.pop(optimizer, None)
     ordered = [*made.items(), *([(optimizer, _others_first(rest))] if rest else [])]
     optimizers = [cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in ordered]
-    for name in grouping.frozen(parameters):  # last: an error above leaves the model as it was
+    for name in grouping.frozen(parameters):  # last: an error above leaves the model unchanged
         if name in by_name:
             by_name[name].requires_grad_(False)
     return optimizers[0] if len(optimizers) == 1 else joined(optimizers)

@@ -125,7 +125,7 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
     method = getattr(model, "layers", None)
     if not ismethod(method) or any(_is_needed(one) for one in signature(method).parameters.values()):
         return ()
-    with torch.random.fork_rng(devices=[]):  # it may build what it gives
+    with torch.random.fork_rng(devices=[]):  # it may build the layers that it gives
         given = list(cast("Iterable[object]", method()))
     layers = [one for one in given if isinstance(one, Layer)]
     return layers if len(layers) == len(given) else ()

@@ -231,7 +231,7 @@ class Loop:
             self.settle()
             self.write()
         if self.engine.progress.position.epoch != batch.position.epoch:
-            return None  # what is due comes after the events of the epoch
+            return None  # evaluations and saves that are due come after the events of the epoch
         end = self.act() or self.ended()
         self.engine.group.at(self.engine.progress.update + 1)
         return end

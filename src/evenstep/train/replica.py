@@ -33,8 +33,8 @@ class Replica:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp`.")
         if (state := loop.feed.data.state) is not None and state.positions != "all":
             raise ArgumentError(
-                "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
-                "give a dataset with a length, or let a lost rank stop the run."
+                "a stream can't be divided again among the ranks that are left; give a dataset with a length, or "
+                "let a lost rank stop the run."
             )
 
     @property

@@ -90,7 +90,7 @@ class Requests:
 
     def reading(self, items: Iterator[T], group: Group) -> Iterator[T]:
         """The items of an iterator that reads data; on one process a signal breaks off waiting for the next."""
-        if group.ranks > 1:  # the others would wait for this one
+        if group.ranks > 1:  # the other ranks would wait for this rank
             yield from items
             return
         while True:

@@ -53,7 +53,7 @@ def build_teacher(context: TrainContext, model: nn.Module, average: Average | No
 
 
 def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # torch swaps a module that stands in two places twice, and then leaves the given value in the model
+    # torch swaps a module with two places twice, and then leaves the given value in the model
     places = places_of(model, parameters_of) | places_of(model, buffers_of)
     return {place: values[name] for name, one in _tensors_of(model) for place in places[id(one)]}
 

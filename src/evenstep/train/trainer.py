@@ -502,7 +502,7 @@ class Trainer:
         self._check_not_training("load_state_dict")
         checkpointer = self._loop.checkpointer
         checkpointer.load(state)
-        checkpointer.saved_at, checkpointer.is_named = -1, True  # what was saved may be of another course
+        checkpointer.saved_at, checkpointer.is_named = -1, True  # saved checkpoints may belong to another course
         self._resumed = True
 
     def _check_idle(self, what: str, advice: str) -> None:

@@ -203,7 +203,7 @@ class FormulaState:
         """Read the optimizer again if its state was replaced or its options were changed."""
         lengths, standing = _held_in(self._optimizer.state)
         if (
-            self._state is not self._optimizer.state  # nor are its groups the same: all is replaced by what is loaded
+            self._state is not self._optimizer.state  # nor are its groups the same: a load replaces all of them
             or lengths != self._lengths
             or not all(map(is_, standing, self._standing))  # tensors: their values are not compared
             or [formula_of(self._optimizer, group) for group in self._optimizer.param_groups] != self._formulas

@@ -71,14 +71,14 @@ class Gradients:
                 if context.cast_inputs is not None:
                     inputs = context.cast_inputs(inputs)
                 positional, named = arguments((), inputs, True)
-                # all places are named: torch would look for them in the model, and compare all that it saw at each call
+                # all places have names: torch would search the model, and compare all that it saw at each call
                 output = functional_call(model, held, positional, named, tie_weights=False)
                 if context.cast_outputs is not None:
                     output = context.cast_outputs(output)
                 loss = task.loss(task.postprocess(output, batch), batch)
             if not isinstance(loss, Loss):
                 loss = Loss(loss)
-            check_shows_nothing([*loss.shown])  # also in a later update, of which a new graph is traced
+            check_shows_nothing([*loss.shown])  # also in a later update, which traces a new graph
             total = loss.sum
             if total is None or total.numel() == 0:
                 total, alone = torch.zeros_like(factor), None

@@ -72,7 +72,7 @@ class Elastic(Group):
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
 
     @property
-    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - with that of the group of now
+    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - of the current group
         return self._asking_s + self._now.waited_s
 
     def join(self, update: int) -> None:

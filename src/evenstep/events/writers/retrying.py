@@ -129,7 +129,7 @@ class RetryingWriter:
             self._fail(error)
 
     def _reopen(self) -> None:
-        with suppress(OSError):  # what it could not write waits here
+        with suppress(OSError):  # calls that failed wait here
             self._writer.close()
         self._writer.open(self._folder, self._flushed_update)
 

@@ -59,13 +59,13 @@ def check_causal(model: nn.Module) -> None:
         with evaluating(model, weight.device):
             one = scores(tokens)
             beside = scores(other)
-    except Exception:  # noqa: BLE001 - the model may need more than tokens, of which nothing is known here
+    except Exception:  # noqa: BLE001 - the model may need inputs beside tokens, which are unknown here
         return
     moved = float((one - beside).abs().max())
     # experts take their tokens together, so rounding may differ; a token that is seen differs by far more
     if moved > torch.finfo(weight.dtype).eps ** 0.75 * float(one.abs().max()):
         raise ArgumentError(
-            f"`CausalLM` needs scores that depend on earlier tokens alone, but a later token moves those of "
+            f"`CausalLM` needs scores that depend on earlier tokens alone, but a later token changes the scores of "
             f"{type(model).__name__} by {moved:.2g}; build it as a decoder (`config.is_decoder = True`).",
             field="model",
         )

@@ -108,7 +108,7 @@ def _refuse_parameters(parts: Mapping[str, nn.Module]) -> None:
     names = [name for part in parts.values() for name, _ in part.named_parameters()]
     if names:
         raise ArgumentError(
-            f"a task has a parameter of its own (`{names[0]}`), but only the last of several stages computes losses: "
+            f"a task has a parameter (`{names[0]}`), but only the last of several stages computes losses: "
             f"make it a part of that stage's layers, freeze it, or train without stages.",
             field=names[0],
         )

@@ -152,7 +152,7 @@ class SummedLoss:
 
     def __init__(self, numbers: Sequence[Tensor | float], group: Group) -> None:
         self._numbers = numbers
-        self._pair: Tensor | None = None  # one rank sums when it is asked: 40 µs an update
+        self._pair: Tensor | None = None  # one rank sums at the first read: 40 µs an update
         self._finish: Callable[[], None] | None = None
         if group.ranks > 1:
             self._pair = _pair_of(numbers)

@@ -213,8 +213,8 @@ class Update:
         """Raise EvenstepError where an error has left the state of no update."""
         if not self.is_whole:
             raise EvenstepError(
-                "an error has come while the state was changed, so it is that of no update; load another, by "
-                "`load_state_dict` or a trainer's `resume`, or build model, optimizer and engine anew."
+                "an error came while the state was changed, so it belongs to no update; load another state, by "
+                "`load_state_dict` or a trainer's `resume`, or build model, optimizer and engine again."
             )
 
     def begin(self) -> None:
