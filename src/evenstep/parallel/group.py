@@ -30,7 +30,6 @@ class Group:
     ranks: int = 1
     part_of: int = 0  # of how many ranks these are a part; 0: they are all that there are
     can_change: bool = False  # whether ranks may leave and come between two updates
-    waited_s: float = 0.0  # for other ranks, in all
     device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:

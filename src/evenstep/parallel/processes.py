@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from time import monotonic, perf_counter, sleep
+from time import monotonic, sleep
 from typing import Any, TypeVar, cast, final
 from zlib import crc32
 
@@ -48,7 +48,6 @@ _JOINED: dict[torch.device, Group] = {}  # a process can join the others only on
 @dataclass(slots=True)
 class _Log:
     update: int = 0
-    waited_s: float = 0.0
 
 
 @final
@@ -140,10 +139,6 @@ class Processes(Group):
         places[self.rank] = place
         dist.all_reduce(places)
         return len(set(cast("list[int]", places.tolist()))) < self.ranks
-
-    @property
-    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
-        return self._log.waited_s
 
     def at(self, update: int) -> None:
         self._log.update = update
@@ -261,7 +256,6 @@ class Processes(Group):
         return self._meet("meet the others again", value, self._timeout_s)
 
     def _meet(self, what: str, value: T, timeout_s: float, *, after_failure: bool = False) -> list[T]:
-        began = perf_counter()
         while True:
             self._connections.break_()
             told, gone = self._notices.meet(pickle.dumps(value), timeout_s, after_failure=after_failure)
@@ -275,7 +269,6 @@ class Processes(Group):
                 if not self._notices.broken_off()[1]:  # given by a rank that was through with this before
                     raise self._lost("connect to the others again", error) from error
             else:
-                self._log.waited_s += perf_counter() - began
                 return [pickle.loads(one) for one in told]
 
     def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
@@ -353,7 +346,6 @@ class Processes(Group):
         return partial(self._finish, what, work, in_pieces=in_pieces)
 
     def _finish(self, what: str, work: Any, *, in_pieces: bool) -> None:
-        began = perf_counter()
         self._notices.is_waiting = True
         try:
             if in_pieces:
@@ -363,7 +355,6 @@ class Processes(Group):
         except RuntimeError as error:
             raise self._lost(what, error) from error
         self._notices.is_waiting = False  # a rank that raises stays one that has come
-        self._log.waited_s += perf_counter() - began
 
     def _wait_by_and_by(self, what: str, work: Any) -> None:
         until = monotonic() + self._timeout_s

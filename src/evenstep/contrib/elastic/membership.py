@@ -65,15 +65,10 @@ class Elastic(Group):
         self._asked: list[Peer] | None = None
         self._tries, self._update = 0, 0
         self._has_begun, self._built_at = False, monotonic()
-        self._asking_s = 0.0
         # the first process lets the others find each other; it takes part in every group
         self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if mine.number == 0 else None
         host = "localhost" if "localhost" in mine.lighthouse else gethostname()
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
-
-    @property
-    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - of the current group
-        return self._asking_s + self._now.waited_s
 
     def join(self, update: int) -> None:
         """Form a group of all processes that are alive.
@@ -110,8 +105,7 @@ class Elastic(Group):
             raise LostRankError(f"process {self._lighthouse.place.number} finds others than before: {_numbers(asked)}")
 
     def _ask(self, until: float) -> list[Peer]:
-        began = monotonic()
-        members = self._lighthouse.ask(
+        return self._lighthouse.ask(
             update=self._update,
             tries=self._tries,
             patient=not self._has_begun and monotonic() - self._built_at < self._timeout_s,
@@ -119,8 +113,6 @@ class Elastic(Group):
             # the lighthouse itself waits for so long for who is alive and does not ask
             timeout_s=max(until - monotonic(), 0.0) + self._timeout_s + _MEETING_S,
         )
-        self._asking_s += monotonic() - began
-        return members
 
     def _connect(self, members: list[Peer]) -> bool:
         host, _, port = members[0].store.rpartition(":")
