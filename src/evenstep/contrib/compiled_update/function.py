@@ -67,15 +67,10 @@ class Gradients:
             pairs = [*zip(self.trained, parameters, strict=True), *zip(self.moving, buffers, strict=True)]
             held = {name: one for names, one in pairs for name in names}
             with context.precision.forward(context.device) if self.autocasts else nullcontext():
-                inputs = task.inputs(batch)
-                if context.cast_inputs is not None:
-                    inputs = context.cast_inputs(inputs)
-                positional, named = arguments((), inputs, True)
+                positional, named = arguments((), context.inputs(task, batch), True)
                 # all places have names: torch would search the model, and compare all that it saw at each call
                 output = functional_call(model, held, positional, named, tie_weights=False)
-                if context.cast_outputs is not None:
-                    output = context.cast_outputs(output)
-                loss = task.loss(task.postprocess(output, batch), batch)
+                loss = task.loss(context.output(task, output, batch), batch)
             if not isinstance(loss, Loss):
                 loss = Loss(loss)
             check_shows_nothing([*loss.shown])  # also in a later update, which traces a new graph

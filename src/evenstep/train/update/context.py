@@ -56,6 +56,16 @@ class TrainContext:
     cuts: SplitLimit = field(default_factory=SplitLimit)
     report: Callable[[Incident], None] = _ignore
 
+    def inputs(self, task: Task, batch: Any) -> Any:
+        """The inputs of the model, in its number format."""
+        given = task.inputs(batch)
+        return given if self.cast_inputs is None else self.cast_inputs(given)
+
+    def output(self, task: Task, output: Any, batch: Any) -> Any:
+        """The model's output as the task's loss takes it."""
+        given = output if self.cast_outputs is None else self.cast_outputs(output)
+        return task.postprocess(given, batch)
+
     def silently(self) -> "TrainContext":
         """The same without hooks, records and incidents, for micro-batches that are not cut."""
         return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)), cuts=SplitLimit(), report=_ignore)

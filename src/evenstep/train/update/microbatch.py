@@ -178,7 +178,7 @@ class MicrobatchStep:
             return {}, self._observer.take(task, one, piece, self._evaluated(self._model, stage, one, batch))
         with context.precision.forward(context.device):
             with self._events.forward(stage, one, batch) as heard:
-                inputs = self._inputs(stage, task, batch)
+                inputs = context.inputs(task, batch) if stage.takes_inputs else None
                 if stage.is_whole:
                     positional, named = arguments((), inputs, True)
                     outputs = {0: stage.module(*positional, **named)}
@@ -213,20 +213,12 @@ class MicrobatchStep:
                 batch = context.reorder(batch)
         return batch
 
-    def _inputs(self, stage: Stage, task: Task, batch: Any) -> Any:
-        if not stage.takes_inputs:
-            return None
-        inputs = task.inputs(batch)
-        return inputs if self._context.cast_inputs is None else self._context.cast_inputs(inputs)
-
     def _output(self, task: Task, outputs: Outputs, batch: Any) -> Any:
         context = self._context
         if context.randomness.by_layer:
             context.randomness.seed_layer(LOSS)
         (output,) = outputs.values()
-        if context.cast_outputs is not None:
-            output = context.cast_outputs(output)
-        return task.postprocess(output, batch)
+        return context.output(task, output, batch)
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
