@@ -190,7 +190,6 @@ class Engine:
             TaskError: a parameter has a gradient before the first update: `update` makes the backward itself.
         """
         given = _given(batch, microbatches)
-        self._check_gradients()
         with self._alone("update"):
             before, was_whole = self.progress.update, self.parts.core.is_whole
             try:
@@ -221,6 +220,7 @@ class Engine:
         update, context, ledger = self.progress.update + 1, self.parts.context, self.ledger
         self.group.at(update)
         with ledger.together():  # also where a rank gives what no micro-batch is: the others wait for it
+            self._check_gradients()
             self.parts.core.require_whole()
             batch = global_batch(given, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
