@@ -110,8 +110,9 @@ def riddles() -> Iterator[str]:
         for line, text in texts(file):
             if line in places:
                 yield from (f"{where}:{line}: {fault}: {text[:90]!r}" for fault in faults_of(text))
+        source = file.read_text().splitlines()
         for line in places:
-            name = re.match(r"\s*def test_(\w+)", file.read_text().splitlines()[line - 1])
+            name = re.match(r"\s*def test_(\w+)", source[line - 1])
             if name and len(name[1]) > LONGEST_TEST_NAME:
                 yield f"{where}:{line}: the name of the test has more than {LONGEST_TEST_NAME} characters"
     subject = git("log", "-1", "--format=%s").strip()
