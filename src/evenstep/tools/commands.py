@@ -58,10 +58,7 @@ def plan(
     ] = None,
     out: Annotated[
         Path | None,
-        Option(
-            metavar="FILE",
-            help="Also write the schedule: .json as a trace for Perfetto, else as a plan.",
-        ),
+        Option(metavar="FILE", help="Also write the schedule: .json as a trace for Perfetto, else as a plan."),
     ] = None,
 ) -> int:
     """Compare pipeline schedules.
@@ -70,7 +67,7 @@ def plan(
     """
     return call(
         "evenstep.tools.planning.command:run",
-        "" if run is None else str(run),
+        run,
         ctx.obj,
         ranks=ranks,
         microbatches=microbatches,

@@ -3,15 +3,13 @@
 Costs are measured for the layers of a run's model on this machine; without a run, all computations take 1 ms.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple
 
-from evenstep.config.load import from_arguments, from_environment
-from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
+from evenstep.config.load import settings_of
+from evenstep.errors import ConfigError, PlanError, clause
 from evenstep.pipeline import SCHEDULES, Layers, Layout, Plan, Schedule
 from evenstep.process import EXIT_DONE
 from evenstep.tools.planning.layers import balance, measure
@@ -22,14 +20,8 @@ MIB, GIB = 2**20, 2**30
 _SHARE_S = 1e-3  # of each computation of a rank, in a run without a model
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Layers of a run's model, with their costs.
-
-    Args:
-        edges: gives the edges between stages for the places of the stages' layers.
-    """
+class Measured(NamedTuple):
+    """Layers of a run's model, with their costs; `edges` gives the edges between stages for the layers' places."""
 
     names: Sequence[str]
     costs: Sequence[Cost]
@@ -43,25 +35,18 @@ class Measured:
 
 
 class Row(NamedTuple):
-    """Simulated schedule."""
+    """Simulated schedule; `alive` are its peak activations, in micro-batches of one rank's share of the model."""
 
     schedule: Schedule
-    layout: Layout
+    stages: int
     plans: tuple[Plan, ...]
     simulation: Simulation
-
-    @property
-    def memory(self) -> float:
-        return max(self.simulation.peak_bytes)
-
-    @property
-    def alive(self) -> float:
-        """Peak activations, in micro-batches of one rank's share of the model."""
-        return max(self.simulation.peak_live) * self.layout.ranks / self.layout.stages
+    memory: float
+    alive: float
 
 
 def run(
-    path: str,
+    path: Path | None,
     settings: list[str],
     *,
     ranks: int | None,
@@ -71,32 +56,43 @@ def run(
     out: Path | None,
 ) -> int:
     """Print the table; write the schedule to `out`."""
-    cap = None if memory_gib is None else memory_gib * GIB
+    cap = float("inf") if memory_gib is None else memory_gib * GIB
     chosen = None if schedule is None else _chosen(schedule)
-    measured = _measured(path, settings) if path else None
+    measured = None if path is None else _measured(path, settings)
     count = ranks or (measured and measured.ranks)
     batches = microbatches or (measured and measured.microbatches)
     if not count or not batches:
         raise ConfigError(f"`--{'microbatches' if count else 'ranks'}` is missing; give it.")
     rows, left_out = _simulated(count, batches, measured, chosen)
-    fitting = [row for row in rows if cap is None or row.memory <= cap]
+    fitting = [row for row in rows if row.memory <= cap]
     best = min(fitting, key=lambda row: (row.simulation.makespan_s, row.alive), default=None)
     print(f"{count} ranks, {batches} micro-batches; memory of the rank with the most\n")
-    _print_table(rows, left_out, best, cap)
+    print(f"  {'schedule':<16}{'stages':>7}{'update':>12}{'bubble':>9}{'alive':>8}{'memory':>12}")
+    for row in rows:
+        mark = "*" if row is best else " " if row.memory <= cap else "!"
+        time, idle = _time(row.simulation.makespan_s), row.simulation.bubble_share
+        cells = f"{row.stages:>7}{time:>12}{idle:>9.1%}{row.alive:>8.4g}{_size(row.memory):>12}"
+        print(f"{mark} {row.schedule.name:<16}{cells}")
+    print("\nalive: micro-batches of a rank's share of the model whose activations live at once")
+    if best is not None:
+        within = "" if memory_gib is None else " within the cap"
+        print(f"* the fastest{within}: {best.schedule.name}, {best.schedule.summary}")
+    print("".join(f"{line}\n" for line in left_out), end="")
     row = best if chosen is None else next((row for row in rows if row.schedule is chosen), None)
-    if row is None:
+    if row is None and chosen is None:
         least = _size(min(row.memory for row in rows))
-        no_room = f"every pipeline schedule needs more memory than `--memory-gib`, at least {least}."
-        raise PlanError(no_room if chosen is None else f"`--schedule` can't be used here: {left_out[-1]}")
+        raise PlanError(f"every pipeline schedule needs more memory than `--memory-gib`, at least {least}.")
+    if row is None:
+        raise PlanError(f"`--schedule` can't be used here: {left_out[-1]}")
     print(f"{row.schedule.name}: {_time(row.simulation.makespan_s)}")
     if measured is not None:
-        _print_stages(measured, row.layout.stages)
+        _print_stages(measured, row.stages)
     if out is not None:
         _write(row, out)
     return EXIT_DONE
 
 
-def _measured(path: str, settings: Sequence[str]) -> Measured:
+def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.config.build import build_parts, make_model
     from evenstep.config.target import open_run
     from evenstep.parallel import device_of_rank
@@ -104,29 +100,28 @@ def _measured(path: str, settings: Sequence[str]) -> Measured:
     from evenstep.train.build import precision_of
     from evenstep.train.update.transfer import build_cast
 
-    with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
-        config = opened.config
-        with closing(build_parts(opened)) as parts:
-            device = device_of_rank(config.device)
-            layers = Layers.of(make_model(opened))
-            batch, inputs = parts.first_inputs(device)
-            precision = precision_of(config.train.precision)
-            precision.check(device)
-            cast = build_cast(precision.format)
-            costs = measure(
-                layers,
-                inputs if cast is None else cast(inputs),
-                device=device,
-                context=lambda: precision.forward(device),
-                convert=precision.convert_standalone,
-            )
+    with open_run(path, settings_of(settings)) as opened, closing(build_parts(opened)) as parts:
+        parallel = opened.config.parallel
+        device = device_of_rank(opened.config.device)
+        layers = Layers.of(make_model(opened))
+        batch, inputs = parts.first_inputs(device)
+        precision = precision_of(opened.config.train.precision)
+        precision.check(device)
+        cast = build_cast(precision.format)
+        costs = measure(
+            layers,
+            inputs if cast is None else cast(inputs),
+            device=device,
+            context=lambda: precision.forward(device),
+            convert=precision.convert_standalone,
+        )
     return Measured(
         names=[layer.name for layer in layers.layers],
         costs=costs,
         edges=lambda cuts: tuple(flows(layers, cuts)),
         microbatches=batch.num_microbatches,
-        ranks=config.parallel.pipeline if config.parallel.pipeline > 1 else None,
-        stages_per_rank=config.parallel.stages_per_rank,
+        ranks=parallel.pipeline if parallel.pipeline > 1 else None,
+        stages_per_rank=parallel.stages_per_rank,
     )
 
 
@@ -137,8 +132,9 @@ def _chosen(name: str) -> Schedule:
         return written_schedule(name, Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError, PlanError) as error:
         known = ", ".join(SCHEDULES)
-        fault = f"`--schedule` is {name}, which is neither of {known}, nor a file with a schedule: {clause(error)}."
-        raise ConfigError([fault]) from error
+        raise ConfigError(
+            f"`--schedule` {name} is neither of {known}, nor a schedule's file: {clause(error)}."
+        ) from error
 
 
 def _simulated(
@@ -149,41 +145,28 @@ def _simulated(
     written = [chosen] if chosen is not None and chosen.name not in SCHEDULES else []
     for schedule in (*SCHEDULES.values(), *written):
         takes_any = schedule.max_stages_per_rank is None and schedule.min_stages_per_rank > 1
-        stages = measured.stages_per_rank if measured is not None and takes_any else None
         try:
-            layout = schedule.layout(ranks, stages)
+            layout = schedule.layout(ranks, measured.stages_per_rank if measured is not None and takes_any else None)
             if measured is None:
-                each = _SHARE_S * layout.ranks / layout.stages
-                costs = [Cost(forward_s=each, input_backward_s=each, weight_backward_s=each)] * layout.stages
+                each = _SHARE_S * ranks / layout.stages
+                costs = [Cost(each, each, each)] * layout.stages
             else:
                 cuts = measured.cut(layout.stages)
-                costs = [Cost.total(measured.costs[place] for place in places) for places in cuts]
+                by_stage = [[measured.costs[place] for place in places] for places in cuts]
+                costs = [Cost(*map(sum, zip(*stage, strict=True))) for stage in by_stage]
                 layout = Layout(rank_of=layout.rank_of, edges=measured.edges(cuts))
             if schedule in written:
                 schedule.plans(layout, range(count))  # raises for an order that is no complete update
             plans = schedule.order(layout, range(count))
-            rows.append(Row(schedule, layout, plans, simulate(plans, layout, costs)))
-        except (ArgumentError, PlanError) as error:
+        except PlanError as error:
             left_out.append(f"{schedule.name} is left out: {error}")
+            continue
+        made = simulate(plans, layout, costs)
+        alive = max(made.peak_live) * ranks / layout.stages
+        rows.append(Row(schedule, layout.stages, plans, made, max(made.peak_bytes), alive))
     if not rows:
         raise PlanError("; ".join(left_out))
     return rows, left_out
-
-
-def _print_table(rows: Sequence[Row], left_out: Sequence[str], best: Row | None, cap: float | None) -> None:
-    print(f"  {'schedule':<16}{'stages':>7}{'update':>12}{'bubble':>9}{'alive':>8}{'memory':>12}")
-    for row in rows:
-        done = row.simulation
-        mark = "*" if row is best else "!" if cap is not None and row.memory > cap else " "
-        print(
-            f"{mark} {row.schedule.name:<16}{row.layout.stages:>7}{_time(done.makespan_s):>12}"
-            f"{done.bubble_share:>9.1%}{row.alive:>8.4g}{_size(row.memory):>12}"
-        )
-    print("\nalive: micro-batches of a rank's share of the model whose activations live at once")
-    if best is not None:
-        print(f"* the fastest{'' if cap is None else ' within the cap'}: {best.schedule.name}, {best.schedule.summary}")
-    for line in left_out:
-        print(line)
 
 
 def _print_stages(measured: Measured, stages: int) -> None:

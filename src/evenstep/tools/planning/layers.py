@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import PlanError
 from evenstep.internals import pytree
 from evenstep.pipeline.layers import Layers, arguments
 from evenstep.pipeline.wire import tensors
@@ -19,30 +19,27 @@ from evenstep.tools.planning.simulate import Cost
 
 
 def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
-    """Places of each stage's layers, such that the slowest stage is as fast as possible.
+    """Places of each stage's layers, such that the slowest stage is as fast as possible, by dynamic programming.
 
-    Exact, by dynamic programming. Of several such cuts the one with the smallest sum of squares is taken.
+    Of several such cuts the one with the smallest sum of squares is taken.
 
     >>> balance([3, 1, 1, 1, 2], 3)
     (range(0, 1), range(1, 3), range(3, 5))
     """
     count = len(seconds)
-    if not 1 <= stages <= count:
-        raise ArgumentError(
-            f"{count} layers can't be cut into {stages} stages; give each stage one layer at least.", field="stages"
-        )
+    if stages > count:
+        raise PlanError(f"{count} layers can't be cut into {stages} stages; give each stage one layer at least.")
     until = [0, *accumulate(seconds)]
     # by the number of layers that are divided: slowest stage, sum of squares, where stages begin
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(1, stages + 1):
         longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for end in range(stage, count + 1):
-            candidates: list[tuple[float, float, tuple[int, ...]]] = []
-            for begin in best.keys() & range(end):
-                slowest, squares, begins = best[begin]
-                size = until[end] - until[begin]
-                candidates.append((max(slowest, size), squares + size * size, (*begins, begin)))
-            longer[end] = min(candidates)
+            before = [(begin, until[end] - until[begin], *best[begin]) for begin in best.keys() & range(end)]
+            longer[end] = min(
+                (max(slowest, size), squares + size * size, (*begins, begin))
+                for begin, size, slowest, squares, begins in before
+            )
         best = longer
     return tuple(range(begin, end) for begin, end in pairwise((*best[count][2], count)))
 
@@ -51,7 +48,7 @@ def measure(
     layers: Layers,
     inputs: Any,
     *,
-    device: torch.device | None = None,
+    device: torch.device,
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
     convert: Callable[[nn.Module], object] = lambda module: None,
     repeats: int = 5,
@@ -60,21 +57,20 @@ def measure(
 
     The backward is timed as a whole and for the inputs alone; the difference is the time of the weights.
     """
-    where = device or torch.device("cpu")
     values: list[Any] = []
     costs: list[Cost] = []
     for place, layer in enumerate(layers.layers):
         module = layer.build if isinstance(layer.build, nn.Module) else layer.build()
-        module.to(where)
+        module.to(device)
         convert(module)
         taken = [_fresh(values[source]) for source in layers.sources(place)]
+        positional, named = arguments(taken, inputs, layers.inputs(place))
 
-        def forward(module: nn.Module = module, taken: list[Any] = taken, place: int = place) -> Any:
+        def forward(module: nn.Module = module, positional: Any = positional, named: Any = named) -> Any:
             with context():
-                positional, named = arguments(taken, inputs, layers.inputs(place))
                 return module(*positional, **named)
 
-        cost, output = _measured(module, taken, forward, where, repeats)
+        cost, output = _measured(module, taken, forward, device, repeats)
         costs.append(cost)
         values.append(_fresh(output))
     return costs
@@ -95,9 +91,9 @@ def _measured(
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()
     outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    seeds = [torch.ones_like(tensor) for tensor in outputs]
     sources = [tensor for tensor in tensors(taken) if tensor.requires_grad]
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    seeds = [torch.ones_like(tensor) for tensor in outputs]
 
     def backward_s(wanted: list[Tensor]) -> float:
         if not outputs or not wanted:
@@ -108,15 +104,13 @@ def _measured(
 
     whole = backward_s([*sources, *weights])
     inputs_alone = min(backward_s(sources), whole) if weights else whole
+    gradients = sum(one.numel() * gradient_format(one).itemsize for one in weights)
     cost = Cost(
         forward_s=_timed(forward, device, repeats),
         input_backward_s=inputs_alone,
         weight_backward_s=whole - inputs_alone,
         activation_bytes=sum(saved.values()),
-        state_bytes=sum(
-            parameter.nbytes + parameter.requires_grad * parameter.numel() * gradient_format(parameter).itemsize
-            for parameter in module.parameters()
-        ),
+        state_bytes=gradients + sum(parameter.nbytes for parameter in module.parameters()),
     )
     return cost, output
 

@@ -1,23 +1,20 @@
 """Simulates time, idle time and memory of pipeline plans for given costs of the stages; messages take no time."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Self, final
+from typing import NamedTuple
 
 from evenstep.pipeline.action import Action, Layout, Op, Plan
 from evenstep.pipeline.lower import Span, spans
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Cost of one layer, or of one stage, per micro-batch.
+class Cost(NamedTuple):
+    """Cost of a layer or a stage per micro-batch.
 
     Args:
         activation_bytes: kept from the forward to the last backward.
-        state_bytes: held all the time: parameters and gradients.
+        state_bytes: parameters and gradients, held all the time.
     """
 
     forward_s: float = 0
@@ -30,25 +27,17 @@ class Cost:
     def seconds(self) -> float:
         return self.forward_s + self.input_backward_s + self.weight_backward_s
 
-    @classmethod
-    def total(cls, costs: Iterable[Self]) -> Self:
-        """Sum of the costs, field by field."""
-        every = list(costs)
-        return cls(**{one.name: sum(getattr(cost, one.name) for cost in every) for one in fields(cls)})
-
-    def of(self, action: Action) -> float:
+    def of(self, op: Op) -> float:
         """Seconds of one computation of the stage."""
         return {
             Op.FORWARD: self.forward_s,
             Op.INPUT_BACKWARD: self.input_backward_s,
             Op.WEIGHT_BACKWARD: self.weight_backward_s,
             Op.BACKWARD: self.input_backward_s + self.weight_backward_s,
-        }[action.op]
+        }[op]
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(NamedTuple):
     """Simulated update.
 
     Args:
@@ -76,31 +65,18 @@ class Simulation:
 
     def trace(self) -> str:
         """Chrome trace, as Perfetto opens it: one line for each rank, times in microseconds."""
-        names = [
+        events: list[dict[str, object]] = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": rank, "args": {"name": f"rank {rank}"}}
             for rank in range(len(self.busy_s))
         ]
-        events = [
-            {
-                "name": str(span.action),
-                "cat": span.action.op.name,
-                "ph": "X",
-                "pid": 0,
-                "tid": span.rank,
-                "ts": 1e6 * span.start,
-                "dur": 1e6 * (span.end - span.start),
-            }
-            for span in self.spans
-        ]
-        return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"}) + "\n"
+        for span in self.spans:
+            kind = {"name": str(span.action), "cat": span.action.op.name, "ph": "X", "pid": 0, "tid": span.rank}
+            events.append({**kind, "ts": 1e6 * span.start, "dur": 1e6 * (span.end - span.start)})
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
 
 
 def simulate(plans: Sequence[Plan], layout: Layout, costs: Sequence[Cost]) -> Simulation:
-    """Simulate one update.
-
-    Args:
-        plans: of all ranks; complete ones, or their computations alone, which give the same.
-        costs: of all stages.
+    """Simulate one update, from the plans of all ranks (complete, or computations alone) and the costs of all stages.
 
     >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)
@@ -108,15 +84,17 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Sequence[Cost]) -> Si
     >>> simulate(gpipe(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)
     (3.0, 3.0)
     """
-    found = spans(plans, layout, lambda action: costs[action.stage].of(action))
+    found = tuple(spans(plans, layout, lambda action: costs[action.stage].of(action.op)))
     busy: list[float] = [0] * layout.ranks
     for span in found:
         busy[span.rank] += span.end - span.start
+    states = [sum(costs[stage].state_bytes for stage in layout.stages_of(rank)) for rank in range(layout.ranks)]
+    kept = [[_change(action) * costs[action.stage].activation_bytes for action in plan] for plan in plans]
     return Simulation(
-        spans=tuple(found),
+        spans=found,
         makespan_s=max((span.end for span in found), default=0),
         busy_s=tuple(busy),
-        peak_bytes=tuple(_peak_bytes(plan, layout.stages_of(rank), costs) for rank, plan in enumerate(plans)),
+        peak_bytes=tuple(state + max(accumulate(sizes), default=0) for state, sizes in zip(states, kept, strict=True)),
         peak_live=tuple(max(accumulate(map(_change, plan)), default=0) for plan in plans),
     )
 
@@ -124,9 +102,3 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Sequence[Cost]) -> Si
 def _change(action: Action) -> int:
     """Change of the number of activations that live."""
     return (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_BACKWARD))
-
-
-def _peak_bytes(plan: Plan, stages: Sequence[int], costs: Sequence[Cost]) -> float:
-    state = sum(costs[stage].state_bytes for stage in stages)
-    changes = (_change(action) * costs[action.stage].activation_bytes for action in plan)
-    return state + max(accumulate(changes), default=0)

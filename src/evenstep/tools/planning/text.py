@@ -1,7 +1,4 @@
-"""Plans as text: one line per rank, with comments after `#`.
-
-Communication, ARM and REDUCE are not written: `lower` adds them.
-"""
+"""Plans as text: one line per rank, comments after `#`; communication is not written, as `lower` adds it."""
 
 import re
 from collections.abc import Sequence
@@ -10,38 +7,30 @@ from evenstep.errors import PlanError
 from evenstep.pipeline.action import COMPUTES, Action, Layout, Op, Plan
 from evenstep.pipeline.schedules import Schedule
 
-_OPS = {op.value: op for op in Op}
-_WORD = re.compile(rf"(\d+)({'|'.join(sorted(_OPS, key=len, reverse=True))})(\d*)(?::(\d+))?")
+_WORD = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 def write_plans(plans: Sequence[Plan]) -> str:
-    """The text of `plans`, which `read_plans` reads again."""
-    return "".join(" ".join(map(str, plan)) + "\n" for plan in plans)
+    """The text of plans, which `read_plans` reads again."""
+    return "".join(" ".join(str(action) for action in plan if action.op in COMPUTES) + "\n" for plan in plans)
 
 
 def read_plans(text: str) -> tuple[Plan, ...]:
-    """The plans that `text` writes, one rank per line."""
-    plans: list[Plan] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
-        if words:
-            plans.append(tuple(_action(word, number) for word in words))
-    return tuple(plans)
+    """Computations of all ranks, one rank per line."""
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    return tuple(tuple(map(_action, words)) for words in lines if words)
 
 
-def _action(word: str, line: int) -> Action:
+def _action(word: str) -> Action:
     match = _WORD.fullmatch(word)
     if match is None:
-        raise PlanError(f"line {line}: `{word}` is no action; write stage, {', '.join(_OPS)} and micro-batch, as 0F0.")
-    stage, op, microbatch, peer = match.groups()
-    return Action(_OPS[op], int(stage), int(microbatch or -1), int(peer or -1))
+        raise PlanError(f"`{word}` is no computation; write stage, F, B, I or W, and micro-batch, such as 0F0.")
+    stage, op, microbatch = match.groups()
+    return Action(Op(op), int(stage), int(microbatch))
 
 
 def written_schedule(name: str, text: str) -> Schedule:
-    """Pipeline schedule that a user has written as text.
-
-    Args:
-        text: computations of each rank for micro-batches 0, 1, …; for updates of as many micro-batches only.
+    """Pipeline schedule that a user has written as text, for updates of as many micro-batches only.
 
     >>> written_schedule("mine", "0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1").layout(2).rank_of
     (0, 1)
@@ -50,8 +39,6 @@ def written_schedule(name: str, text: str) -> Schedule:
     owner: dict[int, int] = {}
     for rank, plan in enumerate(plans):
         for action in plan:
-            if action.op not in COMPUTES:
-                raise PlanError(f"{name}: write F, B, I and W only; communication is added to them, also {action}.")
             if owner.setdefault(action.stage, rank) != rank:
                 raise PlanError(f"{name}: a stage must be on one line, but stage {action.stage} is on several.")
     if not owner or sorted(owner) != list(range(len(owner))):

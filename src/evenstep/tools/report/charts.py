@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 NUM_COLORS = 8
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
@@ -16,8 +15,7 @@ Metrics = Mapping[str, Mapping[int, float]]
 Chart = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Figures(NamedTuple):
     """Last and, if the metric's name tells a direction, best value, with their updates."""
 
     last: float
@@ -42,9 +40,9 @@ def _figures(name: str, values: Mapping[int, float]) -> Figures:
     better = direction(name)
     finite = [(better * value, update) for update, value in values.items() if math.isfinite(value)]
     if not better or not finite:
-        return Figures(last=values[last], last_update=last)
+        return Figures(values[last], last)
     best = min(finite)[1]  # of equal values the first
-    return Figures(last=values[last], last_update=last, best=values[best], best_update=best)
+    return Figures(values[last], last, values[best], best)
 
 
 def direction(name: str) -> int:

@@ -52,9 +52,7 @@ def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
     """Server of the page, on a free port."""
     for folder in folders:
         read_run(folder)  # raises here and not in a request
-    made = ThreadingHTTPServer((HOST, 0), partial(_Handler, tuple(folders)))
-    made.daemon_threads = True
-    return made
+    return ThreadingHTTPServer((HOST, 0), partial(_Handler, tuple(folders)))
 
 
 def address_of(serving: ThreadingHTTPServer) -> str:
@@ -63,16 +61,12 @@ def address_of(serving: ThreadingHTTPServer) -> str:
 
 def _state(folders: Sequence[Path]) -> str:
     """Text that changes when a file of the runs does."""
-    newest = 0
-    size = 0
+    found: list[tuple[int, int]] = []
     for path in (path for folder in folders for pattern in _WATCHED for path in folder.glob(pattern)):
-        try:
+        with suppress(FileNotFoundError):  # replaced at this moment
             status = path.stat()
-        except OSError:
-            continue  # replaced at this moment
-        newest = max(newest, status.st_mtime_ns)
-        size += status.st_size
-    return f"{newest} {size}"
+            found.append((status.st_mtime_ns, status.st_size))
+    return f"{max(found, default=0)} {sum(size for _, size in found)}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -100,7 +94,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the browser has left
             self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the browser has left

@@ -5,12 +5,11 @@ The template escapes everything from the run folders; only the files beside this
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
@@ -33,13 +32,8 @@ _TRUSTED = (
 _MAX_TILES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A run on the page.
-
-    Args:
-        tiles: label, number and notes.
-    """
+class Shown(NamedTuple):
+    """A run on the page; `tiles` are label, number and notes."""
 
     number: int
     name: str
@@ -53,10 +47,7 @@ class Shown:
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write `report.html` into a run folder, and return its path.
-
-    The page says which files are missing or broken.
-    """
+    """Write `report.html` into a run folder, and return its path; it says which files are missing or broken."""
     return write_page([Path(folder)], Path(folder) / "report.html")
 
 
@@ -149,9 +140,7 @@ def _shown(number: int, run: ReportedRun, names: Sequence[str]) -> Shown:
     figures = figures_of(run.metrics)
     tiles: list[tuple[str, str, tuple[str, ...]]] = []
     status = run.status
-    update = status.update
-    if update is None:
-        update = max((max(values) for values in run.metrics.values()), default=None)
+    update = max(map(max, run.metrics.values()), default=None) if status.update is None else status.update
     if update is not None:
         planned = () if status.updates is None else (f"of {status.updates:,}",)
         tiles.append(("updates", f"{update:,}", planned))
@@ -179,20 +168,16 @@ def spell_figure(value: float, name: str = "") -> str:
 
 
 def spell_duration(seconds: float) -> str:
-    """Duration in its two largest units.
+    """Duration in its largest units.
 
     >>> spell_duration(192), spell_duration(90_061)
-    ('3 min 12 s', '1 d 1 h')
+    ('3 min 12 s', '25 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
-    words: list[str] = []
-    rest = round(seconds)
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, size)
-        if count or words:
-            words.append(f"{count} {unit}")
-    return " ".join(word for word in words[:2] if not word.startswith("0 "))
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 @cache
@@ -201,12 +186,8 @@ def _template() -> Template:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     filters: dict[str, Any] = environment.filters
-    filters.update(figure=spell_figure, moment=_moment, code=_code, count="{:,}".format)
+    filters.update(figure=spell_figure, moment="{:%Y-%m-%d %H:%M UTC}".format, code=_code, count="{:,}".format)
     return environment.get_template("page.html")
-
-
-def _moment(time: datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M UTC}"
 
 
 def _code(text: str) -> Markup:

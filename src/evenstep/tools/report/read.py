@@ -2,18 +2,21 @@
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field
 
 from evenstep.errors import ArgumentError
 
-CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
+CONFIG, METRICS, STATUS, INCIDENTS = "config.toml", "metrics.jsonl", "status.json", "incidents.jsonl"
 _WHERE = ("name", "runs", "recipe", "resume")  # settings of the place of a run
+_BROKEN = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+T = TypeVar("T")
 
 
 def _in_utc(time: datetime) -> datetime:
@@ -22,7 +25,7 @@ def _in_utc(time: datetime) -> datetime:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
 
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
 
 
@@ -43,9 +46,6 @@ class IncidentLine(BaseModel):
     update: Count
     kind: str = "incident"
     message: str = ""
-
-
-T = TypeVar("T", bound=BaseModel)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,31 +70,26 @@ class ReportedRun:
     def name(self) -> str:
         return self.folder.resolve().name
 
-    def text(self, file: str, *, optional: bool = False) -> str:
+    def text(self, file: str) -> str:
         """Content of a file; "" where it can't be read."""
-        if optional and not (self.folder / file).exists():
-            return ""
         try:
             return (self.folder / file).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            if file in (METRICS, STATUS):
+                self.problems.append(f"`{file}` is missing.")
         except OSError as error:
             self.problems.append(f"`{file}` cannot be read: {error.strerror}.")
-            return ""
+        return ""
 
-    def parsed(self, kind: type[T], file: str, text: str) -> T | None:
+    def parsed(self, file: str, parse: Callable[[str], T], text: str) -> T | None:
+        """Parsed content of a file or a line; None where it is empty or broken."""
+        if not text.strip():
+            return None
         try:
-            return kind.model_validate_json(text)
-        except ValidationError:
+            return parse(text)
+        except _BROKEN:
             self.problems.append(f"`{file}` has content that cannot be read: `{text[:60]}`; it is left out.")
             return None
-
-    def table(self, file: str, parse: Callable[[str], Any]) -> dict[str, str]:
-        """Settings in a file, by dotted key."""
-        text = self.text(file, optional=True)
-        try:
-            return flat(parse(text)) if text else {}
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            self.problems.append(f"`{file}` cannot be read; it is left out.")
-            return {}
 
 
 def is_run(folder: Path) -> bool:
@@ -108,17 +103,17 @@ def read_run(folder: Path) -> ReportedRun:
             f"`{folder}` has no `{CONFIG}`, `{METRICS}` or `{STATUS}`; give a run folder.", field="folder"
         )
     run = ReportedRun(folder=folder)
-    run.config = run.text(CONFIG, optional=True)
-    run.settings = run.table("settings.json", json.loads)
-    if run.config:
-        run.settings = run.table(CONFIG, tomllib.loads)
-    run.status = run.parsed(Status, STATUS, run.text(STATUS)) or Status()
-    for update, name, value in _values(run):
-        run.metrics.setdefault(name, {})[update] = value
+    run.config = run.text(CONFIG)
+    recorded = run.parsed("settings.json", lambda text: flat(json.loads(text)), run.text("settings.json"))
+    run.settings = run.parsed(CONFIG, lambda text: flat(tomllib.loads(text)), run.config) or recorded or {}
+    run.status = run.parsed(STATUS, Status.model_validate_json, run.text(STATUS)) or Status()
+    for line in run.text(METRICS).split("\n"):
+        update, values = run.parsed(METRICS, _values, line) or (0, {})
+        for name, value in values.items():
+            run.metrics.setdefault(name, {})[update] = value
     run.metrics = {name: dict(sorted(values.items())) for name, values in run.metrics.items()}
-    file = "incidents.jsonl"
-    lines = [line for line in run.text(file, optional=True).split("\n") if line.strip()]
-    found = [run.parsed(IncidentLine, file, line) for line in lines]
+    lines = run.text(INCIDENTS).split("\n")
+    found = [run.parsed(INCIDENTS, IncidentLine.model_validate_json, line) for line in lines]
     run.incidents = [one for one in found if one is not None]
     return run
 
@@ -138,15 +133,9 @@ def flat(table: Mapping[str, Any], outer: str = "") -> dict[str, str]:
     return found
 
 
-def _values(run: ReportedRun) -> Iterator[tuple[int, str, float]]:
-    for line in run.text(METRICS).split("\n"):
-        try:
-            content = cast("dict[str, Any]", json.loads(line)) if line.strip() else {"update": 0}
-            update = content.pop("update")
-            if type(update) is not int or not 0 <= update < 2**53:
-                raise TypeError
-            values = [(name, float(value)) for name, value in content.items()]  # also "nan" and "inf"
-        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-            run.problems.append(f"`{METRICS}` has a line that cannot be read: `{line[:60]}`; it is left out.")
-            continue
-        yield from ((update, name, value) for name, value in values)
+def _values(line: str) -> tuple[int, dict[str, float]]:
+    content = json.loads(line)
+    update = content.pop("update")
+    if type(update) is not int or not 0 <= update < 2**53:
+        raise ValueError("no number of an update")
+    return update, {name: float(value) for name, value in content.items()}  # also "nan" and "inf"

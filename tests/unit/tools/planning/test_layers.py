@@ -34,7 +34,7 @@ class Slow(nn.Module):
 
 def test_each_layer_is_measured_with_what_comes_before_it() -> None:
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 4, bias=False), Slow(), nn.Tanh())
-    costs = measure(Layers.of(model), torch.zeros(3, 2, dtype=torch.long), repeats=1)
+    costs = measure(Layers.of(model), torch.zeros(3, 2, dtype=torch.long), device=torch.device("cpu"), repeats=1)
     embedding, linear, slow, tanh = costs
     assert [cost.state_bytes for cost in costs] == [2 * 4 * 40, 2 * 4 * 32, 0, 0]
     assert embedding.input_backward_s == 0 < embedding.weight_backward_s

@@ -10,8 +10,9 @@ from evenstep.tools.planning.text import read_plans, write_plans, written_schedu
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 4), st.integers(1, 5))
 def test_what_is_written_is_read_again(name: str, ranks: int, count: int) -> None:
     schedule = SCHEDULES[name]
-    plans = schedule.plans(schedule.layout(ranks), range(count))
-    assert read_plans(write_plans(plans)) == plans
+    layout = schedule.layout(ranks)
+    text = write_plans(schedule.plans(layout, range(count)))
+    assert read_plans(text) == schedule.order(layout, range(count))
 
 
 @pytest.mark.parametrize("text", ["0F0\n\n0F1 0X1", "F0", "0F0,0B0", "0f0"])

@@ -113,7 +113,7 @@ def test_broken_and_missing_files_are_listed_and_the_rest_is_shown(tmp_path: Pat
     found = read_run(tmp_path)
     assert found.metrics == {"x": {1: 1.0}}
     assert [problem.split()[0] for problem in found.problems] == [
-        *("`settings.json`", "`status.json`", "`status.json`", *["`metrics.jsonl`"] * 5),
+        *("`settings.json`", "`status.json`", *["`metrics.jsonl`"] * 5),
     ]
     assert "Not everything in the run folder could be read" in read(tmp_path).text
 
