@@ -25,15 +25,7 @@ def prove(
 
     Repeats a small copy of the run in each way and compares the results.
     """
-    return call(
-        "evenstep.tools.prove.command:run",
-        str(run),
-        ctx.obj,
-        rows=rows,
-        updates=updates,
-        ranks=ranks,
-        json=json,
-    )
+    return call("evenstep.tools.prove.command:run", run, ctx.obj, rows=rows, updates=updates, ranks=ranks, json=json)
 
 
 @app.command(**with_settings())

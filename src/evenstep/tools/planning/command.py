@@ -115,10 +115,14 @@ def _measured(path: Path, settings: Sequence[str]) -> Measured:
             context=lambda: precision.forward(device),
             convert=precision.convert_standalone,
         )
+
+    def edges(cuts: Sequence[range]) -> tuple[tuple[int, int], ...]:
+        return tuple(flows(layers, cuts))
+
     return Measured(
         names=[layer.name for layer in layers.layers],
         costs=costs,
-        edges=lambda cuts: tuple(flows(layers, cuts)),
+        edges=edges,
         microbatches=batch.num_microbatches,
         ranks=parallel.pipeline if parallel.pipeline > 1 else None,
         stages_per_rank=parallel.stages_per_rank,

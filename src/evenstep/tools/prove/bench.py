@@ -25,12 +25,11 @@ from evenstep.events import Hook
 from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
-from evenstep.tools.prove.run import Cut, Subject, Variant, wide_data
+from evenstep.tools.prove.run import Cut, Subject, Variant, widen_data
 from evenstep.train import Coefficients, Task, Trainer
 from evenstep.train.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
-_ORIGIN = "evenstep prove"
 _SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "ragged": (5, 12)}
 _REDUCED: Mapping[str, object] = {
     "device": "cpu",
@@ -55,44 +54,40 @@ class RunFileBench:
     Args:
         given: settings of the user.
         tokens: budgets of the reduced global batches that are cut by tokens, by the key of their data.
-        group: ranks of this process.
     """
 
-    def __init__(
-        self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int], group: Group | None = None
-    ) -> None:
+    def __init__(self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int]) -> None:
         self._path = path
         self._given = given
-        self._group = group or Group()
-        self.tokens = dict(tokens)
+        self.group = Group()
+        self.tokens = tokens
+        with open_run(path, given) as opened:
+            self.config = opened.config
 
-    def settings(self, variant: Variant) -> list[Setting]:
-        with open_run(self._path, self._given) as opened:
-            config = opened.config
-        changed = {
-            **_reduced(config, variant.workers),
-            **_cut(config, variant.cut, self.tokens),
-            **_varied(config, variant),
-        }
-        return [*self._given, *settings_in(changed, _ORIGIN)]
+    def config_of(self, variant: Variant) -> RunConfig:
+        with open_run(self._path, self._settings(variant)) as opened:
+            return opened.config
 
     @contextmanager
     def open(self, variant: Variant) -> Generator[Subject]:
         """Build a variant, which is closed at the end of the `with`."""
-        with open_run(self._path, self.settings(variant)) as opened:
-            mesh = build_mesh(opened.config, self._group)
-            shares = dict[str, float]()
-            parts = build_parts(_of_few_samples(opened, shares), mesh)
-            parts = replace(parts, config=_as_long(parts.config, min(shares.values(), default=1.0)))
-            if variant.wide:
+        with open_run(self._path, self._settings(variant)) as opened:
+            mesh = build_mesh(opened.config, self.group)
+            few, share = _of_few_samples(opened)
+            with closing(build_parts(few, mesh)) as parts:
+                epochs = opened.config.train.epochs
+                if epochs is not None:  # as long as with all samples
+                    train = replace(opened.config.train, epochs=math.ceil(epochs / min([1.0, *share.values()])))
+                    parts = replace(parts, config=replace(opened.config, train=train))
                 for data in parts.evaluations.values():
-                    wide_data(data)
-            with closing(parts):
-                yield _subject(opened, parts, build_strategy(opened.config, mesh.data))
+                    data.limit_batches = 1
+                    if variant.wide:
+                        widen_data(data)
+                yield _subject(replace(parts, strategy=build_strategy(opened.config, mesh.data)), opened)
 
     def layered(self) -> str:
         """Reason why the model can't be cut into stages, or ""."""
-        with open_run(self._path, self.settings(Variant())) as opened:
+        with open_run(self._path, self._settings(Variant())) as opened:
             try:
                 Layers.of(make_model(opened))
             except EvenstepError as error:
@@ -101,23 +96,52 @@ class RunFileBench:
 
     def fit_tokens(self) -> str:
         """Choose the budgets of batches that are cut by tokens; gives the reason why they can't be cut, or ""."""
-        with open_run(self._path, self._given) as opened:
-            tables = {key: table for key, table in opened.config.sets.items() if _by_tokens(table)}
+        budgets = {key: largest(table.global_batch_tokens) for key, table in self.config.sets.items()}
         reason = ""
         for share in (16, 8, 4, 2, 1):
-            self.tokens = {
-                key: max(4, (largest(table.global_batch_tokens) or 0) // share) for key, table in tables.items()
-            }
+            self.tokens = {key: max(4, whole // share) for key, whole in budgets.items() if whole is not None}
             try:
                 with self.open(Variant(cut="4")):
                     return ""
             except DataError as error:
                 reason = str(error)
-        return f"its global batches can't be cut in four: {reason}" if tables else ""
+        return f"its global batches can't be cut in four: {reason}" if self.tokens else ""
+
+    def _settings(self, variant: Variant) -> list[Setting]:
+        config = self.config
+        changed = dict(_REDUCED)
+        if str(config.failures.non_finite).startswith("rewind"):
+            changed["failures.non_finite"] = "stop"
+        if str(config.failures.loss_spike).startswith("rewind"):
+            changed["failures.loss_spike"] = "report"
+        for key, table in config.schedules.items():
+            if isinstance(table, Plateau):  # as it is before the first evaluation
+                changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
+        for key, table in config.sets.items():
+            changed[f"{key}.num_workers"] = variant.workers
+            changed |= _cut(key, table, variant.cut, self.tokens.get(key, 0))
+        changed |= {
+            "parallel": "none",
+            "parallel.strategy": variant.strategy,
+            "parallel.reduction": "fast" if variant.fast else "ordered",
+            "parallel.timeout_s": config.parallel.timeout_s,
+            "launch.ranks": variant.ranks,
+            "train.check_loss": str(variant.checks_loss).lower(),
+        }
+        if variant.pipeline > 1:
+            changed["parallel.pipeline"] = variant.pipeline
+            if config.parallel.pipeline == variant.pipeline:
+                changed["parallel.pipeline_schedule"] = config.parallel.pipeline_schedule
+                changed["parallel.split_at"] = str(list(config.parallel.split_at)).replace("'", '"')
+                changed["parallel.stages_per_rank"] = config.parallel.stages_per_rank or "none"
+        if not variant.own_format:
+            changed["train.precision"] = "32-true"
+        return [*self._given, *settings_in(changed, "evenstep prove")]
 
 
-def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
-    # so few that an epoch is two updates, the second a short one; `shares` gets the share that is left of each dataset
+def _of_few_samples(opened: OpenRun) -> tuple[OpenRun, dict[str, float]]:
+    """The run with so few samples that an epoch is two updates, the second a short one, and the share that is left."""
+    shares: dict[str, float] = {}
 
     def few(key: str, call: Call, count: int) -> Call:
         def made(*given: object, **more: object) -> object:
@@ -137,88 +161,29 @@ def _of_few_samples(opened: OpenRun, shares: dict[str, float]) -> OpenRun:
 
     calls = dict(opened.calls)
     for key, table in opened.config.sets.items():
-        whole = SAMPLES if _by_tokens(table) else largest(table.global_batch_size) or SAMPLES
+        whole = SAMPLES if table.global_batch_tokens is not None else largest(table.global_batch_size) or SAMPLES
         calls[f"{key}.train"] = few(key, calls[f"{key}.train"], whole + -(-whole * 2 // 3))
-    return replace(opened, calls=calls)
+    return replace(opened, calls=calls), shares
 
 
-def _as_long(config: RunConfig, share: float) -> RunConfig:
-    if config.train.epochs is None:
-        return config
-    return replace(config, train=replace(config.train, epochs=math.ceil(config.train.epochs / share)))
-
-
-def _by_tokens(table: DataTable) -> bool:
-    return table.global_batch_tokens is not None
-
-
-def _reduced(config: RunConfig, workers: int) -> dict[str, object]:
-    changed = dict(_REDUCED)
-    if str(config.failures.non_finite).startswith("rewind"):
-        changed["failures.non_finite"] = "stop"
-    if str(config.failures.loss_spike).startswith("rewind"):
-        changed["failures.loss_spike"] = "report"
-    for key in config.sets:
-        changed[f"{key}.num_workers"] = workers
-    for key, table in config.schedules.items():
-        if isinstance(table, Plateau):  # as it is before the first evaluation
-            changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
-    return changed
-
-
-def _cut(config: RunConfig, cut: Cut, tokens: Mapping[str, int]) -> dict[str, object]:
-    made: dict[str, object] = {}
+def _cut(key: str, table: DataTable, cut: Cut, tokens: int) -> dict[str, object]:
     up, down = _SHARES[cut]
-    for key, table in config.sets.items():
-        unit = "size"
-        whole = min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
-        if _by_tokens(table):
-            unit = "tokens"
-            whole = tokens.get(key) or table.global_batch_tokens or SAMPLES
-        part = max(1, -(-whole * up // down))
-        if cut == "ragged" and unit == "size":
-            part = _ragged(whole, part)
-        made |= dict.fromkeys((f"{key}.{name}" for name in ("micro_batch_size", "micro_batch_tokens")), "none")
-        made[f"{key}.global_batch_{unit}"] = whole
-        made[f"{key}.micro_batch_{unit}"] = part
-    return made
+    unit = "size" if table.global_batch_tokens is None else "tokens"
+    whole = tokens or largest(table.global_batch_tokens) or min(largest(table.global_batch_size) or SAMPLES, SAMPLES)
+    part = max(1, -(-whole * up // down))
+    if cut == "ragged" and unit == "size":
+        # odd numbers that do not divide the whole, so that places of samples in a batch change as well
+        odd = [one for one in range(3, whole, 2) if whole % one]
+        part = min(odd, key=lambda one: abs(one - part), default=part)
+    made: dict[str, object] = dict.fromkeys((f"{key}.micro_batch_size", f"{key}.micro_batch_tokens"), "none")
+    return made | {f"{key}.global_batch_{unit}": whole, f"{key}.micro_batch_{unit}": part}
 
 
-def _ragged(whole: int, near: int) -> int:
-    # odd numbers that do not divide the whole, so that places of samples in a batch change as well
-    odd = [one for one in range(3, whole, 2) if whole % one]
-    return min(odd, key=lambda one: abs(one - near), default=near)
-
-
-def _varied(config: RunConfig, variant: Variant) -> dict[str, object]:
-    before = config.parallel
-    changed: dict[str, object] = {
-        "parallel": "none",
-        "parallel.strategy": variant.strategy,
-        "parallel.reduction": "fast" if variant.fast else "ordered",
-        "parallel.timeout_s": before.timeout_s,
-        "launch.ranks": variant.ranks,
-        "train.check_loss": str(variant.checks_loss).lower(),
-    }
-    if variant.pipeline > 1:
-        changed["parallel.pipeline"] = variant.pipeline
-        if before.pipeline == variant.pipeline:
-            changed["parallel.pipeline_schedule"] = before.pipeline_schedule
-            changed["parallel.split_at"] = str(list(before.split_at)).replace("'", '"')
-            if before.stages_per_rank is not None:
-                changed["parallel.stages_per_rank"] = before.stages_per_rank
-    if not variant.own_format:
-        changed["train.precision"] = "32-true"
-    return changed
-
-
-def _subject(opened: OpenRun, parts: RunParts, strategy: Any) -> Subject:
+def _subject(parts: RunParts, opened: OpenRun) -> Subject:
     config = parts.config
-    for data in parts.evaluations.values():
-        data.limit_batches = 1
 
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
-        return replace(parts, data=data, strategy=strategy).trainer(hooks=hooks, folder=folder, kept=opened.plain())
+        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.plain())
 
     own: Task | Mapping[str, Task] = parts.task
     given = config.train.coefficients

@@ -1,7 +1,6 @@
 """`evenstep prove RUN.toml`: tests that the run is the same however it is cut, shared, stopped and resumed.
 
-The run is reduced to minutes on a CPU and made again for each row (see `rows`). A row that fails names the first part
-of an update that differs.
+The run is reduced to minutes on a CPU and made again for each row (see `rows`).
 """
 
 import json as json_module
@@ -16,7 +15,6 @@ from rich.padding import Padding
 from rich.text import Text
 
 from evenstep.config.load import settings_of
-from evenstep.config.target import open_run
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
@@ -28,9 +26,9 @@ from evenstep.version import __version__
 _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "dim")}
 
 
-def run(path: str, settings: list[str], *, rows: str, updates: int, ranks: int, json: Path | None) -> int:
+def run(path: Path, settings: list[str], *, rows: str, updates: int, ranks: int, json: Path | None) -> int:
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
-    prover = _prover(Path(path), settings, updates, ranks)
+    prover = _prover(path, settings, updates, ranks)
     every = prover.rows()
     wanted = [text.strip() for text in rows.split(",")]
     chosen = {name: row for name, row in every.items() if any(text in name for text in wanted)}
@@ -43,7 +41,7 @@ def run(path: str, settings: list[str], *, rows: str, updates: int, ranks: int, 
         torch.set_num_threads(threads)
     failed = any(row["holds"] is False for row in found)
     if json is not None:
-        made = {"run": path, "updates": prover.updates, "holds": not failed, "evenstep": __version__}
+        made = {"run": str(path), "updates": prover.updates, "holds": not failed, "evenstep": __version__}
         text = json_module.dumps({**made, "torch": torch.__version__, "rows": found}, indent=1) + "\n"
         try:
             json.parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +53,8 @@ def run(path: str, settings: list[str], *, rows: str, updates: int, ranks: int, 
 
 def _prover(path: Path, settings: list[str], updates: int, ranks: int) -> Prover:
     given = settings_of(settings)
-    with open_run(path, given) as opened:
-        config = opened.config
     bench = RunFileBench(path, given, {})
+    config = bench.config
     uncut = bench.fit_tokens()
     with bench.open(Variant(cut="1")):
         pass  # raises once, and not in each row, if the run can't be built
@@ -81,7 +78,6 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]
     width = max(map(len, rows))
     console.print(f"{'row':<{width}}  {'':<5}  {'difference':>10}  {'bound':>10}  {'s':>5}  compared", style="bold")
     found: list[dict[str, object]] = []
-    began = time.perf_counter()
     for name, row in rows.items():
         start = time.perf_counter()
         verdict = row()
@@ -92,7 +88,7 @@ def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]
     failed = [str(row["row"]) for row in found if row["holds"] is False]
     summary = f"{held} rows hold, {len(found) - held - len(failed)} not for this run, "
     summary += f"{len(failed)} fail: {', '.join(failed)}" if failed else "none fails"
-    console.print(f"{summary}; {_spelled(time.perf_counter() - began)}", style="bold red" if failed else "bold green")
+    console.print(summary, style="bold red" if failed else "bold green")
     return found
 
 
@@ -104,10 +100,6 @@ def _print_row(console: Console, name: str, verdict: Verdict, seconds: float) ->
     for text, color in [(verdict.note, "dim"), *((cause, "red") for cause in verdict.causes)]:
         if text:
             console.print(Padding(Text(text, style=color), (0, 0, 0, len(name) + 2), expand=False))
-
-
-def _spelled(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 
 
 def _short(value: float | str) -> str:

@@ -13,8 +13,21 @@ from torch import Tensor
 
 from evenstep.internals import TorchDispatchMode
 
+# pyright: reportUnknownLambdaType=false
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
-_MOST = 200_000  # draws of an update: a loop that draws until a number fits would never end
+# Normal numbers are half a deviation above their mean: 0 would hide whatever they are multiplied by.
+_CONSTANTS: Mapping[str, Callable[..., Any]] = {
+    "native_dropout": lambda x, *_: (x.clone(), torch.ones_like(x, dtype=torch.bool)),
+    "bernoulli": lambda shares, *p: p[0] if p else shares,
+    "bernoulli_": lambda _, p=0.5: p,
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like"), lambda *_: 0.5),
+    "normal": lambda mean, std=1.0, *_: mean + 0.5 * std,
+    "normal_": lambda _, mean=0.0, std=1.0: mean + 0.5 * std,
+    "uniform_": lambda _, low=0.0, high=1.0: (low + high) / 2,
+    "exponential_": lambda _, rate=1.0: 1 / rate,
+    "_sample_dirichlet": lambda shares, *_: shares / shares.sum(-1, keepdim=True),
+    "randint": lambda *args: sum(one for one in args if isinstance(one, int)) // 2,
+}
 
 
 @contextmanager
@@ -35,7 +48,7 @@ class Laboratory(TorchDispatchMode):
     def __init__(self, *, wide: bool, still: bool) -> None:
         super().__init__()
         self._wide = wide
-        self._draws_left = _MOST if still else 0
+        self._still = still
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -46,33 +59,9 @@ class Laboratory(TorchDispatchMode):
         made = func(*args, **given)
         constant_of = _CONSTANTS.get(str(func.overloadpacket.__name__))
         has_own_generator = any(isinstance(one, torch.Generator) for one in (*args, *given.values()))
-        if constant_of is None or has_own_generator or not self._draws_left:
+        if constant_of is None or has_own_generator or not self._still:
             return made
-        self._draws_left -= 1
         constant = constant_of(*args)
         if isinstance(constant, tuple):
             return constant
         return made.copy_(constant) if isinstance(constant, Tensor) else made.fill_(constant)
-
-
-def _likeliest(shares: Tensor, count: int, *_: Any) -> Tensor:
-    order = shares.sort(dim=-1, descending=True, stable=True).indices
-    return order[..., torch.arange(count) % order.shape[-1]]
-
-
-# pyright: reportUnknownLambdaType=false
-# Normal numbers are half a deviation above their mean: 0 would hide whatever they are multiplied by.
-_CONSTANTS: Mapping[str, Callable[..., Any]] = {
-    "native_dropout": lambda x, *_: (x.clone(), torch.ones_like(x, dtype=torch.bool)),
-    "bernoulli": lambda shares, *p: p[0] if p else shares,
-    "bernoulli_": lambda _, p=0.5: p,
-    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like"), lambda *_: 0.5),
-    "normal": lambda mean, std=1.0, *_: mean + 0.5 * std,
-    "normal_": lambda _, mean=0.0, std=1.0: mean + 0.5 * std,
-    "uniform_": lambda _, low=0.0, high=1.0: (low + high) / 2,
-    "exponential_": lambda _, rate=1.0: 1 / rate,
-    "randint": lambda *args: sum(one for one in args if isinstance(one, int)) // 2,
-    "randperm": lambda count, *_: torch.arange(count - 1, -1, -1),
-    "multinomial": _likeliest,
-    "_sample_dirichlet": lambda shares, *_: shares / shares.sum(-1, keepdim=True),
-}

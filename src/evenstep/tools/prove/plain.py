@@ -6,8 +6,7 @@ clip_grad_norm_; lr · factor(u) in each group; optimizer.step()
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,11 @@ from torch import Tensor, nn
 from evenstep.data import Microbatch, ReadOptions
 from evenstep.optim.modes import Modes
 from evenstep.optim.optimizers import parts_of
+from evenstep.pipeline.layers import arguments
+from evenstep.tensors import parameters_in
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
-from evenstep.tools.prove.run import Ended, Subject, wide_data, widen
+from evenstep.tools.prove.run import Ended, Subject, widen
+from evenstep.tools.prove.state import Values
 from evenstep.tools.prove.trace import gradients_of
 from evenstep.train import Loss
 from evenstep.train.progress import Progress
@@ -25,14 +27,14 @@ from evenstep.train.tasks.task import weight_of
 from evenstep.training_mode import train
 
 
-@final
-@dataclass(kw_only=True)
 class _Loop:
     """Answers the questions of tasks."""
 
-    model: nn.Module
-    progress: Progress = field(default_factory=Progress)
-    parts: Any = None  # which only tasks that use the average ask; those have no plain loop
+    parts: Any = None
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.progress = Progress()
 
 
 def why_not_plain(subject: Subject) -> str:
@@ -54,14 +56,13 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     widen(subject)
     train(model)
     Modes(subject.optimizer, (), lambda: None).train()
-    begin = {name: one.detach().clone() for name, one in model.state_dict().items()}
+    begin = _copied(model)
     rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
-    gradient: dict[str, Tensor] = {}
-    loop = _Loop(model=model)
+    gradient: Values = {}
+    loop = _Loop(model)
     connect(loop, subject.tasks)
-    source = wide_data(subject.data)
-    batches = source.batches(ReadOptions(seed=seed))
-    with closing(source), closing(cast("Any", batches)), wide_defaults(wide=True):
+    batches = subject.data.batches(ReadOptions(seed=seed))
+    with closing(subject.data), closing(cast("Any", batches)), wide_defaults(wide=True):
         for update in range(1, updates + 1):
             batch = next(batches)
             loop.progress = Progress(update=update - 1)
@@ -70,8 +71,11 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
                 if update == 1:
                     gradient = gradients_of(model, 1.0)
                 _step(subject, update, rates)
-    end = {name: one.detach().clone() for name, one in model.state_dict().items()}
-    return Ended(sha256="", begin=begin, end=end, gradient=gradient)
+    return Ended(sha256="", begin=begin, end=_copied(model), gradient=gradient)
+
+
+def _copied(model: nn.Module) -> Values:
+    return {name: one.detach().clone() for name, one in model.state_dict().items()}
 
 
 def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
@@ -89,14 +93,10 @@ def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
 
 
 def _loss(subject: Subject, microbatch: Microbatch) -> Tensor | None:
-    task, model = subject.tasks[microbatch.task], subject.model
+    task = subject.tasks[microbatch.task]
     batch: Any = task.transform(microbatch.data)
-    given = task.inputs(batch)
-    if isinstance(given, tuple):
-        output: Any = model(*cast("tuple[Any, ...]", given))
-    else:
-        output = model(**given) if hasattr(given, "keys") else model(given)
-    made: Any = task.loss(task.postprocess(output, batch), batch)
+    positional, named = arguments((), task.inputs(batch), True)
+    made: Any = task.loss(task.postprocess(subject.model(*positional, **named), batch), batch)
     loss = made.sum if isinstance(made, Loss) else made
     return None if loss is None or not torch.is_tensor(loss) or loss.numel() == 0 else loss
 
@@ -104,8 +104,7 @@ def _loss(subject: Subject, microbatch: Microbatch) -> Tensor | None:
 def _step(subject: Subject, update: int, rates: Sequence[float]) -> None:
     optimizer, schedule = subject.optimizer, subject.lr_schedule
     if subject.clip_norm is not None:
-        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        nn.utils.clip_grad_norm_(parameters, subject.clip_norm)
+        nn.utils.clip_grad_norm_(parameters_in(optimizer), subject.clip_norm)
     for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
         factor = None if schedule is None else schedule.of_group(str(group.get("name", number)))
         group["lr"] = rate if factor is None else rate * factor(update, subject.updates)

@@ -14,7 +14,6 @@ from typing import Any, final
 from evenstep.cli.launch import end_with_parent
 from evenstep.config.load import Setting
 from evenstep.config.ranks import joined
-from evenstep.config.target import open_run
 from evenstep.errors import EvenstepError, LostRankError, MissingExtraError, clause
 from evenstep.events import Hook, UpdateEvent
 from evenstep.tools.prove.bench import RunFileBench
@@ -31,15 +30,14 @@ class Elsewhere:
     given: Sequence[Setting]
     tokens: Mapping[str, int]
 
-    def __call__(self, variant: Variant, /, *, kill_at: int | None = None, **options: Any) -> Ended:
+    def __call__(self, variant: Variant, /, **options: Any) -> Ended:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe(duplex=False) for _ in range(variant.ranks)]
-        asked = {**options, "kill_at": kill_at}
         processes = [
-            context.Process(target=_be_rank, args=(self, variant, asked, rank, port, pipe[1]), daemon=True)
+            context.Process(target=_be_rank, args=(self, variant, options, rank, port, pipe[1]), daemon=True)
             for rank, pipe in enumerate(pipes)
         ]
         try:
@@ -54,25 +52,12 @@ class Elsewhere:
                 if process.is_alive():
                     process.kill()
                     process.join()
-        if kill_at is not None and processes[0].exitcode == -signal.SIGKILL:
+        if "kill_at" in options and processes[0].exitcode == -signal.SIGKILL:
             raise KilledError("it was killed.")
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if errors:
             raise next((error for error in errors if isinstance(error, RefusedError)), errors[0])
         return answers[0]
-
-    def of_rank(self, variant: Variant, asked: Mapping[str, Any], began: Hook) -> Ended:
-        with open_run(self.path, RunFileBench(self.path, self.given, self.tokens).settings(variant)) as opened:
-            config = opened.config
-        with joined(config) as group:
-            bench = RunFileBench(self.path, self.given, self.tokens, group)
-            made = run_once(bench.open, variant, more=[began], **asked)
-            if made.trace is None:
-                group.gather(None)
-                return made
-            everybody: list[list[MicrobatchTrace]] = group.gather(made.trace.microbatches)
-            microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.number)
-            return replace(made, trace=replace(made.trace, microbatches=microbatches))
 
 
 def _received(pipe: Connection) -> Any:
@@ -91,7 +76,7 @@ class _Began(Hook):
 
 
 def _be_rank(
-    elsewhere: Elsewhere, variant: Variant, asked: Mapping[str, Any], rank: int, port: int, pipe: Connection
+    elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], rank: int, port: int, pipe: Connection
 ) -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to report
@@ -102,17 +87,25 @@ def _be_rank(
         place = {"RANK": rank, "WORLD_SIZE": variant.ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
         os.environ |= {name: str(number) for name, number in place.items()} | {"MASTER_ADDR": "localhost"}
     began = _Began()
+    answer: Ended | Exception | None
     try:
-        answer = elsewhere.of_rank(variant, asked, began)
-    except Exception as error:  # noqa: BLE001 - reported by the parent
-        answer = _reported(error, refuses=not began.is_true)
-    pipe.send_bytes(pickle.dumps(answer if rank == 0 or isinstance(answer, Exception) else None))
+        made = _run(elsewhere, variant, options, began)
+        answer = made if rank == 0 else None
+    except MissingExtraError as error:
+        answer = error
+    except Exception as error:  # noqa: BLE001 - reported by the parent; some errors can't be pickled
+        is_refusal = isinstance(error, EvenstepError) and not isinstance(error, LostRankError) and not began.is_true
+        answer = RefusedError(str(error)) if is_refusal else EvenstepError(clause(error))
+    pipe.send_bytes(pickle.dumps(answer))
 
 
-def _reported(error: Exception, *, refuses: bool) -> Exception:
-    # some errors can't be pickled
-    if isinstance(error, MissingExtraError):
-        return error
-    if refuses and isinstance(error, EvenstepError) and not isinstance(error, LostRankError):
-        return RefusedError(str(error))
-    return EvenstepError(clause(error))
+def _run(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], began: Hook) -> Ended:
+    bench = RunFileBench(elsewhere.path, elsewhere.given, elsewhere.tokens)
+    with joined(bench.config_of(variant)) as bench.group:
+        made = run_once(bench.open, variant, more=[began], **options)
+        if made.trace is None:
+            bench.group.gather(None)
+            return made
+        everybody: list[list[MicrobatchTrace]] = bench.group.gather(made.trace.microbatches)
+    microbatches = sorted((one for theirs in everybody for one in theirs), key=lambda one: one.number)
+    return replace(made, trace=replace(made.trace, microbatches=microbatches))

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 from warnings import catch_warnings, simplefilter
 
 import torch
 
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
 from evenstep.tools.prove.plain import plain_loop, why_not_plain
-from evenstep.tools.prove.run import Cut, Ended, KilledError, Open, RefusedError, Runner, Variant, run_once
-from evenstep.tools.prove.state import Difference, difference, norm
+from evenstep.tools.prove.run import Cut, Ended, KilledError, Open, RefusedError, Variant, run_once
+from evenstep.tools.prove.state import difference, norm
 from evenstep.tools.prove.trace import UpdateTrace, find_difference
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
@@ -27,7 +27,8 @@ SHA = "sha256 of the state"
 _TIMES = 10.0  # of the measured effect of rounding
 _TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
 _CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.3}
-Causes = Callable[[], list[str]]
+Runner = Callable[..., Ended]
+"""Makes a run, in this process or in others: `runner(variant, updates=4)`."""
 
 
 @final
@@ -43,42 +44,40 @@ class Verdict:
     causes: Sequence[str] = ()
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """Quantity by which runs are compared, and the largest difference that rounding makes, as a share of `scale`.
-
-    The bound is ten times the effect of summing gradients in another order and changing each by a rounding. Where steps
-    magnify rounding beyond the cap of the format, the first gradients are compared instead.
-    """
+class Measure(NamedTuple):
+    """Quantity by which runs are compared, and the largest difference that rounding makes, as a share of `scale`."""
 
     what: str
     bound: float
     scale: float
     by_gradient: bool = False
 
-    def __call__(self, run: Ended, reference: Ended) -> Difference:
+    def __call__(self, run: Ended, reference: Ended) -> tuple[float, str]:
         if self.by_gradient:
             return difference(reference.gradient, run.gradient, self.scale)
         return difference(reference.end, run.end, self.scale)
 
-    @classmethod
-    def of(cls, reference: Ended, reordered: Ended, *, updates: int) -> "Measure":
-        """Measure the bound, from a run whose gradients were summed in another order and rounded."""
-        formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
-        narrow = next(one for one in reversed(_CAP) if one in formats or one is torch.float64)
-        eps = torch.finfo(narrow).eps
-        scale = reference.moved
-        if 0 < scale < math.inf:
-            noise = difference(reference.end, reordered.end, scale).value
-            bound = _TIMES * (noise + eps * (norm(reference.end) / scale + _TERMS))
-            if bound <= _CAP[narrow]:
-                return cls(what=f"parameters, {updates} updates", bound=bound, scale=scale)
-        size = norm(reference.gradient)
-        if not 0 < size < math.inf:
-            raise EvenstepError("nothing can be compared: no parameter moves, and the gradient is 0 or not finite.")
-        bound = _TIMES * (difference(reference.gradient, reordered.gradient, size).value + eps * _TERMS)
-        return cls(what="gradient, update 1", bound=min(bound, _CAP[narrow]), scale=size, by_gradient=True)
+
+def measure_of(reference: Ended, reordered: Ended, updates: int) -> Measure:
+    """Measure the bound, from a run whose gradients were summed in another order and rounded.
+
+    It is ten times the effect of that. Where steps magnify rounding beyond the cap of the format, the first gradients
+    are compared instead.
+    """
+    formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
+    narrow = next(one for one in reversed(_CAP) if one in formats or one is torch.float64)
+    eps = torch.finfo(narrow).eps
+    scale = reference.moved
+    if 0 < scale < math.inf:
+        noise, _ = difference(reference.end, reordered.end, scale)
+        bound = _TIMES * (noise + eps * (norm(reference.end) / scale + _TERMS))
+        if bound <= _CAP[narrow]:
+            return Measure(f"parameters, {updates} updates", bound, scale)
+    scale = norm(reference.gradient)
+    if not 0 < scale < math.inf:
+        raise EvenstepError("nothing can be compared: no parameter moves, and the gradient is 0 or not finite.")
+    noise, _ = difference(reference.gradient, reordered.gradient, scale)
+    return Measure("gradient, update 1", min(_TIMES * (noise + eps * _TERMS), _CAP[narrow]), scale, by_gradient=True)
 
 
 @final
@@ -115,8 +114,7 @@ class Prover:
             rows[f"workers {self.workers}"] = self._workers
         rows |= {"resume": self._resume, "kill": self._kill}
         rows |= {f"ranks {self.ranks} {name}": partial(self._replicated, name) for name in ("ddp", "zero1")}
-        rows[f"ranks {self.ranks} fsdp"] = self._sharded
-        rows[f"stages {self.ranks}"] = self._stages
+        rows |= {f"ranks {self.ranks} fsdp": self._sharded, f"stages {self.ranks}": self._stages}
         return {name: partial(self._judged, name, row) for name, row in rows.items()}
 
     def _judged(self, name: str, row: Callable[[], Verdict]) -> Verdict:
@@ -145,17 +143,15 @@ class Prover:
         return self._run(Variant())
 
     @cached_property
-    def _is_wide(self) -> bool:
+    def _still(self) -> Variant:
+        """Without randomness, in float64 where the model can compute in it."""
+        still = Variant(wide=True, own_format=False, still=True)
         try:
-            self._run(Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
+            self._run(replace(still, cut="1"), updates=1)
         except Exception as error:  # noqa: BLE001 - the model may raise anything in float64
             self._inexact = f"not in float64, in which the model raises {clause(error)}"
-            return False
-        return True
-
-    @property
-    def _still(self) -> Variant:
-        return Variant(wide=self._is_wide, own_format=False, still=True)
+            return replace(still, wide=False)
+        return still
 
     @cached_property
     def _whole(self) -> Ended:
@@ -167,34 +163,28 @@ class Prover:
 
     @cached_property
     def _measure(self) -> Measure:
-        reordered = self._run(replace(self._still, fast=True, rounds=True))
-        return Measure.of(self._four, reordered, updates=self.updates)
+        return measure_of(self._four, self._run(replace(self._still, fast=True, rounds=True)), self.updates)
 
     # comparisons
 
-    def _same(self, run: Ended, causes: Causes) -> Verdict:
+    def _same(self, run: Ended, causes: Callable[[], list[str]]) -> Verdict:
         reference = self._as_it_is
         holds = run.sha256 == reference.sha256
         verdict = Verdict(measure=SHA, value=run.sha256, bound=reference.sha256, holds=holds)
-        if holds:
-            return verdict
-        apart = difference(reference.end, run.end, reference.moved or 1.0)
-        note = f"{apart.value:.2g} of all movement apart{_largest(apart)}"
-        return replace(verdict, note=note, causes=causes() or [_unexplained(apart)])
+        apart, name = (0.0, "") if holds else difference(reference.end, run.end, reference.moved or 1.0)
+        return _explained(verdict, f"{apart:.2g} of all movement apart", name, causes)
 
-    def _near(self, run: Ended, reference: Ended, causes: Causes, bound: float = 0.0) -> Verdict:
+    def _near(self, run: Ended, reference: Ended, causes: Callable[[], list[str]], bound: float = 0.0) -> Verdict:
         measure = self._measure
-        apart = measure(run, reference)
+        apart, name = measure(run, reference)
         verdict = Verdict(
-            measure=measure.what + ("" if self._is_wide else ", float32"),
-            value=apart.value if math.isfinite(apart.value) else "inf",
+            measure=measure.what + (", float32" if self._inexact else ""),
+            value=apart if math.isfinite(apart) else "inf",
             bound=bound or measure.bound,
-            holds=apart.value <= (bound or measure.bound),
+            holds=apart <= (bound or measure.bound),
             note=self._inexact,
         )
-        if verdict.holds:
-            return verdict
-        return replace(verdict, note=f"the difference{_largest(apart)}", causes=causes() or [_unexplained(apart)])
+        return _explained(verdict, "the difference", name, causes)
 
     # rows
 
@@ -220,7 +210,7 @@ class Prover:
 
     def _optimizer(self) -> Verdict:
         measure = "plain PyTorch loop"
-        if not self._is_wide:
+        if not self._still.wide:
             return Verdict(measure=measure, note=self._inexact)
         with self.open(self._still) as subject:
             if why := why_not_plain(subject):
@@ -232,11 +222,11 @@ class Prover:
     def _format(self) -> Verdict:
         still = replace(self._still, wide=False, own_format=True)
         one, four, other = map(self._run, (replace(still, cut="1"), still, replace(still, fast=True)))
-        exact, measure = self._four if self._is_wide else other, self._measure
-        rounding = max(measure(four, exact).value, measure(other, exact).value)
-        bound = max(_TIMES * rounding, measure.bound)
+        exact = self._four if self._still.wide else other
+        rounding = max(self._measure(run, exact)[0] for run in (four, other))
+        bound = max(_TIMES * rounding, self._measure.bound)
         found = self._near(one, exact, lambda: self._between_cuts("4"), bound)
-        return replace(found, measure="distance to float64") if self._is_wide else found
+        return replace(found, measure="distance to float64") if self._still.wide else found
 
     def _workers(self) -> Verdict:
         reading = Variant(workers=self.workers)
@@ -260,14 +250,14 @@ class Prover:
         if self.updates < 2:
             return Verdict(measure=SHA, note="there is only one update")
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+            elsewhere = partial(self.elsewhere, Variant(), updates=self.updates, folder=Path(name))
             try:
-                self.elsewhere(Variant(), updates=self.updates, folder=folder, kill_at=self._stops[0] + 1)
+                elsewhere(kill_at=self._stops[0] + 1)
             except KilledError:
-                run = self.elsewhere(Variant(), updates=self.updates, folder=folder)
+                run = elsewhere()
             else:
                 raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
-        return self._same(run, lambda: self._after_resume() or self._beside(Variant(), Variant(), exact=True))
+        return self._same(run, lambda: self._after_resume() or self._between(Variant(), Variant(), self.elsewhere))
 
     def _replicated(self, strategy: str) -> Verdict:
         variant = Variant(strategy=strategy, ranks=self.ranks)
@@ -302,17 +292,18 @@ class Prover:
         assert trace is not None
         return trace
 
-    def _between(self, one: Variant, other: Variant) -> list[str]:
-        here, there = (partial(self._trace, self._run, variant) for variant in (one, other))
-        return find_difference(here, there, range(1, self.updates + 1), exact=one.cut == other.cut)
+    def _between(self, one: Variant, other: Variant, run_other: Runner | None = None) -> list[str]:
+        here, there = partial(self._trace, self._run, one), partial(self._trace, run_other or self._run, other)
+        exact = (one.cut, one.ranks) == (other.cut, other.ranks)
+        return find_difference(here, there, range(1, self.updates + 1), exact=exact)
 
     def _between_cuts(self, cut: Cut) -> list[str]:
         one = replace(self._still, cut="1")
         return self._between(one, replace(one, cut=cut))
 
     def _after_resume(self) -> list[str]:
+        whole = partial(self._trace, self._run, Variant())
         for stop in self._stops:
-            whole = partial(self._trace, self._run, Variant())
             resumed = partial(self._resumed_trace, stop)
             if found := find_difference(whole, resumed, range(stop + 1, self.updates + 1), exact=True):
                 return found
@@ -323,21 +314,18 @@ class Prover:
             self._run(Variant(), updates=stop, folder=Path(name))
             return self._trace(self._run, Variant(), update, folder=Path(name))
 
-    def _beside(self, one: Variant, elsewhere: Variant, *, exact: bool) -> list[str]:
-        here, there = partial(self._trace, self._run, one), partial(self._trace, self.elsewhere, elsewhere)
-        return find_difference(here, there, range(1, self.updates + 1), exact=exact)
-
     def _of_ranks(self, variant: Variant) -> list[str]:
         found = [] if self.uncut else self._between_cuts("4")
         if not found and variant.pipeline == 1:
-            found = self._beside(replace(variant, ranks=1, strategy="single"), variant, exact=False)
+            found = self._between(replace(variant, ranks=1, strategy="single"), variant, self.elsewhere)
         return found
 
 
-def _largest(apart: Difference) -> str:
-    return f" is largest in `{apart.of}`" if apart.of else ""
-
-
-def _unexplained(apart: Difference) -> str:
-    name = f"`{apart.of}`" if apart.of else "state beside the parameters"
-    return f"the largest difference is in {name}; no single part of an update explains it"
+def _explained(verdict: Verdict, note: str, name: str, causes: Callable[[], list[str]]) -> Verdict:
+    """A verdict with the tensor of the largest difference and the causes, if it does not hold."""
+    if verdict.holds:
+        return verdict
+    of = f"`{name}`" if name else "state beside the parameters"
+    unexplained = f"the largest difference is in {of}; no single part of an update explains it"
+    largest = f" is largest in `{name}`" if name else ""
+    return replace(verdict, note=note + largest, causes=causes() or [unexplained])

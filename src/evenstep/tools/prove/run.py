@@ -19,7 +19,7 @@ from evenstep.errors import EvenstepError
 from evenstep.events import Hook, MicrobatchEvent, SaveEvent, StepEvent, UpdateEvent
 from evenstep.optim.schedules import LrSchedule
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
-from evenstep.tools.prove.state import distance, sha256_of
+from evenstep.tools.prove.state import Values, distance, sha256_of
 from evenstep.tools.prove.trace import Tracer, UpdateTrace, gradients_of
 from evenstep.train import Task, Trainer
 
@@ -86,14 +86,10 @@ class Subject:
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes may hold state, by name."""
-        return {
-            "model": self.model,
-            **{f"task {name}".rstrip(): task for name, task in self.tasks.items()},
-            **{f"hook {hook.name}": hook for hook in self.hooks},
-            "optimizer": self.optimizer,
-            "lr_schedule": self.lr_schedule,
-            "data": self.data,
-        }
+        tasks = {f"task {name}".rstrip(): task for name, task in self.tasks.items()}
+        hooks = {f"hook {hook.name}": hook for hook in self.hooks}
+        others = {"optimizer": self.optimizer, "lr_schedule": self.lr_schedule, "data": self.data}
+        return {"model": self.model, **tasks, **hooks, **others}
 
 
 Open = Callable[[Variant], AbstractContextManager[Subject]]
@@ -111,9 +107,9 @@ class Ended:
     """
 
     sha256: str
-    begin: Mapping[str, Tensor]
-    end: Mapping[str, Tensor]
-    gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    begin: Values
+    end: Values
+    gradient: Values = field(default_factory=dict[str, Tensor])
     trace: UpdateTrace | None = None
 
     @property
@@ -124,18 +120,12 @@ class Ended:
         )
 
 
-Runner = Callable[..., Ended]
-"""Makes a run, in this process (`run_once`) or in others: `runner(variant, updates=4)`."""
-
-
 @final
 class Observer(Hook):
     """Computes updates as the variant says, keeps the gradient of the first one, and stops after `updates`.
 
-    The run keeps its whole length, which its LR schedule counts with.
-
-    Args:
-        kill_at: update in whose backward the process is killed, once a checkpoint is there.
+    The run keeps its whole length, which its LR schedule counts with. In the backward of update `kill_at` it kills the
+    process, once a checkpoint is there.
     """
 
     priority = -1_000_000
@@ -146,7 +136,7 @@ class Observer(Hook):
         self._kill_at = kill_at
         self._saved = False
         self._inside: Laboratory | None = None
-        self.gradient: dict[str, Tensor] = {}
+        self.gradient: Values = {}
 
     def before_update(self, event: UpdateEvent) -> None:
         if self._variant.wide or self._variant.still:
@@ -201,14 +191,12 @@ def run_once(
 
     Args:
         folder: where the run saves, and from where it resumes.
-        kill_at: update in which the process is killed.
         traces: record the last update.
     """
     with open_subject(variant) as subject:
         source = subject.data
         if variant.wide:
             widen(subject)
-            source = wide_data(source)
         observer = Observer(variant, updates, kill_at)
         hooks = [*(subject.hooks if variant.own_hooks else ()), observer, *more]
         tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates)
@@ -223,9 +211,8 @@ def run_once(
                 trainer.train()
             state = trainer.state_dict()
     rates = [group["options"].get("lr") for group in state["optimizer"].get("groups", ())]
-    parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"], rates]
     return Ended(
-        sha256=sha256_of(parts),
+        sha256=sha256_of([state["model"], state["ema"], state["progress"], state["optimizer"]["state"], rates]),
         begin=begin,
         end=_tensors(state["model"]),
         gradient=observer.gradient,
@@ -233,21 +220,22 @@ def run_once(
     )
 
 
-def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def _tensors(state: Mapping[str, Any]) -> Values:
     return {name: one.detach().clone() for name, one in state.items() if isinstance(one, Tensor)}
 
 
 def widen(subject: Subject) -> None:
-    """Put a model, and the state that its optimizer already has, into float64."""
+    """Put a model, its data, and the state that its optimizer already has, into float64."""
     subject.model.double()
     for state in subject.optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
                 state[name] = value.double()
+    widen_data(subject.data)
 
 
-def wide_data(data: Data) -> Data:
-    """The same data, with floating-point numbers in float64."""
+def widen_data(data: Data) -> None:
+    """Have data give floating-point numbers in float64."""
     read = data.batches
 
     def batches(options: ReadOptions) -> Iterator[GlobalBatch]:
@@ -258,7 +246,6 @@ def wide_data(data: Data) -> Data:
                 yield batch
 
     vars(data)["batches"] = batches
-    return data
 
 
 def _widened(value: Any) -> Any:

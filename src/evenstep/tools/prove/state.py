@@ -1,4 +1,4 @@
-"""Distances of tensors, sha256 of states, and digests of what a run's objects hold."""
+"""Distances of tensors, sha256 of states, and digests of values that a run's objects hold."""
 
 import hashlib
 import math
@@ -6,7 +6,7 @@ import pickle
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,23 +19,17 @@ _OF_TORCH = {*vars(nn.Module()), *vars(Optimizer([torch.zeros(1)], {}))}
 _OF_ENGINE = {"_trainer", "_now"}  # set by the engine in hooks and tasks
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState)
 
-
-class Difference(NamedTuple):
-    """Largest difference of two runs, and the name of its tensor."""
-
-    value: float
-    of: str
+Values = Mapping[str, Tensor]
 
 
-def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float) -> Difference:
-    """Largest difference of tensors of the same names, as a share of `scale`."""
-    worst = Difference(0.0, "")
+def difference(one: Values, other: Values, scale: float) -> tuple[float, str]:
+    """Largest difference of tensors of the same names, as a share of `scale`, and the name of its tensor."""
+    worst = (0.0, "")
     for name, value in one.items():
-        if not value.is_floating_point():
-            continue
-        apart = distance(value, other[name]) / scale if name in other else math.inf
-        if not apart <= worst.value:  # also if it is NaN
-            worst = Difference(math.inf if math.isnan(apart) else apart, name)
+        if value.is_floating_point():
+            apart = distance(value, other[name]) / scale if name in other else math.inf
+            if not apart <= worst[0]:  # also if it is NaN
+                worst = (math.inf if math.isnan(apart) else apart, name)
     return worst
 
 
@@ -47,7 +41,7 @@ def distance(one: Tensor, other: Tensor) -> float:
     return float(torch.where(one == other, torch.zeros_like(apart), apart).norm())
 
 
-def norm(tensors: Mapping[str, Tensor]) -> float:
+def norm(tensors: Values) -> float:
     """‖v‖₂ over all of them."""
     return math.hypot(*(float(one.double().norm()) for one in tensors.values() if one.is_floating_point()))
 
@@ -88,21 +82,23 @@ def states_of(owners: Mapping[str, object]) -> dict[str, str]:
 def _walk(path: str, value: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, str]]:
     if value is None or isinstance(value, bool | int | float | str):
         yield path, repr(value)
-    elif id(value) in seen or not depth or isinstance(value, nn.Parameter):
         return
-    elif isinstance(value, Tensor | np.ndarray):
-        seen.add(id(value))
+    if id(value) in seen or not depth or isinstance(value, nn.Parameter):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor | np.ndarray):
         yield path, sha256_of(value if np.prod(value.shape) < _LARGE else tuple(value.shape))
     elif isinstance(value, _GENERATORS):
-        seen.add(id(value))
         yield path, hashlib.sha256(pickle.dumps(value)).hexdigest()
     else:
-        seen.add(id(value))
-        for name, inner in _held(value):
-            yield from _walk(f"{path}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
+        is_ours = type(value).__module__.startswith("evenstep.")  # its own counters are saved or do not matter
+        for name, inner in parts_of(value):
+            if not (is_ours and type(inner).__module__ in ("builtins", "collections", "torch")):
+                yield from _walk(f"{path}{name}", inner, depth - (not isinstance(value, nn.Module)), seen)
 
 
-def _held(value: Any) -> list[tuple[str, Any]]:
+def parts_of(value: Any) -> list[tuple[str, Any]]:
+    """Values in a container or in the attributes of an object, each with the end of its path."""
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", inner) for key, inner in cast("Mapping[object, object]", value).items()]
     if isinstance(value, list | tuple | deque):
@@ -112,7 +108,4 @@ def _held(value: Any) -> list[tuple[str, Any]]:
     attributes = {name: inner for name, inner in vars(value).items() if name not in _OF_TORCH | _OF_ENGINE}
     if isinstance(value, nn.Module):
         attributes |= {**dict(value.named_buffers(recurse=False)), **dict(value.named_children())}
-    if type(value).__module__.startswith("evenstep."):  # its own counters are saved or do not matter
-        plain = ("builtins", "collections", "torch")
-        attributes = {name: inner for name, inner in attributes.items() if type(inner).__module__ not in plain}
     return [(f".{name}", inner) for name, inner in attributes.items()]

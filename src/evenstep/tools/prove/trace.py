@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.events import Hook, MicrobatchEvent, StepEvent, UpdateEvent
-from evenstep.tools.prove.state import difference, distance, norm, states_of
+from evenstep.tools.prove.state import Values, difference, distance, norm, parts_of, states_of
 from evenstep.train import Task
 from evenstep.train.tasks.task import weight_of
-
-Values = dict[str, Tensor]
 
 _APART = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative difference that rounding may make; else 1e-2
 _CLOSE = 1e-7  # relative difference of sums of losses and weights
@@ -23,32 +21,24 @@ _SUMS = ("the weight", "the loss")
 _MOST_STATES = 5
 
 
-class Part(NamedTuple):
-    """Input and output tensors of one part of a micro-batch."""
-
-    given: Values
-    gave: Values
-
-
 class MicrobatchTrace(NamedTuple):
-    """One micro-batch: its parts by name, in the order in which they are computed, innermost modules first."""
+    """Input and output tensors of each part of a micro-batch, in the order in which parts are computed."""
 
     task: str
     number: int
-    parts: dict[str, Part]
+    parts: dict[str, tuple[Values, Values]]
 
 
 @final
 @dataclass(slots=True)
 class UpdateTrace:
-    """One update; parameters and gradients are by name, without those in shards."""
+    """One update: parameters and gradients by name, without those in shards; digests of states as it begins."""
 
     microbatches: list[MicrobatchTrace] = field(default_factory=list[MicrobatchTrace])
     begin: Values = field(default_factory=dict[str, Tensor])
     gradient: Values = field(default_factory=dict[str, Tensor])
     end: Values = field(default_factory=dict[str, Tensor])
-    states: dict[str, str] = field(default_factory=dict[str, str])
-    """Digests of the state of the run's objects as the update begins, by path."""
+    states: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @final
@@ -107,7 +97,7 @@ class Tracer(Hook):
         parts = self.made.microbatches[-1].parts
         calls = sum(name.partition(", call")[0] == part for name in parts)
         name = f"{part}, call {calls + 1}," if calls else part
-        parts[name] = Part(_tensors_in(given), _tensors_in(gave))
+        parts[name] = (dict(_tensors_in(given)), dict(_tensors_in(gave)))
 
     def _recorder(self, name: str) -> Callable[..., None]:
         def record(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -125,61 +115,67 @@ def gradients_of(model: nn.Module, divisor: float | Tensor) -> Values:
     return {name: cast("Tensor", one.grad).detach().clone() / divisor for name, one in held.items()}
 
 
-Traced = Callable[[int], UpdateTrace]
-
-
-def find_difference(one: Traced, other: Traced, updates: Sequence[int], *, exact: bool) -> list[str]:
+def find_difference(
+    one: Callable[[int], UpdateTrace], other: Callable[[int], UpdateTrace], updates: Sequence[int], *, exact: bool
+) -> list[str]:
     """First difference of two runs, by bits or up to rounding, and the state that differs by then; [] for none."""
     states: list[str] = []
     for update in updates:
         here, there = one(update), other(update)
         if exact:
-            states = _differing_states(here.states, there.states)
-        for found in differences(here, there, exact=exact):
+            paths = [
+                f"`{path}`"
+                for path in {**here.states, **there.states}
+                if here.states.get(path) != there.states.get(path)
+            ]
+            more = f" and {len(paths) - _MOST_STATES} more" if len(paths) > _MOST_STATES else ""
+            listed = f"state that differs when the update begins: {', '.join(paths[:_MOST_STATES])}{more}"
+            states = [listed] if paths else []
+        found = next(_differences(here, there, exact), None)
+        if found is not None:
             return [f"update {update}: {found}", *states]
     return states
 
 
-def _differing_states(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    paths = [f"`{path}`" for path in {**one, **other} if one.get(path) != other.get(path)]
-    more = f" and {len(paths) - _MOST_STATES} more" if len(paths) > _MOST_STATES else ""
-    return [f"state that differs when the update begins: {', '.join(paths[:_MOST_STATES])}{more}"] if paths else []
-
-
-def differences(one: UpdateTrace, other: UpdateTrace, *, exact: bool) -> Iterator[str]:
+def _differences(one: UpdateTrace, other: UpdateTrace, exact: bool) -> Iterator[str]:
     """Parts of an update that differ, as clauses, in the order in which they are computed."""
-    for name in _worst(one.begin, other.begin, exact=exact):
+    if name := _worst(one.begin, other.begin, exact):
         yield f"parameter `{name}` is the first that differs, before the forward"
     for task in dict.fromkeys(microbatch.task for microbatch in one.microbatches):
+        of_task = f" (task `{task}`)" if task else ""
         mine, theirs = ([each.parts for each in trace.microbatches if each.task == task] for trace in (one, other))
         for part in mine[0]:
             if all(part in parts for parts in (*mine, *theirs)):
-                found = _in_part(part, [each[part] for each in mine], [each[part] for each in theirs], exact=exact)
-                yield from (f"{part} is the first that differs{at}{f' (task `{task}`)' * bool(task)}" for at in found)
-    for name in _worst(one.gradient, other.gradient, exact=exact):
+                at = _in_part(part, [each[part] for each in mine], [each[part] for each in theirs], exact)
+                if at is not None:
+                    yield f"{part} is the first that differs{at}{of_task}"
+    if name := _worst(one.gradient, other.gradient, exact):
         yield f"the gradient of `{name}` is the first that differs, after the same losses"
-    for name in _worst(one.end, other.end, exact=exact):
+    if name := _worst(one.end, other.end, exact):
         yield f"the step of `{name}` is the first that differs, after the same gradient"
 
 
-def _in_part(name: str, one: Sequence[Part], other: Sequence[Part], *, exact: bool) -> list[str]:
+def _in_part(
+    name: str, one: Sequence[tuple[Values, Values]], other: Sequence[tuple[Values, Values]], exact: bool
+) -> str | None:
+    """The place in a part's output that differs, while its inputs are the same; None for no difference."""
     if name in _SUMS:
-        here, there = (sum(float(each.gave[""]) for each in several) for several in (one, other))
+        here, there = (sum(float(gave[""]) for _, gave in several) for several in (one, other))
         is_close = abs(here - there) <= (0 if exact else _CLOSE * abs(here))
-        return [] if is_close else [f": {here:.6g} and {there:.6g} in sum"]
-    if _paths_apart([each.given for each in one], [each.given for each in other], exact=exact):
-        return []
-    paths = _paths_apart([each.gave for each in one], [each.gave for each in other], exact=exact)
-    return [f", at `{path}`" if path else "" for path in paths]
+        return None if is_close else f": {here:.6g} and {there:.6g} in sum"
+    if _path_apart([given for given, _ in one], [given for given, _ in other], exact) is not None:
+        return None
+    path = _path_apart([gave for _, gave in one], [gave for _, gave in other], exact)
+    return f", at `{path}`" if path else path
 
 
-def _paths_apart(one: Sequence[Values], other: Sequence[Values], *, exact: bool) -> list[str]:
+def _path_apart(one: Sequence[Values], other: Sequence[Values], exact: bool) -> str | None:
     for path in one[0]:
         if all(path in values for values in (*one, *other)):
             pairs = _by_samples([values[path] for values in one], [values[path] for values in other])
-            if any(_far(mine, theirs, exact=exact) for mine, theirs in pairs):
-                return [path]
-    return []
+            if any(_far(mine, theirs, exact) for mine, theirs in pairs):
+                return path
+    return None
 
 
 def _by_samples(one: list[Tensor], other: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -195,17 +191,14 @@ def _by_samples(one: list[Tensor], other: list[Tensor]) -> list[tuple[Tensor, Te
     return []
 
 
-def _far(one: Tensor, other: Tensor, *, exact: bool) -> bool:
+def _far(one: Tensor, other: Tensor, exact: bool) -> bool:
     if exact:
         return one.shape != other.shape or not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
     if one.ndim != other.ndim:
         return True
     sizes = [min(pair) for pair in zip(one.shape, other.shape, strict=True)]
     begins = tuple(slice(0, size) for size in sizes)
-    ends = [
-        each[tuple(slice(full - size, full) for full, size in zip(each.shape, sizes, strict=True))]
-        for each in (one, other)
-    ]
+    ends = [each[tuple(slice(-size, None) if size else slice(0) for size in sizes)] for each in (one, other)]
     return _differ(one[begins], other[begins]) and _differ(*ends)  # padded on the right, or on the left
 
 
@@ -216,11 +209,11 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return distance(torch.nan_to_num(one), torch.nan_to_num(other)) > _APART.get(one.dtype, 1e-2) * scale
 
 
-def _worst(one: Values, other: Values, *, exact: bool) -> list[str]:
+def _worst(one: Values, other: Values, exact: bool) -> str:
     common = {name: value for name, value in one.items() if name in other}
-    worst = difference(common, other, norm(common) or 1.0)
-    bound = 0.0 if exact or not worst.of else _APART.get(one[worst.of].dtype, 1e-2)
-    return [worst.of] if worst.value > bound else []
+    apart, name = difference(common, other, norm(common) or 1.0)
+    bound = 0.0 if exact or not name else _APART.get(one[name].dtype, 1e-2)
+    return name if apart > bound else ""
 
 
 def _parameters(model: nn.Module) -> Values:
@@ -231,18 +224,9 @@ def _number(value: float | Tensor) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
-def _tensors_in(value: Any, path: str = "", depth: int = 5) -> Values:
+def _tensors_in(value: Any, path: str = "", depth: int = 5) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        return {path: value.detach().clone()}
-    found: Values = {}
-    if not depth:
-        return found
-    if isinstance(value, Mapping) or hasattr(value, "items"):
-        parts = [(f"[{key!r}]", one) for key, one in cast("Any", value).items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"[{index}]", one) for index, one in enumerate(cast("list[Any]", value))]
-    else:
-        parts = [(f".{key}", one) for key, one in vars(value).items()] if hasattr(value, "__dict__") else []
-    for name, inner in parts:
-        found |= _tensors_in(inner, f"{path}{name}", depth - 1)
-    return found
+        yield path, value.detach().clone()
+    elif depth:
+        for name, inner in parts_of(value):
+            yield from _tensors_in(inner, f"{path}{name}", depth - 1)
