@@ -12,7 +12,7 @@ from evenstep.config.load import refused_at
 from evenstep.config.run import DataTable, RunConfig, Target
 from evenstep.config.target import Call
 from evenstep.data import Data, MapData, Mixture, StreamData
-from evenstep.data.sampling import largest
+from evenstep.data.batching import largest
 from evenstep.errors import ConfigError
 
 

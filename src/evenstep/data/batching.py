@@ -3,17 +3,22 @@
 A cut is a list of edges: batch b holds the places from `edges[b]` up to, not including, `edges[b + 1]`.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from evenstep.arguments import require_whole
 from evenstep.data.order import scatter
 from evenstep.errors import ArgumentError, DataError
 
 Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int]
+Sizes = int | Sequence[tuple[int, int]] | None  # one, or pairs of a global batch of the run, from 1, and a size
 Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 
 _FIRST_LOOK = 64  # lengths: looking at all that are left would take time that grows with their square
@@ -155,3 +160,52 @@ def shuffle_batches(
     places = np.argsort(scatter(shuffle_key, np.arange(len(sizes), dtype=np.int64)), kind="stable")
     moved = [samples[edges[place] : edges[place + 1]] for place in places.tolist()]
     return np.concatenate([samples[:0], *moved]), [0, *np.cumsum(sizes[places]).tolist()]
+
+
+def pairs_of(name: str, given: Sizes) -> tuple[tuple[int, int], ...]:
+    """Pairs (number of the global batch in the run, from 1; size from there on) of one number or of pairs."""
+    if not isinstance(given, Sequence):
+        return ((1, require_whole(name, given)),)
+    begins = [begin for begin, _ in given]
+    ordered = begins[:1] == [1] and all(one < other for one, other in pairwise(begins))
+    if not ordered or any(size < 1 for _, size in given):
+        raise ArgumentError(
+            f"`{name}` must be a whole number, or pairs of an update from 1 on, in order, and a size, such as "
+            f"[(1, 64), (1000, 128)], but is {given!r}.",
+            field=name,
+        )
+    return tuple((begin, size) for begin, size in given)
+
+
+def cut_by_pairs(
+    pairs: Sequence[tuple[int, int]], num_samples: int, epoch: int, limit: int | None = None
+) -> Sequence[int]:
+    """Edges of the global batches of an epoch, the last of them at or after the last sample.
+
+    >>> sizes = (1, 2), (4, 4)
+    >>> [list(cut_by_pairs(sizes, 10, epoch)) for epoch in range(2)]  # batches of 2, 2, 2, 4 and 4, 4, 2 samples
+    [[0, 2, 4, 6, 10], [0, 4, 8, 12]]
+    """
+    number = 1  # of the epoch's first batch in the run
+    for _ in range(epoch):
+        if number >= pairs[-1][0]:
+            break
+        number += min(len(_cut_from(number, pairs, num_samples)) - 1, limit or num_samples)
+    return _cut_from(number, pairs, num_samples)
+
+
+def _cut_from(number: int, pairs: Sequence[tuple[int, int]], num_samples: int) -> Sequence[int]:
+    if number >= pairs[-1][0]:  # all that follow are of one size
+        size = pairs[-1][1]
+        return range(0, num_samples + size, size)
+    edges = [0]
+    while edges[-1] < num_samples:
+        size = pairs[bisect_right(pairs, number, key=itemgetter(0)) - 1][1]
+        edges.append(edges[-1] + size)
+        number += 1
+    return edges
+
+
+def largest(size: Sizes) -> int | None:
+    """The largest of the sizes of global batches over a run."""
+    return max(one for _, one in size) if isinstance(size, Sequence) else size

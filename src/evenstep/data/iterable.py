@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any, Literal, Protocol, Self, cast, final, runtime_checkable
+from typing import Any, Literal, Self, cast, final
 from zlib import crc32
 
 from torch.utils.data import DataLoader
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from evenstep.arguments import require_whole
 from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions, batches_in
 from evenstep.data.batching import cut_by_count, cut_evenly
-from evenstep.data.dataset import EpochSetters, epoch_setters, fingerprint_of
+from evenstep.data.dataset import fingerprint_of, with_set_epoch
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
 from evenstep.data.seeding import generator_states, seed_generators, undisturbed
 from evenstep.data.split import num_arrived, samples_in
@@ -25,133 +25,78 @@ from evenstep.keys import key, mix
 
 _END = object()
 _BY_SHAPE = samples_in
-_STATE = {"epoch", "batch", "stream_epoch", "stream", "waiting"}
+_STATE = {"epoch", "batch", "stream", "waiting"}
 _WATCHED = 4  # first items; if they draw nothing, no item is seeded: 0.1 instead of 2 ms for a batch of 32 numbers
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A stream with a place, such as torchdata's `StatefulDataLoader`.
-
-    After `load_state_dict` the next `iter()` goes on after the last item given before `state_dict()`.
-    """
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any], /) -> object: ...
-
-
-@final
-class _Share:
-    def __init__(self, edges: Sequence[int], read: ReadOptions, *, shared: bool) -> None:
-        self.shared = shared or read.ranks == 1
-        self.read = read
-        mine = range(len(edges) - 1) if self.shared else read.share(len(edges) - 1)
-        self.stream = 0 if self.shared else read.rank
-        self.first = mine.start
-        self.num_items = edges[mine.stop] - edges[mine.start]
-        self.num_microbatches = None if self.shared else len(edges) - 1  # None: the items tell
-
-    @property
-    def key(self) -> tuple[int, ...]:
-        return self.read.seed, self.stream, self.first, self.num_items
-
-    def begin(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        giving, ended, ranks = self._sum(gives, over, 1)
-        if ended == ranks:
-            return False
-        if ended or (self.shared and giving not in (0, ranks)):
-            raise self._differ(f"in epoch {epoch} the streams of {int(giving)} ranks give something")
-        if not giving:
-            raise DataError(
-                f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only once."
-            )
-        return True
-
-    def total(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        samples, having_more, squares, ranks = self._sum(num_samples, more, num_samples**2, 1)
-        if not self.shared:
-            return int(samples), having_more > 0
-        if squares * ranks != samples**2 or having_more not in (0, ranks):
-            raise self._differ(f"a global batch has {num_samples} samples here and {samples / ranks:g} on average")
-        return num_samples, more
-
-    def reads_the_same(self, items: object) -> bool:
-        if self.shared:
-            return False
-        mine = crc32(repr(items).encode()) % 2**20  # whose square is exact
-        sums, squares, ranks = self._sum(mine, mine**2, 1)
-        return ranks > 1 and squares * ranks == sums**2
-
-    def _sum(self, *numbers: float) -> Sequence[float]:
-        own = [float(number) for number in numbers]
-        return own if self.read.total is None or self.read.ranks == 1 else self.read.total(own)
-
-    def _differ(self, found: str) -> DataError:
-        must = "read the same stream" if self.shared else "read streams that begin anew alike"
-        return DataError(f"all {self.read.ranks} ranks must {must}, but {found}; give each rank such a stream.")
 
 
 @final
 class _Cursor:
-    def __init__(self, stream: Iterable[Any], setters: EpochSetters, share: _Share) -> None:
-        self.position = share.read.start
-        self.share = share
+    """Place of this rank in its stream, which is read one item ahead.
+
+    Args:
+        shared: whether all ranks read the same stream.
+        mine: numbers of the micro-batches that this rank reads of each global batch, with `num_items` items.
+    """
+
+    def __init__(self, stream: Any, read: ReadOptions, *, shared: bool, mine: range, num_items: int) -> None:
+        self.read = read
+        self.shared = shared
+        self.first = mine.start
+        self.num_items = num_items
+        self.key = read.seed, 0 if shared else read.rank, mine, num_items
+        self.position = read.start
         self.ahead: object = _END
-        self.items: list[Any] | None = None  # taken, but not given yet as a global batch
-        self.state: dict[str, Any] | None = None  # of the stream, after the items taken last
+        self.state: dict[str, Any] | None = None  # of the stream, before the item ahead
+        self.pending: dict[str, Any] | None = None  # state of the stream at which the next epoch begins
         self.in_epoch = False  # the ranks have agreed on the epoch of the position
-        self.waiting = False  # the epoch goes on for other ranks only
-        self._stream: Any = stream
-        self._setters = setters
+        self._stream = stream
         self._iterator: Any = None
-        self._epoch = 0
         self._epoch_key = 0
         self._number = 0  # of the item ahead, in its epoch
         self._num_still = 0  # first items that have drawn nothing
 
-    def begin(self, epoch: int, *, state: dict[str, Any] | None = None, number: int = 0) -> bool:
-        # begins an epoch, or goes to a state in it, and looks at item `number`; False for a used up generator
+    def begin(self, state: dict[str, Any] | None = None) -> bool:
+        """Iterate the stream, at the beginning of an epoch or at a state in it; False for a used up generator."""
         before = self._iterator
-        with undisturbed():
-            self.set_epoch(epoch)
-            self._number = number - 1
+        with undisturbed(), _reading(self.position):
+            self.set_epoch()
             if state is not None:
                 self._stream.load_state_dict(deepcopy(state))
+            self._number = self.position.batch * self.num_items - 1 if state is not None else -1
             self._iterator = iter(self._stream)
             self.ahead = self._next()
         return self.ahead is not _END or before is None or self._iterator is not before
 
     def begin_epoch(self) -> bool:
-        epoch = self.position.epoch
-        self.waiting = False
-        if self.ahead is not _END:  # a loaded state was at the beginning of this epoch
-            self.begin(epoch, state=self.state)
-        return self.ahead is not _END or self.begin(epoch)
+        """As `begin`, from the pending state if that is not the end of the epoch before."""
+        if self.pending is not None:
+            self.begin(self.pending)
+            self.pending = None
+        return self.ahead is not _END or self.begin()
 
     def take(self) -> list[Any]:
-        if self.waiting:
+        """The items of a global batch; none where the stream has ended."""
+        if self.ahead is _END:
             return []
         items = [self.ahead]
-        self.ahead = None
-        with undisturbed() if self._num_still < _WATCHED else nullcontext():
-            if not self._setters.are_at(self._epoch):
-                self.set_epoch(self._epoch)
-            while len(items) < self.share.num_items and self.ahead is not _END:
-                self.ahead = self._next()
-                if self.ahead is not _END:
-                    items.append(self.ahead)
-            if isinstance(self._stream, Stateful):  # before looking ahead: a resumed run must be given that item
+        with undisturbed() if self._num_still < _WATCHED else nullcontext(), _reading(self.position):
+            while len(items) < self.num_items and (item := self._next()) is not _END:
+                items.append(item)
+            if _is_stateful(self._stream):  # before looking ahead: a resumed run must be given that item
                 self.state = deepcopy(self._stream.state_dict())
-            if self.ahead is not _END:
-                self.ahead = self._next()
+            self.ahead = self._next() if len(items) == self.num_items else _END
         return items
 
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._epoch_key = key(self.share.read.seed, "stream", epoch, self.share.stream)
+    def set_epoch(self) -> None:
+        self._epoch_key = key(self.read.seed, "stream", self.position.epoch, self.key[1])
         seed_generators(self._epoch_key)  # also for `iter`, in which a loader draws the order of its epoch
-        self._setters(epoch)
+        for one in _with_set_epoch(self._stream):
+            one.set_epoch(self.position.epoch)
+
+    def sums(self, *numbers: float) -> Sequence[float]:
+        """Sums over the ranks."""
+        own = [float(number) for number in numbers]
+        return own if self.read.total is None or self.read.ranks == 1 else self.read.total(own)
 
     def _next(self) -> object:
         self._number += 1
@@ -166,31 +111,22 @@ class _Cursor:
 
 
 class StreamData(Data):
-    """Global batches of an iterable.
+    """Global batches of an iterable; each epoch iterates it again, so a run on a generator ends with it.
 
-    Each epoch iterates the stream again; a run on a generator, which can be iterated only once, ends with it. Random
-    numbers from the global generators of torch, numpy and Python are keyed by (seed, epoch, item, rank). If the stream
-    has `set_epoch(epoch)`, that is called before each epoch.
-
-    With `state_dict` and `load_state_dict`, as torchdata's `StatefulDataLoader` has them, a run resumes exactly. With a
-    stream without them a resume begins its epoch again.
-
-    Each rank reads its own stream; an epoch ends when the longest stream has ended. Such a run resumes on the same
-    number of ranks only, unless the stream has `global_state = True`: its state then counts the items of all ranks.
+    Random numbers from the global generators are keyed by (seed, epoch, item, rank). With `state_dict` and
+    `load_state_dict`, as torchdata's `StatefulDataLoader` has them, a run resumes exactly; else a resume begins its
+    epoch again. Each rank reads its own stream, and an epoch ends when the longest has ended. Such a run resumes on the
+    same number of ranks, or on any if the stream has `global_state = True`: its state counts the items of all ranks.
 
     Args:
         stream: gives samples; or, if `batched`, ready-made batches, each of them a micro-batch.
         global_batch_size: samples of one update, over all ranks; the last of an epoch may be fewer.
         micro_batch_size: most samples of a micro-batch; None divides each global batch among the ranks.
         collate: makes the batch of a list of samples.
-        batched: whether the stream gives ready-made batches.
         num_microbatches: ready-made batches of one update, over all ranks; the last of an epoch may be fewer.
         samples_in: number of samples of a ready-made batch; by default dim 0 of its tensors.
         shared: whether all ranks read the same stream, and each uses its part of every batch.
         limit_batches: number of global batches after which the data end, to try things out; None for no limit.
-
-    Raises:
-        ArgumentError: `stream` can't be iterated, or a size is no whole number above 0.
 
     >>> batches = StreamData(range(10), global_batch_size=4).batches(ReadOptions(seed=1))
     >>> [next(batches).num_samples for _ in range(4)]
@@ -222,13 +158,12 @@ class StreamData(Data):
         self._num_microbatches = require_whole("num_microbatches", num_microbatches)
         self._samples_in = samples_in
         self._shared = shared
-        self._stateful = stream if isinstance(stream, Stateful) else None
+        self._is_stateful = _is_stateful(stream)
         self._has_global_state = bool(getattr(stream, "global_state", False))
-        self._setters = EpochSetters(stream_epoch_setters(stream))
-        self._cursor: _Cursor | None = None
+        self._cursor: _Cursor | None = None  # None while a batch is read
         # before and after the last global batch, which may not be committed; the newest last
         self._states: dict[Position, dict[str, Any]] = {}
-        self._beginning: dict[str, Any] = {}  # state before the stream was read
+        self._beginning: dict[str, Any] | None = None  # of the stream, before it was read
         self._notice = ""
         self._compared = False  # the first items of the ranks
 
@@ -242,12 +177,12 @@ class StreamData(Data):
 
     @property
     def positions(self) -> Literal["last", "epochs"]:
-        return "last" if self._stateful is not None and self.limit_batches is None else "epochs"
+        return "last" if self._is_stateful and self.limit_batches is None else "epochs"
 
     @property
     def moving_stream(self) -> object:
         """The stream, if a second reader would move it."""
-        return self._stream if self._stateful is not None or isinstance(self._stream, Iterator) else None
+        return self._stream if self._is_stateful or isinstance(self._stream, Iterator) else None
 
     def num_batches(self, epoch: int, *, seed: int) -> None:
         """None: only reading the stream tells."""
@@ -271,14 +206,14 @@ class StreamData(Data):
             DataError: the stream was read on since then.
         """
         at = next(reversed(self._states), None) if at is None else at
-        if self._stateful is None or at is None or (at == Position() and at not in self._states):
+        if not self._is_stateful or at is None or (at == Position() and at not in self._states):
             return {}
         if at not in self._states:
             raise DataError(f"the stream's state at {at} is not kept: it was read on since then.")
         return deepcopy(self._states[at])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state and (self._stateful is None or set(state) != _STATE):
+        if state and (not self._is_stateful or set(state) != _STATE):
             raise DataError(
                 f"the state of a {type(self._stream).__name__} can't hold {sorted(state)}; resume with the data of the "
                 f"checkpoint."
@@ -288,45 +223,57 @@ class StreamData(Data):
 
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
         """Give the global batches from `read.start` on: where the stream is or was, or the begin of an epoch."""
-        share = _Share(self._edges(read.ranks), read, shared=self._shared)
-        uneven = self._has_global_state and (share.num_microbatches or 0) % read.ranks
-        if not share.num_items or uneven:
+        shared = self._shared or read.ranks == 1
+        edges = range(self._num_microbatches + 1) if self._batched else self._cut(self._global_batch_size, read.ranks)
+        count = len(edges) - 1
+        mine = range(count) if shared else read.share(count)
+        if not mine or (self._has_global_state and not shared and count % read.ranks):
             raise ArgumentError(
                 f"each of the {read.ranks} ranks must have micro-batches of each global batch, with `global_state` as "
-                f"many as the others, but there are {share.num_microbatches}; make more of them, or pass `shared=True` "
-                f"if all ranks read the same stream.",
+                f"many as the others, but there are {count}; make more of them, or pass `shared=True` if all ranks "
+                f"read the same stream.",
                 field="micro_batch_size",
             )
-        cursor = self._cursor
-        if cursor is None or cursor.position != read.start or cursor.share.key != share.key:
-            cursor = self._cursor = self._started(share)
-        cursor.share = share
-        return self._generate(cursor, pins=read.pin_memory and can_pin())
+        num_items = edges[mine.stop] - edges[mine.start]
+        cursor = _Cursor(self._stream, read, shared=shared, mine=mine, num_items=num_items)
+        last = self._cursor
+        if last is not None and (last.position, last.key) == (read.start, cursor.key):
+            cursor = last
+            cursor.read = read
+        else:
+            self._start(cursor)
+        self._cursor = cursor
+        return self._generate(cursor, None if shared else count)
 
     def close(self) -> None:
         self._cursor = None
 
-    def _edges(self, ranks: int) -> Sequence[int]:
-        if self._batched:
-            return range(self._num_microbatches + 1)
-        return self._cut(cast(int, self._global_batch_size), ranks)
-
-    def _cut(self, num_samples: int, ranks: int) -> Sequence[int]:
+    def _cut(self, num_samples: int | None, ranks: int) -> Sequence[int]:
+        count = cast("int", num_samples)
         if self._micro_batch_size is None:
-            return cut_evenly(num_samples, ranks)
-        return cut_by_count(num_samples, self._micro_batch_size)
+            return cut_evenly(count, ranks)
+        return cut_by_count(count, self._micro_batch_size)
 
-    def _started(self, share: _Share) -> _Cursor:
-        start = share.read.start
-        cursor = _Cursor(self._stream, self._setters, share)
+    def _start(self, cursor: _Cursor) -> None:
+        start = cursor.position
         state = self._states.get(start)
         self._states = {start: state} if state else {}
-        if start == Position() and not state:
-            state = self._beginning  # where iterating a stream in the midst goes on from there
-            if self._stateful is not None and not state:
-                self._beginning = self._first_state(cursor)
         if state:
-            self._resume(cursor, state)
+            cursor.state = state["stream"]
+            cursor.in_epoch = start.batch > 0
+            if state["waiting"] or not start.batch:
+                cursor.pending = cursor.state
+                return
+            cursor.begin(cursor.state)
+            if cursor.ahead is _END and not self._has_global_state:
+                raise DataError(
+                    f"the stream gives nothing after batch {start.batch} of epoch {start.epoch}, but gave more before "
+                    f"the checkpoint; give the same stream, and check its `load_state_dict`."
+                )
+        elif self._beginning is not None and start == Position():
+            cursor.pending = self._beginning  # iterating a stream in the midst goes on from there
+        elif self._is_stateful and start == Position():
+            self._beginning = self._first_state(cursor)
         elif start.batch and self.positions == "last":
             raise DataError(
                 f"the stream cannot start at {start} without a state; load the state that was saved with that "
@@ -337,87 +284,76 @@ class StreamData(Data):
                 f"the stream can't go to batch {start.batch} of epoch {start.epoch} and begins that epoch again, as it "
                 f"has no `state_dict`; torchdata's StatefulDataLoader goes on exactly."
             )
-        return cursor
 
-    def _first_state(self, cursor: _Cursor) -> dict[str, Any]:
+    def _first_state(self, cursor: _Cursor) -> dict[str, Any] | None:
         with undisturbed():
-            cursor.set_epoch(0)
+            cursor.set_epoch()
             try:
-                cursor.state = cast(Stateful, self._stateful).state_dict()
+                cursor.state = cast("Any", self._stream).state_dict()
             except Exception:  # noqa: BLE001 - some streams have a state only once they are read
-                return {}
-        return deepcopy(self._state_of(cursor, Position()))
+                return None
+        return deepcopy(cursor.state)
 
-    def _resume(self, cursor: _Cursor, state: Mapping[str, Any]) -> None:
-        position = cursor.position
-        cursor.state = state["stream"]
-        with self._reading(position):
-            number = position.batch * cursor.share.num_items
-            cursor.begin(state["stream_epoch"], state=state["stream"], number=number)
-        cursor.in_epoch = position.batch > 0
-        cursor.waiting = state["waiting"] or (cursor.ahead is _END and self._has_global_state)
-        if cursor.in_epoch and cursor.ahead is _END and not cursor.waiting:
-            raise DataError(
-                f"the stream gives nothing after batch {position.batch} of epoch {position.epoch}, but gave more "
-                f"before the checkpoint; give the same stream, and check its `load_state_dict`."
-            )
-
-    def _generate(self, cursor: _Cursor, *, pins: bool) -> Iterator[GlobalBatch]:
+    def _generate(self, cursor: _Cursor, num_microbatches: int | None) -> Iterator[GlobalBatch]:
+        read = cursor.read
+        pins = read.pin_memory and can_pin()
         while cursor.in_epoch or self._begin_epoch(cursor):
-            position, share = cursor.position, cursor.share
-            if cursor.items is None:
-                with self._reading(position):
-                    cursor.items = cursor.take()
-            pieces = self._pieces(cursor.items, share.first, share.read.ranks)
-            num_here = sum(piece.num_samples for piece in pieces)
-            mine = share.read.share(len(pieces)) if share.shared else range(len(pieces))
-            microbatches = [pieces[one] for one in mine]
+            self._cursor = None
+            position = cursor.position
+            items = cursor.take()
+            pieces = self._pieces(items, cursor)
+            microbatches = [pieces[one] for one in read.share(len(pieces))] if cursor.shared else pieces
+            num_samples = sum(piece.num_samples for piece in pieces)
             for microbatch in microbatches:
                 if not self._batched:
                     self._collate_in(microbatch, position)
                 if pins:
                     microbatch.data = pin(microbatch.data)
             is_last = position.batch + 1 == self.limit_batches
-            more = not cursor.waiting and cursor.ahead is not _END and not is_last
-            num_samples, cursor.in_epoch = share.total(num_here, more=more)
-            faults = self._faults(share, cursor.items)
-            cursor.items = None
-            cursor.waiting = not more
+            if is_last:
+                cursor.ahead = _END
+            num_samples, cursor.in_epoch = _agreed_size(cursor, num_samples)
             cursor.position = position.after(ends_epoch=not cursor.in_epoch)
-            if self._stateful is not None:
-                before = self._states.get(position, {})
-                self._states = {position: before, cursor.position: self._state_of(cursor, position)}
-            yield GlobalBatch(
+            if self._is_stateful:
+                waiting = cursor.in_epoch and cursor.ahead is _END
+                after = {**cursor.position._asdict(), "stream": cursor.state, "waiting": waiting}
+                self._states = {position: self._states.get(position, {}), cursor.position: after}
+            batch = GlobalBatch(
                 position=position,
                 following=cursor.position,
                 microbatches=tuple([one for one in microbatches if one.num_samples]),
-                num_microbatches=len(pieces) if share.num_microbatches is None else share.num_microbatches,
+                num_microbatches=len(pieces) if num_microbatches is None else num_microbatches,
                 num_samples=num_samples,
                 ends_epoch=not cursor.in_epoch,
-                faults=faults,
+                faults=self._faults(cursor, items),
                 parts=self._parts(pieces),
             )
+            self._cursor = cursor
+            yield batch
             if is_last:  # a stream can't skip the rest of its epoch
                 return
 
-    def _state_of(self, cursor: _Cursor, last: Position) -> dict[str, Any]:
-        epoch, batch = cursor.position
-        waiting = cursor.in_epoch and cursor.waiting
-        return {"epoch": epoch, "batch": batch, "stream_epoch": last.epoch, "stream": cursor.state, "waiting": waiting}
-
     def _begin_epoch(self, cursor: _Cursor) -> bool:
-        with self._reading(cursor.position):
-            can_iterate = cursor.begin_epoch()
-        cursor.waiting = cursor.ahead is _END
-        cursor.in_epoch = cursor.share.begin(cursor.position.epoch, gives=not cursor.waiting, over=not can_iterate)
-        return cursor.in_epoch
+        epoch = cursor.position.epoch
+        can_iterate = cursor.begin_epoch()
+        giving, ended, ranks = cursor.sums(cursor.ahead is not _END, not can_iterate, 1)
+        if ended == ranks:
+            return False
+        if ended or (cursor.shared and giving not in (0, ranks)):
+            raise _differing(cursor, f"in epoch {epoch} the streams of {int(giving)} ranks give something")
+        if not giving:
+            raise DataError(
+                f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only once."
+            )
+        cursor.in_epoch = True
+        return True
 
-    def _pieces(self, items: list[Any], first: int, ranks: int) -> list[Microbatch]:
+    def _pieces(self, items: list[Any], cursor: _Cursor) -> list[Microbatch]:
         if self._batched:
-            return [self._ready(first + place, item) for place, item in enumerate(items)]
-        edges = self._cut(len(items), ranks if self._shared else 1) if items else []
+            return [self._ready(cursor.first + place, item) for place, item in enumerate(items)]
+        edges = self._cut(len(items), cursor.read.ranks if self._shared else 1) if items else []
         return [
-            Microbatch(index=first + place, data=items[begin:end], num_samples=end - begin)
+            Microbatch(index=cursor.first + place, data=items[begin:end], num_samples=end - begin)
             for place, (begin, end) in enumerate(pairwise(edges))
         ]
 
@@ -442,27 +378,16 @@ class StreamData(Data):
     def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
         return ()
 
-    def _faults(self, share: _Share, items: list[object]) -> tuple[DataFault, ...]:
+    def _faults(self, cursor: _Cursor, items: list[object]) -> tuple[DataFault, ...]:
         notices = [self._notice]
         self._notice = ""
-        if not self._compared and share.reads_the_same(items):
+        if not self._compared and not cursor.shared and _is_the_same_on_all_ranks(cursor, items):
             notices.append(
                 "all ranks have read the same first items from their streams, so every sample would count once for "
                 "each rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)."
             )
         self._compared = True
         return tuple(DataFault(message=message) for message in notices if message)
-
-    @contextmanager
-    def _reading(self, position: Position) -> Generator[None]:
-        try:
-            yield
-        except Exception as error:
-            self._cursor = None
-            raise DataError(
-                f"the stream raised {clause(error)} (reading batch {position.batch} of epoch {position.epoch}); "
-                f"correct the stream, or let it leave out unreadable items."
-            ) from error
 
 
 @final
@@ -490,11 +415,48 @@ class UpdateData(StreamData):
         """The stream's own `fingerprint`."""
         return {"kind": "updates", "stream": fingerprint_of(self._stream)}
 
-    def _pieces(self, items: list[Any], first: int, ranks: int) -> list[Microbatch]:
+    def _pieces(self, items: list[Any], cursor: _Cursor) -> list[Microbatch]:
         return [self._ready(place, one.data, one.task) for place, one in enumerate(batches_in(items[0]))]
 
     def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
         return tuple(Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces)
+
+
+@contextmanager
+def _reading(position: Position) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise DataError(
+            f"the stream raised {clause(error)} (reading batch {position.batch} of epoch {position.epoch}); correct "
+            f"the stream, or let it leave out unreadable items."
+        ) from error
+
+
+def _agreed_size(cursor: _Cursor, num_samples: int) -> tuple[int, bool]:
+    """Samples of a global batch over all ranks, and whether any rank has more in this epoch."""
+    more = cursor.ahead is not _END
+    samples, having_more, squares, ranks = cursor.sums(num_samples, more, num_samples**2, 1)
+    if not cursor.shared:
+        return int(samples), having_more > 0
+    if squares * ranks != samples**2 or having_more not in (0, ranks):
+        raise _differing(cursor, f"a global batch has {num_samples} samples here and {samples / ranks:g} on average")
+    return num_samples, more
+
+
+def _is_the_same_on_all_ranks(cursor: _Cursor, items: object) -> bool:
+    mine = crc32(repr(items).encode()) % 2**20  # whose square is exact
+    sums, squares, ranks = cursor.sums(mine, mine**2, 1)
+    return ranks > 1 and squares * ranks == sums**2
+
+
+def _differing(cursor: _Cursor, found: str) -> DataError:
+    must = "read the same stream" if cursor.shared else "read streams that begin anew alike"
+    return DataError(f"all {cursor.read.ranks} ranks must {must}, but {found}; give each rank such a stream.")
+
+
+def _is_stateful(stream: object) -> bool:
+    return hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
 
 
 def _check_stream(stream: object, *, gives_batches: bool) -> None:
@@ -506,18 +468,20 @@ def _check_stream(stream: object, *, gives_batches: bool) -> None:
             f"loader pass `batched=True`, or give its dataset to `MapData`.",
             field="stream",
         )
+    _with_set_epoch(stream)
 
 
-def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
-    setters = epoch_setters(stream)
-    if setters or not isinstance(stream, DataLoader):
-        return setters
+def _with_set_epoch(stream: object) -> list[Any]:
+    """Objects of a stream that have `set_epoch`: itself, or the parts of a DataLoader."""
+    found = with_set_epoch(stream)
+    if found or not isinstance(stream, DataLoader):
+        return found
     loader = cast(Any, stream)
-    of_dataset = epoch_setters(loader.dataset)
+    of_dataset = with_set_epoch(loader.dataset)
     if of_dataset and loader.persistent_workers:
         raise ArgumentError(
             "a DataLoader with `persistent_workers=True` never tells its workers of a new epoch, but its dataset has "
             "`set_epoch`; turn `persistent_workers` off, or give the dataset to `MapData`.",
             field="stream",
         )
-    return of_dataset + epoch_setters(loader.sampler) + epoch_setters(loader.batch_sampler)
+    return [*of_dataset, *with_set_epoch(loader.sampler), *with_set_epoch(loader.batch_sampler)]

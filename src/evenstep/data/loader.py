@@ -6,14 +6,14 @@ The workers are one torch `DataLoader` over an endless sequence of requests, so 
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import KW_ONLY
-from itertools import islice
+from dataclasses import KW_ONLY, replace
 from multiprocessing.util import Finalize
 from pickle import PicklingError
 from types import FrameType
 from typing import Any, Literal, NamedTuple, cast, final
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils.data import (
@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from evenstep.arguments import first_of
 from evenstep.data.batch import DataFault
-from evenstep.data.dataset import EpochSetters, MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
+from evenstep.data.dataset import MapDataset, draws_nothing, fetches_many, rows_of, with_set_epoch
 from evenstep.data.seeding import seed_generators, undisturbed
 from evenstep.data.split import num_arrived
 from evenstep.data.tree import pin
@@ -79,31 +79,21 @@ class Request(NamedTuple):
 
     @property
     def indices(self) -> list[int]:
-        return [sample % self.modulo for sample in self.samples] if self.modulo else self.samples
+        return [self.index_of(sample) for sample in self.samples] if self.modulo else self.samples
+
+    def index_of(self, sample: int) -> int:
+        return sample % self.modulo if self.modulo else sample
 
     def __str__(self) -> str:
         return f"micro-batch {self.microbatch} of batch {self.batch} of epoch {self.epoch}"
 
 
-class Failure(NamedTuple):
-    """An error of user code: a sentence, the traceback, and the sample or the work that it came in."""
-
-    message: str
-    details: str
-    doing: int | str
-
-    def error(self) -> DataError:
-        error = DataError(self.message)
-        error.add_note(self.details)
-        return error
-
-
 class Reply(NamedTuple):
-    """A micro-batch, or why there is none; and the faults that it survived."""
+    """A micro-batch, or the error of user code that there is none for; and the faults that it survived."""
 
-    data: object
-    failure: Failure | None
+    data: object = None
     num_samples: int = 0
+    failure: DataFault | None = None
     faults: tuple[DataFault, ...] = ()
 
     def pin_memory(self) -> "Reply":
@@ -119,7 +109,8 @@ class Fetcher(Dataset[Reply]):
         self._dataset = dataset
         self._collate = collate
         self._reading = reading
-        self._setters = EpochSetters(epoch_setters(dataset))
+        self._told = with_set_epoch(dataset)
+        self._epoch: int | None = None
         self._rows = rows_of(dataset) if collate is DEFAULT_COLLATE else None
         self._many: Any = getattr(dataset, "__getitems__", None) if fetches_many(dataset) else None
         self._may_drop = collate is not DEFAULT_COLLATE and not packed  # rows of packed samples are no samples
@@ -132,35 +123,36 @@ class Fetcher(Dataset[Reply]):
     def __getitem__(self, request: Request) -> Reply:
         faults: list[DataFault] = []
         reply = self._read(request)
-        for tried in range(self._reading.retries):
+        tries = 1
+        while reply.failure is not None:
             failure = reply.failure
-            if failure is None:
+            if tries <= self._reading.retries:
+                tries += 1
+                reply = self._read(request)
+                if reply.failure is None:
+                    faults.append(replace(failure, message=f"it was read at try {tries}: {failure.message}"))
+            elif self._reading.skip_failing and failure.samples:
+                left_out = failure.samples
+                which = f" (samples {', '.join(map(str, left_out))})" if len(left_out) > 1 else ""
+                message = f"left out{which}: {failure.message}"
+                faults.append(replace(failure, message=message, num_skipped=len(left_out)))
+                kept = [number for number in request.samples if request.index_of(number) not in left_out]
+                request = request._replace(samples=kept)
+                reply = self._read(request)
+            else:
                 break
-            reply = self._read(request)
-            if reply.failure is None:
-                samples = [failure.doing] if isinstance(failure.doing, int) else []
-                faults.append(_survived(failure, f"it was read at try {tried + 2}", samples))
-        while reply.failure is not None and self._reading.skip_failing and reply.failure.doing != "set_epoch":
-            doing = reply.failure.doing
-            left_out = [doing] if isinstance(doing, int) else request.indices
-            faults.append(_survived(reply.failure, "left out", left_out, num_skipped=len(left_out)))
-            numbered = zip(request.samples, request.indices, strict=True)
-            request = request._replace(samples=[sample for sample, index in numbered if index not in left_out])
-            reply = self._read(request)
         return reply._replace(faults=tuple(faults)) if faults else reply
 
     def _read(self, request: Request) -> Reply:
         if not request.samples:
-            return Reply(None, None)
+            return Reply()
         doing: int | str = "set_epoch"
         indices = request.indices
         try:
-            if not self._setters.are_at(request.epoch):
-                seed = mix(key(request.epoch_key, "set_epoch"))
-                self._setters(request.epoch, None if self.seeded == "never" else lambda: seed_generators(seed))
+            self._tell(request)
             doing = "__getitems__"
             if self._rows is not None:
-                return Reply(self._rows(indices), None, len(indices))
+                return Reply(self._rows(indices), len(indices))
             if self.seeded == "microbatch":
                 seed_generators(mix(key(request.epoch_key, "microbatch", request.batch, request.microbatch)))
             if self._many is not None:
@@ -173,14 +165,26 @@ class Fetcher(Dataset[Reply]):
                     samples.append(self._dataset[doing])
             doing = "collate"
             batch = self._collate(samples)
-            return Reply(batch, None, num_arrived(batch, samples) if self._may_drop else len(indices))
+            return Reply(batch, num_arrived(batch, samples) if self._may_drop else len(indices))
         except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
-            return Reply(None, self._failure(request, doing, error))
+            return Reply(failure=self._failure(request, doing, error))
 
-    def _failure(self, request: Request, doing: int | str, error: Exception) -> Failure:
+    def _tell(self, request: Request) -> None:
+        if self._epoch == request.epoch and all(_TELLERS.get(id(one)) is self for one in self._told):
+            return
+        for one in self._told:
+            if self.seeded != "never":
+                seed_generators(mix(key(request.epoch_key, "set_epoch")))
+            one.set_epoch(request.epoch)
+            _TELLERS[id(one)] = self
+        self._epoch = request.epoch
+
+    def _failure(self, request: Request, doing: int | str, error: Exception) -> DataFault:
         indices = request.indices
+        samples = [] if doing == "set_epoch" else indices
         what, advice = f"`{doing}` of the samples {first_of(indices)}", "correct it"
         if isinstance(doing, int):
+            samples = [doing]
             what, advice = f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it"
         elif doing == "collate":
             advice = "make the samples alike, or pass a `collate` function that batches them"
@@ -190,31 +194,20 @@ class Fetcher(Dataset[Reply]):
                 f"by `MapData(sampling=…)`"
             )
         details = "".join(traceback.format_exception(error)).rstrip()
-        return Failure(f"{what} raised {clause(error)} ({request}); {advice}.", details, doing)
+        message = f"{what} raised {clause(error)} ({request}); {advice}."
+        return DataFault(message=message, samples=samples, details=details)
 
 
-def _survived(failure: Failure, outcome: str, samples: Sequence[int], *, num_skipped: int = 0) -> DataFault:
-    which = f" (samples {', '.join(map(str, samples))})" if len(samples) > 1 else ""
-    message = f"{outcome}{which}: {failure.message}"
-    return DataFault(message=message, samples=samples, num_skipped=num_skipped, details=failure.details)
+# by `id` of a dataset, the fetcher that called its `set_epoch` last: parts of one dataset may be read by turns
+_TELLERS: WeakValueDictionary[int, Fetcher] = WeakValueDictionary()
 
 
-@final
-class InlineLoader:
-    """Answers requests in this process, and restores its random generators."""
-
-    def __init__(self, fetcher: Fetcher, *, pins: bool) -> None:
-        self._fetcher = fetcher
-        self._pins = pins
-        self._requests: Iterator[Request] = iter(())
-
-    def start(self, requests: Iterator[Request]) -> None:
-        self._requests = requests
-
-    def take(self, count: int) -> list[Reply]:
-        with nullcontext() if self._fetcher.seeded == "never" else undisturbed():
-            replies = [self._fetcher[request] for request in islice(self._requests, count)]
-        return [reply.pin_memory() for reply in replies] if self._pins else replies
+def read_here(fetcher: Fetcher, requests: Iterator[Request], *, pins: bool) -> Iterator[Reply]:
+    """Answer requests in this process, and restore its random generators."""
+    for request in requests:
+        with nullcontext() if fetcher.seeded == "never" else undisturbed():
+            reply = fetcher[request]
+        yield reply.pin_memory() if pins else reply
 
 
 @final
@@ -233,7 +226,6 @@ class WorkerLoader:
         self.pins = pins
         self.is_lost = False
         self.in_use = False
-        self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._requests = _Requests()
         self._loader: DataLoader[Reply] = DataLoader(
@@ -250,35 +242,34 @@ class WorkerLoader:
             worker_init_fn=_outlive_signals,
         )
         self._replies: Iterator[Reply] | None = None
-        self._finalize: object = None
         self._is_closed = False
 
-    def start(self, requests: Iterator[Request]) -> None:
+    def read(self, requests: Iterator[Request]) -> Iterator[Reply]:
         """Answer `requests` from now on, in their order; replies due to earlier ones are thrown away."""
         self._requests.source = requests
         try:
-            with _signals_wait() if self._replies is None else nullcontext(), _sigchld_kept():
-                self._replies = iter(self._loader)
+            if self._replies is None:
+                with _starting():
+                    self._replies = iter(self._loader)
+                # At exit Python sends a signal that the workers ignore, and waits for them; this comes before.
+                Finalize(self, _end, args=(self._replies,), exitpriority=10)
+            else:
+                iter(self._loader)  # the same iterator, which begins anew
         except (TypeError, AttributeError, PicklingError, RuntimeError, OSError, EOFError) as error:
             raise self._loss(error) from error
-        if self._finalize is None:
-            # At exit Python sends a signal that the workers ignore, and waits for them; this comes before.
-            self._finalize = Finalize(self, _end, args=(self._replies,), exitpriority=10)
-
-    def take(self, count: int) -> list[Reply]:
-        """Wait for the replies to the next `count` requests."""
-        if self._is_closed or self._replies is None:
-            raise DataError("the data were closed while they were read; call `batches` again to go on.")
-        replies: list[Reply] = []
-        try:
-            for _ in range(count):
+        while True:
+            if self._is_closed:
+                raise DataError("the data were closed while they were read; call `batches` again to go on.")
+            try:
                 for worker in workers_of(self._replies):
                     if not worker.is_alive():
                         raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}")
-                replies.append(next(self._replies))
-        except (RuntimeError, OSError, EOFError) as error:
-            raise self._loss(error) from error
-        return replies
+                reply = next(self._replies)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                raise self._loss(error) from error
+            yield reply
 
     def close(self) -> None:
         """End the processes."""
@@ -288,7 +279,7 @@ class WorkerLoader:
     def _loss(self, error: Exception) -> DataError:
         self.is_lost = True
         return DataError(
-            f"the {self._num_workers} data workers failed: {clause(str(error) or type(error).__name__)}. "
+            f"the {self._loader.num_workers} data workers failed: {clause(str(error) or type(error).__name__)}. "
             f"`num_workers=0` shows why; a killed worker may have run out of memory, a wait may take "
             f"{self._timeout_s:g} s, and under `spawn` dataset and collate are pickled and a script needs `if __name__ "
             f"== '__main__':`.",
@@ -312,24 +303,17 @@ def _end(replies: object, *, at_once: bool = False) -> None:
 
 
 @contextmanager
-def _signals_wait() -> Generator[None]:
-    # A starting worker has not yet installed its handlers.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _sigchld_kept() -> Generator[None]:
-    # torch's SIGCHLD handler raises anywhere, also halfway through an optimizer step.
-    before = signal.getsignal(signal.SIGCHLD)
+def _starting() -> Generator[None]:
+    # A starting worker has not yet installed its handlers; torch's SIGCHLD handler raises anywhere, also halfway
+    # through an optimizer step.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
+    handler = signal.getsignal(signal.SIGCHLD)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, before)
+            signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _outlive_signals(_worker: int) -> None:

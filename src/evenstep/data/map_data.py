@@ -1,39 +1,73 @@
 """Global batches of a map-style dataset, the same for every number of ranks and workers."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import chain, tee
+from itertools import chain, pairwise, tee
 from math import ceil
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final, get_args
+from zlib import crc32
 
-from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position, ReadOptions
-from evenstep.data.batching import Lengths, Oversized
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import WeightedRandomSampler
+
+from evenstep.arguments import check_one_of_two, require_whole, require_word
+from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, ReadOptions
+from evenstep.data.batching import (
+    Lengths,
+    Oversized,
+    Sizes,
+    cut_by_count,
+    cut_by_pairs,
+    cut_by_sum,
+    cut_by_tokens,
+    cut_evenly,
+    fitting,
+    group_by_length,
+    measure,
+    pack,
+    pairs_of,
+    shuffle_batches,
+)
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
-from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, InlineLoader, Reading, Reply, Request, WorkerLoader
-from evenstep.data.sampling import Sampling, Sizes, Weights
+from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request, WorkerLoader, read_here
+from evenstep.data.order import Draws, Order, order_of
 from evenstep.data.tree import can_pin
-from evenstep.errors import DataError
+from evenstep.errors import ArgumentError, DataError
+from evenstep.keys import key
 
 _EPOCHS_KEPT = 2  # prefetching may have reached the next epoch
+_LENGTH_WINDOW = 8192  # shuffled samples that are sorted by length together
 
 
-class _Planned(NamedTuple):
-    position: Position
-    following: Position
-    num_microbatches: int
+class Epoch(NamedTuple):
+    """The global batches of an epoch: batch b holds the places of the order from `edges[b]` up to `edges[b + 1]`.
+
+    Args:
+        key: seeds the random numbers of the samples.
+    """
+
+    visited: Order
     num_samples: int
-    requests: list[Request]
+    edges: Sequence[int]
+    key: int
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.edges) - 1
+
+    def batch(self, number: int) -> NDArray[np.int64]:
+        """Samples of global batch `number`."""
+        return self.visited(self.edges[number], min(self.edges[number + 1], self.num_samples))
 
 
 @final
 class MapData(Data):
     """Global batches of a map-style dataset.
 
-    A global batch is cut into numbered micro-batches, and each rank runs consecutive ones. Its samples do not depend on
-    the number of ranks. Every sample is in exactly one batch of each epoch, unless samples are drawn by weights; the
-    last batch may be short.
-
+    Every sample is in one batch of each epoch, unless samples are drawn by weights; the last batch may be short.
     torch's, numpy's and Python's global generators are seeded before each sample from (seed, epoch, sample), so
     augmentation does not depend on workers, ranks or the cut. A dataset with `__getitems__` is read, and seeded, a
     micro-batch at a time; randomness in `collate` depends on the cut.
@@ -80,53 +114,73 @@ class MapData(Data):
         packed: bool = False,
         oversized: Oversized = "error",
         shuffle: bool = True,
-        sampling: Weights = None,
+        sampling: Sequence[float] | Tensor | WeightedRandomSampler | None = None,
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
         reading: Reading = Reading(),
         num_epochs: int | None = None,
         limit_batches: int | None = None,
     ) -> None:
-        self._sampling = Sampling(
-            num_samples=count_samples(dataset),
-            global_batch_size=global_batch_size,
-            global_batch_tokens=global_batch_tokens,
-            micro_batch_size=micro_batch_size,
-            micro_batch_tokens=micro_batch_tokens,
-            lengths=lengths,
-            packed=packed,
-            oversized=oversized,
-            shuffle=shuffle,
-            sampling=sampling,
-        )
+        check_one_of_two("global_batch_size", "global_batch_tokens", global_batch_size, global_batch_tokens)
+        require_word("oversized", oversized, get_args(Oversized))
         self.limit_batches = limit_batches
         self._dataset = dataset
+        self._num_samples = count_samples(dataset)
+        self._sizes = global_batch_size
+        self._pairs = () if global_batch_size is None else pairs_of("global_batch_size", global_batch_size)
+        self._tokens = _whole("global_batch_tokens", global_batch_tokens)
+        self._micro_size = _whole("micro_batch_size", micro_batch_size)
+        self._micro_tokens = _whole("micro_batch_tokens", micro_batch_tokens)
+        self._packed = packed
+        self._shuffle = shuffle
         self._collate = collate
         self._num_workers = num_workers
         self._reading = reading
         self._num_epochs = num_epochs
+        self._lengths: NDArray[np.int64] | None = None  # None without a token budget
+        self._fits: NDArray[np.bool_] | None = None
+        budgets = [one for one in (self._tokens, self._micro_tokens) if one is not None]
+        if budgets:
+            if lengths is None:
+                raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
+            self._lengths = measure(lengths, self._num_samples)
+            self._fits = fitting(self._lengths, max_tokens=min(budgets), oversized=oversized)
+        self._draws = None if sampling is None else Draws.of(sampling, self._num_samples, self._fits)
         self._fingerprint: dict[str, JSON] | None = None
-        self._epoch = lru_cache(_EPOCHS_KEPT)(self._sampling.epoch)
         self._loaders: list[WorkerLoader] = []  # whose processes serve the next reader
+        self._epoch = lru_cache(_EPOCHS_KEPT)(self._epoch_of)
 
     @property
     def num_samples(self) -> int:
         """Number of samples of an epoch."""
-        return self._sampling.num_samples - self._sampling.num_skipped
+        return self._num_samples - self.num_skipped
 
     @property
     def num_skipped(self) -> int:
         """Number of samples left out of every epoch because they are longer than a token budget."""
-        return self._sampling.num_skipped
+        return 0 if self._fits is None else int(np.count_nonzero(~self._fits))
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        return self._epoch(epoch, seed=seed, limit=self.limit_batches).num_batches
+        return self._epoch(epoch, seed, self.limit_batches).num_batches
 
     def fingerprint(self) -> dict[str, JSON]:
         """The dataset's own fingerprint, its size and lengths, and all options that choose the samples of an update."""
         if self._fingerprint is None:  # made once: every checkpoint contains it
-            dataset = fingerprint_of(self._dataset)
-            self._fingerprint = {"kind": "map", "dataset": dataset, **self._sampling.fingerprint()}
+            sizes = self._sizes
+            self._fingerprint = {
+                "kind": "map",
+                "dataset": fingerprint_of(self._dataset),
+                "num_samples": self._num_samples,
+                "global_batch_size": [list(pair) for pair in sizes] if isinstance(sizes, Sequence) else sizes,
+                "global_batch_tokens": self._tokens,
+                "num_skipped": self.num_skipped,
+                "packed": self._packed and self._tokens is not None,
+                "shuffle": self._shuffle,
+                "lengths": None if self._lengths is None else crc32(self._lengths.data),
+                "cut": {"micro_batch_size": self._micro_size, "micro_batch_tokens": self._micro_tokens},
+            }
+            if self._draws is not None:
+                self._fingerprint["draws"] = self._draws.fingerprint()
         limit: dict[str, JSON] = {} if self.limit_batches is None else {"limit_batches": self.limit_batches}
         return {**self._fingerprint, **limit}
 
@@ -143,15 +197,116 @@ class MapData(Data):
         while self._loaders:
             self._loaders.pop().close()
 
+    def _generate(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+        plan = self._plan(read)
+        first = next(plan, None)
+        if first is None:
+            return
+        plan, ahead = tee(chain([first], plan))
+        requests = chain.from_iterable(requests for _, requests in ahead)
+        with self._replies(requests, len(first[1]), pins=read.pin_memory and can_pin()) as replies:
+            for batch, asked in plan:
+                faults = batch.faults
+                microbatches: list[Microbatch] = []
+                for request in asked:
+                    reply = next(replies)
+                    microbatch = self._microbatch(request, reply)
+                    faults += reply.faults
+                    if microbatch.num_samples:
+                        microbatches.append(microbatch)
+                batch.microbatches = tuple(microbatches)
+                batch.faults = faults
+                yield batch
+
+    def _plan(self, read: ReadOptions) -> Iterator[tuple[GlobalBatch, list[Request]]]:
+        """Global batches to be filled, and the micro-batches of each that this rank asks for."""
+        position = read.start
+        modulo = 0 if self._draws is None else self._num_samples
+        while self._num_epochs is None or position.epoch < self._num_epochs:
+            epoch = self._epoch(position.epoch, read.seed, self.limit_batches)
+            samples = epoch.batch(position.batch)
+            cut = self._cut(samples, read.ranks)
+            requests = [
+                Request(position.epoch, position.batch, number, cut[number], epoch.key, modulo)
+                for number in read.share(len(cut))
+            ]
+            # A rank without a micro-batch asks for an empty one: else its loader would look for its next request
+            # through all epochs to come.
+            requests = requests or [Request(position.epoch, position.batch, 0, [], epoch.key)]
+            ends_epoch = position.batch + 1 == epoch.num_batches
+            batch = GlobalBatch(
+                position=position,
+                following=position.after(ends_epoch=ends_epoch),
+                microbatches=(),
+                num_microbatches=len(cut),
+                num_samples=len(samples),
+                ends_epoch=ends_epoch,
+            )
+            yield batch, requests
+            position = batch.following
+
+    def _epoch_of(self, epoch: int, seed: int, limit: int | None) -> Epoch:
+        """The first `limit` global batches of an epoch, a pure function."""
+        if self._draws is None:
+            num_samples = self._num_samples
+            visited = order_of(num_samples, seed=seed, epoch=epoch, shuffle=self._shuffle)
+        else:
+            num_samples = self._draws.num_samples
+            visited = self._draws.order(key(seed, "draws", epoch))
+        edges: Sequence[int] | None = None
+        if self._fits is not None:
+            samples = visited(0, num_samples)
+            samples = samples[self._fits[samples % self._num_samples]]
+            num_samples = len(samples)
+            if self._tokens is not None:
+                samples, edges = self._cut_by_tokens(samples, self._tokens, key(seed, "batches", epoch))
+            kept = samples
+            visited: Order = lambda start, stop: kept[start:stop]  # noqa: E731
+        if edges is None:
+            edges = cut_by_pairs(self._pairs, num_samples, epoch, limit)
+        last = None if limit is None else limit + 1
+        return Epoch(visited, num_samples, edges[:last], key(seed, "sample", epoch))
+
+    def _cut_by_tokens(
+        self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        if self._packed:  # the order needs no lengths that are alike
+            return samples, cut_by_sum(self._lengths_of(samples), max_tokens=max_tokens)
+        if self._shuffle:
+            samples = group_by_length(samples, self._lengths_of(samples), window=_LENGTH_WINDOW)
+        edges = cut_by_tokens(self._lengths_of(samples), max_tokens=max_tokens)
+        return shuffle_batches(samples, edges, shuffle_key=shuffle_key) if self._shuffle else (samples, edges)
+
+    def _cut(self, samples: NDArray[np.int64], ranks: int) -> list[list[int]]:
+        """Micro-batches of a global batch: by tokens (packed, or sorted by length, to pad little), count, or evenly."""
+        max_tokens, max_samples = self._micro_tokens, self._micro_size
+        if max_tokens is not None:
+            lengths = self._lengths_of(samples)
+            if self._packed:
+                bins = pack(lengths, max_tokens=max_tokens, max_samples=max_samples)
+                return [samples[places].tolist() for places in bins]
+            order = np.argsort(lengths, kind="stable")
+            samples = samples[order]
+            edges = cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples)
+        elif max_samples is not None:
+            edges = cut_by_count(len(samples), max_samples)
+        else:
+            edges = cut_evenly(len(samples), ranks)
+        indices: list[int] = samples.tolist()
+        return [indices[start:end] for start, end in pairwise(edges)]
+
+    def _lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return cast("NDArray[np.int64]", self._lengths)[samples % self._num_samples]
+
     @contextmanager
-    def _loader(self, microbatches_per_batch: int, *, pins: bool) -> Generator[InlineLoader | WorkerLoader]:
-        fetcher = Fetcher(self._dataset, self._collate, self._reading, packed=self._sampling.packed)
+    def _replies(self, requests: Iterator[Request], per_batch: int, *, pins: bool) -> Generator[Iterator[Reply]]:
+        fetcher = Fetcher(self._dataset, self._collate, self._reading, packed=self._packed)
         if self._num_workers == 0:
-            yield InlineLoader(fetcher, pins=pins)
+            yield read_here(fetcher, requests, pins=pins)
             return
         loader = next((one for one in self._loaders if not one.in_use and one.pins == pins), None)
         if loader is None:
-            prefetch = max(1, ceil(self._reading.prefetch_batches * microbatches_per_batch / self._num_workers))
+            prefetch = max(1, ceil(self._reading.prefetch_batches * per_batch / self._num_workers))
             loader = WorkerLoader(
                 fetcher,
                 num_workers=self._num_workers,
@@ -162,66 +317,30 @@ class MapData(Data):
             self._loaders.append(loader)
         loader.in_use = True
         try:
-            yield loader
+            yield loader.read(requests)
         finally:
             loader.in_use = False
             if loader.is_lost and loader in self._loaders:
                 self._loaders.remove(loader)
                 loader.close()
 
-    def _generate(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        plan = self._plan(read)
-        first = next(plan, None)
-        if first is None:
-            return
-        plan, ahead = tee(chain([first], plan))
-        in_columns = self._collate is DEFAULT_COLLATE
-        with self._loader(len(first.requests), pins=read.pin_memory and can_pin()) as loader:
-            loader.start(request for planned in ahead for request in planned.requests)
-            for planned in plan:
-                replies = loader.take(len(planned.requests))
-                pairs = zip(planned.requests, replies, strict=True)
-                microbatches = [_microbatch(*pair, in_columns=in_columns) for pair in pairs]
-                yield GlobalBatch(
-                    position=planned.position,
-                    following=planned.following,
-                    microbatches=tuple([microbatch for microbatch in microbatches if microbatch.num_samples]),
-                    num_microbatches=planned.num_microbatches,
-                    num_samples=planned.num_samples,
-                    ends_epoch=planned.following.batch == 0,
-                    faults=tuple([fault for reply in replies for fault in reply.faults]),
-                )
-
-    def _plan(self, read: ReadOptions) -> Iterator[_Planned]:
-        position = read.start
-        modulo = 0 if self._sampling.draws is None else self._sampling.num_samples
-        while self._num_epochs is None or position.epoch < self._num_epochs:
-            epoch = self._epoch(position.epoch, seed=read.seed, limit=self.limit_batches)
-            samples = epoch.batch(position.batch)
-            microbatches = self._sampling.microbatches(samples, read.ranks)
-            following = position.after(ends_epoch=position.batch + 1 == epoch.num_batches)
-            requests = [
-                Request(position.epoch, position.batch, number, microbatches[number], epoch.key, modulo)
-                for number in read.share(len(microbatches))
-            ]
-            # A rank without a micro-batch asks for an empty one: else its loader would look for its next request
-            # through all epochs to come.
-            requests = requests or [Request(position.epoch, position.batch, 0, [], epoch.key)]
-            yield _Planned(position, following, len(microbatches), len(samples), requests)
-            position = following
+    def _microbatch(self, request: Request, reply: Reply) -> Microbatch:
+        if reply.failure is not None:
+            error = DataError(reply.failure.message)
+            error.add_note(reply.failure.details)
+            raise error
+        left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
+        samples = request.indices
+        if left_out:
+            samples = [sample for sample in samples if sample not in left_out]
+        return Microbatch(
+            index=request.microbatch,
+            data=reply.data,
+            num_samples=reply.num_samples,
+            samples=samples if reply.num_samples == len(samples) else (),
+            in_columns=self._collate is DEFAULT_COLLATE,
+        )
 
 
-def _microbatch(request: Request, reply: Reply, *, in_columns: bool) -> Microbatch:
-    if reply.failure is not None:
-        raise reply.failure.error()
-    samples = request.indices
-    left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
-    if left_out:
-        samples = [sample for sample in samples if sample not in left_out]
-    return Microbatch(
-        index=request.microbatch,
-        data=reply.data,
-        num_samples=reply.num_samples,
-        samples=samples if reply.num_samples == len(samples) else (),
-        in_columns=in_columns,
-    )
+def _whole(name: str, value: int | None) -> int | None:
+    return None if value is None else require_whole(name, value)

@@ -5,7 +5,7 @@ import random
 import time
 import tracemalloc
 from collections.abc import Callable
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from evenstep.data import GlobalBatch, MapData, Mixture, Position, ReadOptions
+from evenstep.data.batching import cut_by_pairs
 from evenstep.data.dataset import draws_nothing, rows_of
-from evenstep.data.sampling import Sampling, cut_by_pairs
 
 
 class Noisy(Dataset[tuple[int, float, float, float]]):
@@ -165,14 +165,15 @@ def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch
 # --- Token budgets.
 
 
-def whole_epoch(sampling: Sampling, epoch: int = 0) -> list[list[int]]:
-    batches = sampling.epoch(epoch, seed=1)
-    return [batches.batch(number).tolist() for number in range(batches.num_batches)]
+def by_tokens(lengths: Any, **options: Any) -> list[list[list[int]]]:
+    """Micro-batches of the global batches of an epoch."""
+    data = MapData(range(len(lengths)), lengths=np.array(lengths), num_epochs=1, **options)
+    return [samples(batch) for batch in taken(data)]
 
 
 def test_sorting_by_length_wastes_little_of_the_budget() -> None:
     lengths = np.random.default_rng(3).integers(1, 200, 4000)
-    batches = whole_epoch(Sampling(num_samples=4000, global_batch_tokens=4000, lengths=lengths))
+    batches = [list(chain(*one)) for one in by_tokens(lengths, global_batch_tokens=4000)]
     longest = [lengths[batch].max() for batch in batches]
     assert longest != sorted(longest)
     assert lengths.sum() / sum(most * len(batch) for most, batch in zip(longest, batches, strict=True)) > 0.97
@@ -191,25 +192,21 @@ def test_batches_hold_every_sample_once_within_every_budget(
         taken = [lengths[index] for index in batch]
         return sum(taken) if packed else max(taken) * len(taken)
 
-    sampling = Sampling(
-        num_samples=len(lengths),
+    batches = by_tokens(
+        lengths,
         global_batch_tokens=tokens[0],
         micro_batch_tokens=tokens[1],
         micro_batch_size=micro_batch_size,
-        lengths=np.array(lengths),
         packed=packed,
     )
-    batches = whole_epoch(sampling, 1)
-    if packed:  # in the order of the epoch, each as full as can be
-        order = Sampling(num_samples=len(lengths), global_batch_size=len(lengths))
-        assert list(chain(*batches)) == whole_epoch(order, 1)[0]
-        assert all(size([*one, other[0]]) > tokens[0] for one, other in pairwise(batches))
-    assert sorted(chain(*batches)) == list(range(len(lengths)))
-    for batch in batches:
-        assert size(batch) <= tokens[0]
-        microbatches = sampling.microbatches(np.array(batch))
-        assert sorted(chain(*microbatches)) == sorted(batch)
-        assert all(size(one) <= tokens[1] and len(one) <= (micro_batch_size or 40) for one in microbatches)
+    assert sorted(chain(*chain(*batches))) == list(range(len(lengths)))
+    whole = [list(chain(*one)) for one in batches]
+    assert all(size(one) <= tokens[0] for one in whole)
+    assert all(size(one) <= tokens[1] and len(one) <= (micro_batch_size or 40) for one in chain(*batches))
+    if packed:  # each as full as can be
+        order = updates(MapData(range(len(lengths)), global_batch_size=len(lengths), num_epochs=1))[0]
+        ends = [order[sum(map(len, whole[: number + 1]))] for number in range(len(whole) - 1)]
+        assert all(size([*one, end]) > tokens[0] for one, end in zip(whole, ends, strict=False))
 
 
 # --- Sizes that change.
@@ -226,16 +223,15 @@ def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(given: list[tuple[int, int]], num_samples: int) -> None:
     number = 0
     for epoch in range(12):
-        expected, place = [], 0
-        while place < num_samples:
-            expected.append(place)
-            place += [size for begin, size in given if begin <= number + 1][-1]
+        expected = [0]
+        while expected[-1] < num_samples:
+            expected.append(expected[-1] + [size for begin, size in given if begin <= number + 1][-1])
             number += 1
         assert list(cut_by_pairs(given, num_samples, epoch)) == expected
 
 
 def test_a_long_run_is_not_walked_through() -> None:
-    assert len(cut_by_pairs([(1, 2), (11, 4)], 10**6, 10**9)) == 10**6 // 4
+    assert len(cut_by_pairs([(1, 2), (11, 4)], 10**6, 10**9)) == 10**6 // 4 + 1
 
 
 def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None:

@@ -19,7 +19,7 @@ from evenstep.config.ranks import build_mesh, build_strategy
 from evenstep.config.run import DataTable, RunConfig
 from evenstep.config.target import Call, OpenRun, open_run
 from evenstep.data import Data
-from evenstep.data.sampling import largest
+from evenstep.data.batching import largest
 from evenstep.errors import DataError, EvenstepError
 from evenstep.events import Hook
 from evenstep.optim.schedules import Plateau
