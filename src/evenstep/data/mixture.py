@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import KW_ONLY, asdict, field, replace
+from dataclasses import KW_ONLY, field, replace
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, get_args
@@ -37,22 +37,16 @@ class Mixing(ABC):
         `sizes` are the batches per epoch of each task that has some left, in the mixture's order.
         """
 
-    @abstractmethod
     def fingerprint(self) -> dict[str, JSON]:
         """Everything that must be equal for a resumed run to be exact."""
+        return {"kind": type(self).__name__, **vars(self)}
 
     def check(self, tasks: Sequence[str]) -> None:
         """Raise ArgumentError unless the options for single tasks are about `tasks`."""
 
 
 @option
-class _Options(Mixing):
-    def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": type(self).__name__, **asdict(self)}
-
-
-@option
-class _Repeated(_Options):
+class _Repeated(Mixing):
     _: KW_ONLY
     repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
     """Batches of a task in each update, or updates in each round, by task; 1 by default."""
@@ -94,7 +88,7 @@ class RoundRobin(_Repeated):
 
 @final
 @option
-class Sampled(_Options):
+class Sampled(Mixing):
     """Tasks drawn at random, in proportion to their data or flatter.
 
     With n_t the batches per epoch of task t (or the weights given) and temperature T,
@@ -140,21 +134,31 @@ def _check_tasks(argument: str, given: Mapping[str, object], tasks: Sequence[str
 
 @final
 class _Walk:
-    def __init__(self, mixture: "Mixture", seed: int) -> None:
+    """Counters of a mixture: the place of each task, update after update."""
+
+    def __init__(self, mixture: "Mixture", seed: int, state: Mapping[str, Any] | None = None) -> None:
         self.seed = seed
+        # tasks on one dataset visit it in different orders
+        self.seeds = {name: key(seed, "task", name) for name in mixture.data}
         self.position = Position()
         self.places = dict.fromkeys(mixture.data, Position())
         self._mixture = mixture
         self._number = 0  # of the global batch in the whole run
         self._ended: set[str] = set()  # tasks whose data have come to an end in this epoch of the mixture
-        self._sizes: dict[tuple[str, int], int] = {}  # batches of a task's data in an epoch
+        if state is not None:
+            self.position = Position(*state["position"])
+            self.places = {name: Position(*state["places"][name]) for name in mixture.data}
+            self._number = state["number"]
+            self._ended = set(state["ended"])
+        self._sizes = {name: self._size(name) for name in mixture.data}  # batches in the epoch of each task
 
     def step(self) -> Sequence[str]:
-        data, end = self._mixture.data, self._mixture.end
-        sizes = {name: self._size(name) for name in data if end != "max" or name not in self._ended}
+        """Go to the next position; gives the tasks between, each with one batch."""
+        end = self._mixture.end
+        sizes = {name: size for name, size in self._sizes.items() if end != "max" or name not in self._ended}
         tasks = [name for name in self._mixture.mixing(self._number, sizes, seed=self.seed) if self._take(name)]
         self._number += 1
-        ends_epoch = bool(self._ended) if end == "min" else len(self._ended) == len(data)
+        ends_epoch = bool(self._ended) if end == "min" else len(self._ended) == len(self._sizes)
         ends_epoch = ends_epoch or self.position.batch + 1 == self._mixture.limit_batches
         self.position = self.position.after(ends_epoch=ends_epoch)
         if ends_epoch:
@@ -170,33 +174,18 @@ class _Walk:
             "ended": sorted(self._ended),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.position = Position(*state["position"])
-        self._number = state["number"]
-        self.places = {name: Position(*state["places"][name]) for name in self.places}
-        self._ended = set(state["ended"])
-
-    def _size(self, name: str) -> int:
-        epoch = self.places[name].epoch
-        if (name, epoch) not in self._sizes:
-            size = self._mixture.data[name].num_batches(epoch, seed=_task_seed(self.seed, name))
-            self._sizes[name, epoch] = cast("int", size)
-            self._sizes.pop((name, epoch - 1), None)
-        return self._sizes[name, epoch]
-
     def _take(self, name: str) -> bool:
         if self._mixture.end == "max" and name in self._ended:
             return False
-        place = self.places[name]
-        ends = place.batch + 1 == self._size(name)
-        self.places[name] = place.after(ends_epoch=ends)
-        if ends:
+        ends_epoch = self.places[name].batch + 1 == self._sizes[name]
+        self.places[name] = self.places[name].after(ends_epoch=ends_epoch)
+        if ends_epoch:
             self._ended.add(name)
+            self._sizes[name] = self._size(name)
         return True
 
-
-def _task_seed(seed: int, task: str) -> int:
-    return key(seed, "task", task)  # tasks on one dataset visit it in different orders
+    def _size(self, name: str) -> int:
+        return cast("int", self._mixture.data[name].num_batches(self.places[name].epoch, seed=self.seeds[name]))
 
 
 @final
@@ -295,9 +284,9 @@ class Mixture(Data):
             one.close()
 
     def _walk_to(self, position: Position, seed: int) -> _Walk:
-        walk = _Walk(self, seed)
-        if self._known and self._known["seed"] == seed and Position(*self._known["position"]) <= position:
-            walk.load_state_dict(self._known)
+        known = self._known
+        is_before = bool(known) and known["seed"] == seed and Position(*known["position"]) <= position
+        walk = _Walk(self, seed, known if is_before else None)
         while walk.position < position:
             walk.step()
         return walk
@@ -307,8 +296,7 @@ class Mixture(Data):
             sources: dict[str, Iterator[GlobalBatch]] = {}
             for place, (name, one) in enumerate(self.data.items()):
                 rank = (read.rank + place) % read.ranks
-                seed = _task_seed(read.seed, name)
-                of_task = replace(read, start=walk.places[name], seed=seed, rank=rank, total=None)
+                of_task = replace(read, start=walk.places[name], seed=walk.seeds[name], rank=rank, total=None)
                 sources[name] = one.batches(of_task)
                 stack.enter_context(closing(cast("Any", sources[name])))
             while True:
@@ -329,9 +317,8 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
                 f"the data of task `{name}` ended, but a mixture goes on; give it data without `num_epochs`.",
                 field=name,
             )
-        waited_s = perf_counter() - began
-        counts = {"num_microbatches": batch.num_microbatches, "num_samples": batch.num_samples}
-        parts.append(Part(task=name, data_s=waited_s, **counts))
+        sizes = {"num_microbatches": batch.num_microbatches, "num_samples": batch.num_samples}
+        parts.append(Part(task=name, data_s=perf_counter() - began, **sizes))
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
         faults += batch.faults
         count += batch.num_microbatches
