@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from evenstep.cli.app import app
 from evenstep.cli.arguments import WithSettings
-from evenstep.config.keys import schema
+from evenstep.config.load import schema
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _MADE_BY = "<!-- Made by `python website/reference.py`; a test compares them. -->"

@@ -6,14 +6,14 @@ pydantic is imported when the first value is checked, so ranges are written by `
 
 import ast
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field as DataclassField
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
 from inspect import Parameter, cleandoc, getsource, signature
 from itertools import pairwise
 from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any, Never, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Never, NotRequired, TypeVar, cast, dataclass_transform, get_type_hints
 
 from annotated_types import Ge, Gt, Interval
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False, "arbitrary_types_allowed": True}
+NO_VALUE = ("missing", "missing_argument", "missing_keyword_only_argument", "unexpected_keyword_argument")
+"""Types of pydantic's errors that are about a name, not a value."""
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
@@ -41,10 +43,10 @@ def option(kind: type[T]) -> type[T]:
 
     Types and ranges stand in the annotations, the description of a field in the string under it. Class variables:
     `may_change` holds the names of fields that a resumed run may have another value of, `not_in_files` those of fields
-    for Python only; `takes_more` is True for a table of a run file with further keys.
+    for Python only; `extra` is "allow" for a table of a run file with further keys.
     """
     made: Any = dataclass(frozen=True)(kind)
-    made.__pydantic_config__ = STRICT
+    made.__pydantic_config__ = STRICT | {"extra": getattr(kind, "extra", "forbid")}
     build = made.__init__
 
     @wraps(build)
@@ -86,10 +88,6 @@ def _first_fault(
     return ArgumentError(f"`{field}` of {kind.__name__}: {text}{given_as}.", field=field)
 
 
-NO_VALUE = ("missing", "missing_argument", "missing_keyword_only_argument", "unexpected_keyword_argument")
-"""Types of pydantic's errors that are about a name, not a value."""
-
-
 def path_of(location: Sequence[str | int], given: object, *, missing: bool = False) -> tuple[str | int, ...]:
     """Keys of a location of pydantic's, without the labels that it adds for the members of a union.
 
@@ -127,11 +125,7 @@ class Matching:
 
 
 class Instance:
-    """Annotation of a field that takes objects of a class, which run files can't hold.
-
-    Args:
-        target: the class, as "module:name"; it is imported when an object is checked.
-    """
+    """Annotation of a field that takes objects of the class `target`, "module:name", which run files can't hold."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -196,21 +190,18 @@ class OneOf(Instance):
             several.append(table)
         return {"oneOf": several}
 
-    def kind(self, name: str) -> type:
-        kind = load(self.kinds)[name]
-        return load(kind) if isinstance(kind, str) else kind
+    def kind(self, name: object) -> type:
+        kinds: Mapping[str, Any] = load(self.kinds)
+        if not isinstance(name, str) or name not in kinds:
+            _refuse("kind", f"one of {', '.join(map(repr, kinds))}")
+        return load(kinds[name]) if isinstance(kinds[name], str) else kinds[name]
 
     def checked(self, value: object) -> object:
-        kinds: Mapping[str, object] = load(self.kinds)
         if isinstance(value, Mapping):
             table = dict(cast("Mapping[str, object]", value))
-            kind = table.pop("kind", self.default)
-            if not isinstance(kind, str) or kind not in kinds:
-                _refuse("kind", f"one of {', '.join(map(repr, kinds))}")
-            return from_table(self.kind(kind), table)
+            return from_table(self.kind(table.pop("kind", self.default)), table)
         if self.named and isinstance(value, str):
-            if value not in kinds:
-                _refuse("kind", f"one of {', '.join(map(repr, kinds))}")
+            self.kind(value)
             return value
         return super().checked(value)
 
@@ -218,30 +209,73 @@ class OneOf(Instance):
 def from_table(kind: type[T], table: Mapping[str, object]) -> T:
     """Object of a class, from a table of the arguments of its constructor."""
     made: Any = arguments_of(kind).validate_json(json.dumps(table, default=str))
-    if is_dataclass(kind):
-        return made
-    return kind(**{name: getattr(made, name) for name in made.model_fields_set})
+    return made if is_dataclass(kind) else cast("Any", kind)(**made)
 
 
 @cache
 def arguments_of(kind: type) -> "TypeAdapter[Any]":
-    """Schema of the arguments of a constructor; an option class is its own."""
-    from pydantic import ConfigDict, Field, TypeAdapter, create_model
+    """Schema of a table of the arguments of a constructor; an option class is its own."""
+    from pydantic import TypeAdapter
 
     if is_dataclass(kind):
         return TypeAdapter(kind)
-    hints = get_type_hints(kind.__init__, include_extras=True)
-    arguments: dict[str, Any] = {
-        name: (hints.get(name, Any), ... if one.default is Parameter.empty else one.default)
-        for name, one in signature(kind).parameters.items()
-        if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    }
     texts = {name: text for base in reversed(kind.__mro__) for name, text in _written_as_args(base.__doc__).items()}
-    described: dict[str, Any] = {
-        name: (hint, Field(default, description=texts.get(name))) for name, (hint, default) in arguments.items()
-    }
-    config = ConfigDict(**cast("Any", STRICT))
-    return TypeAdapter(cast("Any", create_model)(kind.__name__, __config__=config, __doc__=kind.__doc__, **described))
+    return arguments_table(kind, signature(kind).parameters.values(), texts)
+
+
+def arguments_table(
+    function: Callable[..., Any], parameters: Iterable[Parameter], texts: Mapping[str, str] | None = None
+) -> "TypeAdapter[Any]":
+    """Schema of a table of some arguments of a function or class, with their texts.
+
+    Annotations that pydantic can't read allow anything; a function that takes any keyword arguments any further keys.
+    """
+    from pydantic import Field, TypeAdapter
+    from typing_extensions import TypedDict
+
+    hints = _hints(function)
+    rows: dict[str, Any] = {}
+    extra = "forbid"
+    for one in parameters:
+        if one.kind is one.VAR_KEYWORD:
+            extra = "allow"
+        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+            continue
+        shown = None if one.default is one.empty else _default(one.default)
+        about: Any = Field(description=(texts or {}).get(one.name), json_schema_extra=shown)
+        hint: Any = Annotated[_readable(hints.get(one.name, Any)), about]
+        rows[one.name] = hint if shown is None else NotRequired[hint]
+    table: Any = cast("Any", TypedDict)(getattr(function, "__name__", "Arguments"), rows)
+    table.__doc__ = function.__doc__
+    table.__pydantic_config__ = STRICT | {"extra": extra}
+    return TypeAdapter(table)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function.__init__ if isinstance(function, type) else function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}  # annotations that only a type checker can read say nothing at run time
+
+
+def _readable(hint: Any) -> Any:
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        TypeAdapter(cast("Any", list)[hint], config=cast("Any", STRICT))
+    except (PydanticUserError, NameError, TypeError):
+        return Any
+    return hint
+
+
+def _default(value: object) -> Callable[[dict[str, Any]], None]:
+    def add(schema: dict[str, Any]) -> None:
+        from pydantic_core import to_jsonable_python
+
+        schema["default"] = to_jsonable_python(value, fallback=repr)
+
+    return add
 
 
 def _written_as_args(docstring: str | None) -> dict[str, str]:
@@ -265,27 +299,43 @@ def json_schema(kind: type) -> dict[str, Any]:
     from pydantic_core import core_schema
 
     class Described(GenerateJsonSchema):
-        def emit_warning(self, kind: Any, detail: str) -> None:
-            pass  # choices that are objects have no place in files
-
         def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
             made = super().dataclass_schema(schema)
             made["properties"] = _described(schema["cls"], made.get("properties", {}))
             made["description"] = _first_paragraph(made.get("description", ""))
-            made["title"] = made["title"].removesuffix("Table")
-            if getattr(schema["cls"], "takes_more", False):
-                made["additionalProperties"] = True
             return made
 
-        def normalize_name(self, name: str) -> str:
-            return super().normalize_name(name).removesuffix("Table")
-
-        def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
-            made = super().model_schema(schema)
+        def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> dict[str, Any]:
+            made = super().typed_dict_schema(schema)
             made["description"] = _first_paragraph(made.get("description", ""))
             return made
 
     return arguments_of(kind).json_schema(schema_generator=Described)
+
+
+def _described(kind: type[Any], properties: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: text for base in reversed(kind.__mro__) if is_dataclass(base) for name, text in _written_in(base)}
+    left_out = getattr(kind, "not_in_files", ())
+    found = {name: value for name, value in properties.items() if name not in left_out}
+    for name, value in found.items():
+        if name in texts:
+            value["description"] = " ".join(texts[name].split())
+        if name in getattr(kind, "may_change", ()):
+            value["mayChange"] = True
+    return found
+
+
+def _written_in(kind: type) -> list[tuple[str, str]]:
+    (written,) = ast.parse(dedent(getsource(kind))).body
+    return [
+        (one.target.id, text.value.value)
+        for one, text in pairwise(cast("ast.ClassDef", written).body)
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(one.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    ]
 
 
 def _first_paragraph(text: str) -> str:
@@ -294,8 +344,7 @@ def _first_paragraph(text: str) -> str:
 
 def plain_values(options: object) -> dict[str, object]:
     """Fields of an option class as plain values, which ranks and runs can compare; other objects by their class."""
-    found = {one.name: getattr(options, one.name) for one in fields(cast("Any", options))}
-    return {name: _plain(value) for name, value in found.items()}
+    return {one.name: _plain(getattr(options, one.name)) for one in fields(cast("Any", options))}
 
 
 def _plain(value: object) -> object:
@@ -306,38 +355,3 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in cast("Sequence[object]", value)]
     return value if isinstance(value, int | float | str | None) else type(value).__name__
-
-
-def _described(kind: type[Any], properties: dict[str, Any]) -> dict[str, Any]:
-    texts = texts_of(kind)
-    left_out = getattr(kind, "not_in_files", ())
-    found = {name: value for name, value in properties.items() if name not in left_out}
-    for name in found.keys() & texts.keys():
-        found[name]["description"] = " ".join(texts[name].split())
-    for name in found.keys() & set(getattr(kind, "may_change", ())):
-        found[name]["mayChange"] = True
-    return found
-
-
-@cache
-def texts_of(kind: type) -> dict[str, str]:
-    """Description of each field of an option class: the string under it."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if is_dataclass(base):
-            texts |= _written_in(base)
-    return texts
-
-
-def _written_in(kind: type) -> dict[str, str]:
-    (written,) = ast.parse(dedent(getsource(kind))).body
-    body = cast("ast.ClassDef", written).body
-    return {
-        one.target.id: cleandoc(text.value.value)
-        for one, text in pairwise(body)
-        if isinstance(one, ast.AnnAssign)
-        and isinstance(one.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }

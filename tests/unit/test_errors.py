@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from evenstep.config.keys import all_keys
+from evenstep.config.load import all_keys
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 ERRORS = ("error", "raised", "second")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import evenstep
-from evenstep.config.keys import all_keys
+from evenstep.config.load import all_keys
 from evenstep.errors import ArgumentError
 from evenstep.usual_words import ARGUMENTS, KEYS
 from refused import refused

@@ -19,8 +19,7 @@ from evenstep.cli.check import parameters_of
 from evenstep.cli.session import building, on_ranks
 from evenstep.cli.train import train
 from evenstep.config.build import build_parts
-from evenstep.config.keys import schema
-from evenstep.config.load import refused_at, settings_of
+from evenstep.config.load import refused_at, schema, settings_of
 from evenstep.config.target import open_run
 from evenstep.errors import ConfigError
 from evenstep.parallel import Group, device_of_rank

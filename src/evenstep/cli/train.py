@@ -26,8 +26,7 @@ from evenstep.cli.folder import (
 from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
 from evenstep.cli.session import building, on_ranks
-from evenstep.config.keys import Tree, may_change
-from evenstep.config.load import Setting, from_arguments, read, settings_in, settings_of
+from evenstep.config.load import Setting, Tree, from_arguments, may_change, read, settings_in, settings_of
 from evenstep.config.target import OpenRun, open_run
 from evenstep.errors import ConfigError
 from evenstep.events import Watchdog

@@ -1,17 +1,18 @@
 """Reads run files: TOML, the environment and the command line.
 
-The file is the base, environment variables change it, the command line has the last word:
-`EVENSTEP_TRAIN__UPDATES=10` and `--train.updates 10` both mean key `updates` of table `train`. Values are read as TOML,
-and as text where they aren't TOML; `none` takes a key away.
+The file is the base, environment variables change it, the command line has the last word. Values are read as TOML, and
+as text where they aren't TOML; `none` takes a key away.
 """
 
 import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, cast
@@ -19,21 +20,18 @@ from typing import Any, NamedTuple, cast
 from pydantic import ValidationError
 
 from evenstep.arguments import meant
-from evenstep.config.keys import Tree, advice_for
 from evenstep.config.run import RunConfig
 from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError, clause
-from evenstep.schema import arguments_of, path_of
+from evenstep.schema import arguments_of, json_schema, path_of
+from evenstep.usual_words import KEYS
 
 PREFIX = "EVENSTEP_"
+Tree = dict[str, Any]
+_EXTRA = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class Setting(NamedTuple):
-    """One value from outside the file, as text.
-
-    Args:
-        path: the key, from the outermost table inwards.
-        origin: the words of the user, such as `--train.updates`.
-    """
+    """One value from outside the file, as text; `origin` is the user's word for it, such as `--train.updates`."""
 
     path: tuple[str, ...]
     text: str
@@ -65,9 +63,9 @@ def read_file(path: Path) -> Tree:
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """The settings among environment variables, tables before their keys."""
+    """The settings among environment variables, such as `EVENSTEP_TRAIN__UPDATES=10`, tables before their keys."""
     settings = [
-        Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
+        Setting(tuple(name.removeprefix(PREFIX).lower().split("__")), text, name)
         for name, text in environ.items()
         if name.startswith(PREFIX)
     ]
@@ -76,9 +74,6 @@ def from_environment(environ: Mapping[str, str]) -> list[Setting]:
 
 def from_arguments(arguments: Sequence[str]) -> list[Setting]:
     """The settings among command-line arguments: `--section.key value` or `--section.key=value`.
-
-    Raises:
-        ConfigError: an argument is no setting, or has no value.
 
     >>> [(s.path, s.text) for s in from_arguments(["--train.updates", "10", "--seed=7"])]
     [(('train', 'updates'), '10'), (('seed',), '7')]
@@ -94,7 +89,7 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
             faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
         else:
             path = tuple(name.removeprefix("--").split("."))
-            settings.append(Setting(path=path, text=text if equals else rest.pop(0), origin=name))
+            settings.append(Setting(path, text if equals else rest.pop(0), name))
     if faults:
         raise ConfigError(faults)
     return settings
@@ -102,7 +97,7 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
 
 def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
     """Settings of values by dotted keys."""
-    return [Setting(path=tuple(key.split(".")), text=str(value), origin=origin) for key, value in values.items()]
+    return [Setting(tuple(key.split(".")), str(value), origin) for key, value in values.items()]
 
 
 def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
@@ -115,7 +110,7 @@ def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
     """A copy of `tree` with the settings put in, later ones over earlier ones, and the faults of the impossible ones.
 
     A text whose keys are set becomes the `kind` of a table. In a list of hooks a name stands for the hook of that name,
-    which is added if there is none; `none` takes it away.
+    which is added if there is none.
 
     >>> merge({"train": {"epochs": 3}}, from_arguments(["--train.epochs", "none", "--train.updates", "9"]))
     ({'train': {'updates': 9}}, [])
@@ -170,30 +165,13 @@ def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
     """
     tree, misplaced = merge(read_file(path), settings)
     try:
-        config = parse(tree)
+        config = arguments_of(RunConfig).validate_json(as_json(tree))
     except ValidationError as error:
         origins = {one.path: one.origin for one in settings}
         raise ConfigError([*misplaced, *faults_of(error, tree, origins=origins)]) from None
     if misplaced:
         raise ConfigError(misplaced)
     return config, tree
-
-
-def parse(tree: Tree) -> RunConfig:
-    """The values of tables; arguments of hooks of evenstep are put into `args`, and words between commas in a list."""
-    arranged = dict(tree)
-    if isinstance(tree.get("reset"), str):
-        arranged["reset"] = tree["reset"].split(",")
-    if isinstance(tree.get("hooks"), list):
-        arranged["hooks"] = [_hook(one) if isinstance(one, dict) else one for one in tree["hooks"]]
-    return arguments_of(RunConfig).validate_json(as_json(arranged))
-
-
-def _hook(table: Tree) -> Tree:
-    if "use" not in table:
-        return table
-    own = {name: value for name, value in table.items() if name in ("use", "target", "args")}
-    return {**own, "args": {name: value for name, value in table.items() if name not in own}}
 
 
 def as_json(value: object) -> str:
@@ -206,6 +184,80 @@ def at(tree: Tree, path: Sequence[str | int]) -> Any:
     for key in path:
         found = found[int(key) if isinstance(found, list | tuple) else key]
     return found
+
+
+@cache
+def schema() -> Tree:
+    """JSON schema of run files."""
+    return json_schema(RunConfig)
+
+
+@cache
+def all_keys() -> dict[str, bool]:
+    """Every key of run files, dotted, tables included, and True where a resumed run may have another value.
+
+    A name of the user's own is `NAME`.
+    """
+    return dict(_keys(schema(), "", False))
+
+
+def _keys(node: Mapping[str, Any], outer: str, may_change: bool) -> Iterator[tuple[str, bool]]:
+    for table in _tables(node):
+        for name, value in table["properties"].items():
+            may = may_change or value.get("mayChange", False)
+            yield outer + name, may
+            yield from _keys(value, f"{outer}{name}.", may)
+            inner = next((one for one in _tables_by_name(value) if list(_tables(one))), None)
+            if inner is not None:
+                yield f"{outer}{name}.NAME", may
+                yield from _keys(inner, f"{outer}{name}.NAME.", may)
+
+
+def _tables(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if "$ref" in node:
+        node = schema()["$defs"][node["$ref"].rpartition("/")[2]]
+    if "properties" in node:
+        yield node
+    for one in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from _tables(one)
+
+
+def _tables_by_name(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    several = [one.get("additionalProperties") for one in (node, *node.get("anyOf", ()))]
+    return [one for one in several if isinstance(one, dict)]
+
+
+def may_change(path: Sequence[str]) -> bool:
+    """True for a key that a resumed run may have another value of, as the updates already made don't depend on it.
+
+    >>> may_change(("train", "updates")), may_change(("tasks", "box", "data", "num_workers")), may_change(("seed",))
+    (True, True, False)
+    """
+    return any(may and _names(key, path[: key.count(".") + 1]) for key, may in all_keys().items())
+
+
+def _names(key: str, path: Sequence[str]) -> bool:
+    parts = key.split(".")
+    return len(parts) == len(path) and all(one in ("NAME", other) for one, other in zip(parts, path, strict=True))
+
+
+def advice_for(path: Sequence[str]) -> str:
+    """End of a sentence about an unknown key: the key that was most likely meant, or those that there are.
+
+    >>> advice_for(("train", "update")), advice_for(("clip_norm",)), advice_for(("learning_rate",))
+    ('did you mean `train.updates`?', 'did you mean `train.clip_norm`?', 'did you mean `optimizer.lr`?')
+    """
+    *outer, last = path
+    if last in KEYS:
+        return f"did you mean `{KEYS[last]}`?"
+    known = sorted(all_keys(), key=lambda key: ("NAME" in key, key.count("."), key))
+    siblings = [key.rpartition(".")[2] for key in known if _names(key, [*outer, key.rpartition(".")[2]])]
+    close = [".".join([*outer, one]) for one in get_close_matches(last, siblings, n=1)]
+    close += [key for key in known if key.rpartition(".")[2] == last]
+    close += get_close_matches(".".join(path), known, n=1)
+    if close:
+        return f"did you mean `{close[0]}`?"
+    return f"there are {', '.join(siblings)}." if siblings else "leave it out."
 
 
 def faults_of(
@@ -236,15 +288,14 @@ def faults_of(
             given = given.get("kind", "")
         origin = next((name for key, name in (origins or {}).items() if tuple(path[: len(key)]) == key), "")
         where = f"`{'.'.join(path)}`" + (f" (set by {origin})" if origin else "")
-        if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if fault["type"] in _EXTRA:
             text, end = "is not a key", f"; {advise(path)}"
         elif "missing" in fault["type"]:
             text, end = "is missing", "; set it."
         elif isinstance(cause, ArgumentError):
             text, end = str(cause).rstrip("."), "."
         else:
-            allowed = re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected", "")))
-            close = meant(str(given), allowed)
+            close = meant(str(given), re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected", ""))))
             text = (fault["msg"][:1].lower() + fault["msg"][1:]).removeprefix("input ")
             end = f", but is {quoted(given)}" + (f'; did you mean "{close}"?' if close else ".")
         if fault["type"] not in ("object", "needs_python_object") or where not in texts:  # a file can't hold objects

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt
+from pydantic import BeforeValidator
 
 from evenstep.data.batching import Oversized
 from evenstep.data.loader import Reading
@@ -47,6 +48,10 @@ else:
     AnyPrecision = Annotated[Any, OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)]
 
 
+def _split(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
 @option
 class Target:
     """A Python object to call, and its arguments."""
@@ -78,7 +83,7 @@ HOOKS = {
 class HookTable:
     """A hook of evenstep by name, or a callable with its arguments."""
 
-    takes_more: ClassVar[bool] = True
+    extra: ClassVar[str] = "allow"
 
     _: KW_ONLY
     use: Literal[tuple(HOOKS)] | None = None  # type: ignore[valid-type]
@@ -91,6 +96,13 @@ class HookTable:
     def __post_init__(self) -> None:
         if (self.use is None) == (self.target is None):
             raise ArgumentError("give one of `use` and `target`.", field="target")
+        if self.target is not None and self.further:
+            raise ArgumentError("is not a key; put it into `args`.", field=next(iter(self.further)))
+
+    @property
+    def further(self) -> Args:
+        """Further keys of the table."""
+        return {name: value for name, value in vars(self).items() if name not in ("use", "target", "args")}
 
 
 @option
@@ -383,7 +395,7 @@ class RunConfig:
     resume: str = "never"
     """Beginning of the run: `never` for a new run, `auto` for the newest valid checkpoint in the run folder, if any, or
     the path of a checkpoint or run folder."""
-    reset: tuple[Reset, ...] = ()
+    reset: Annotated[tuple[Reset, ...], BeforeValidator(_split)] = ()
     """Parts of the checkpoint that `resume` names not to load: `optimizer`, `lr_schedule`, `metrics`, `data`, as a list
     or separated by commas. The update count continues."""
     model: Target

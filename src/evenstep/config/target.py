@@ -9,28 +9,24 @@ import inspect
 import json
 import os
 import sys
-import typing
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NotRequired, cast, final
+from typing import Any, cast, final
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-from typing_extensions import TypedDict
+from pydantic import ValidationError
 
-from evenstep.arguments import advice, meant
-from evenstep.config.keys import Tree
-from evenstep.config.load import Setting, as_json, at, faults_of, quoted, read
+from evenstep.arguments import advice
+from evenstep.config.load import Setting, Tree, as_json, at, faults_of, quoted, read
 from evenstep.config.ranks import build_layout, check_ranks
 from evenstep.config.run import HOOKS, GroupTable, OptimizerTable, RunConfig, Target
 from evenstep.errors import ArgumentError, ConfigError, clause
 from evenstep.lazy import load
 from evenstep.process import user_line
-from evenstep.schema import STRICT
+from evenstep.schema import arguments_table
 
 
 @contextmanager
@@ -64,10 +60,7 @@ def loaded_from(folder: Path) -> dict[str, Path]:
 
 
 def find(target: str, folder: Path) -> Callable[..., Any]:
-    """The class or function that `target` names; its module is imported, which runs it.
-
-    Args:
-        folder: the recipe's, which is importable.
+    """The class or function that `target` names, from the recipe's importable folder; its module is imported.
 
     Raises:
         ArgumentError: there is no such object; the message goes on after the key's name.
@@ -104,11 +97,10 @@ def _load(place: str, name: str) -> ModuleType:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """A target with its arguments, converted to what its signature asks for."""
 
-    key: str
     function: Callable[..., Any]
     arguments: Mapping[str, object]
 
@@ -138,58 +130,25 @@ def bind(
     try:
         parameters = list(inspect.signature(function).parameters.values())[num_given:]
     except ValueError:  # some built-in classes don't have one
-        return Call(key=key, function=function, arguments=args), []
-    known = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        return Call(function, args), []
+    known = {one.name: one for one in parameters}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     missing = [name for name in named if name not in known and not takes_any]
     faults = [f"`{key}` must take an argument `{name}`, but does not." for name in missing]
-    own = {name: one for name, one in known.items() if name not in named}
-    hints = _hints(function)
-    table = {name: hints.get(name, Any) for name in own}
-    required = {name for name, one in own.items() if one.default is one.empty}
+    own = [one for one in parameters if one.name not in named]
     inside = (f"{key}.args" if at is None else at).split(".")
     try:
-        made = _table(table, required, takes_any).validate_json(as_json(args), strict=True)
+        made = arguments_table(function, own).validate_json(as_json(args), strict=True)
     except ValidationError as error:
+        names = [one.name for one in own if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         wrong = faults_of(
-            error, args, inside=inside, advise=lambda path: advice(path[-1], list(own) if path[:-1] == inside else [])
+            error, args, inside=inside, advise=lambda path: advice(path[-1], names if path[:-1] == inside else [])
         )
-        return Call(key=key, function=function, arguments=args), [*faults, *wrong]
-    arguments = {name: args[name] if table.get(name, Any) is Any else _resolved(made[name], folder) for name in args}
-    return Call(key=key, function=function, arguments=arguments), faults
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function.__init__ if isinstance(function, type) else function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}  # annotations that only a type checker can read say nothing at run time
-
-
-def _table(hints: Mapping[str, Any], required: set[str], takes_any: bool) -> TypeAdapter[Any]:
-    own = {name: _readable(hint) for name, hint in hints.items()}
-    optional: Any = NotRequired
-    return _adapter({name: hint if name in required else optional[hint] for name, hint in own.items()}, takes_any)
-
-
-def _adapter(hints: Mapping[str, Any], takes_any: bool = False) -> TypeAdapter[Any]:
-    make: Any = TypedDict
-    table: Any = make("Arguments", hints)
-    table.__pydantic_config__ = STRICT | {"extra": "allow" if takes_any else "forbid"}
-    return TypeAdapter(table)
-
-
-def _readable(hint: Any) -> Any:
-    """The annotation, or Any for one that pydantic can't read."""
-    try:
-        _adapter({"value": hint})
-    except (PydanticUserError, NameError, TypeError):
-        return Any
-    return hint
-
-
-def _resolved(value: object, folder: Path) -> object:
-    return (folder / value.expanduser()).resolve() if isinstance(value, Path) else value
+        return Call(function, args), [*faults, *wrong]
+    for name, value in made.items():
+        if isinstance(value, Path):
+            made[name] = (folder / value.expanduser()).resolve()
+    return Call(function, made), faults
 
 
 @final
@@ -198,7 +157,7 @@ class OpenRun:
     """A run without faults.
 
     Args:
-        tables: its run file with its overrides.
+        tables: its run file with its overrides; paths are absolute.
         calls: the objects that the run file names, ready to be called, by their keys, such as `data.train`.
         recipe: the folder of the recipe's Python files, importable while the run is open.
     """
@@ -209,7 +168,7 @@ class OpenRun:
     recipe: Path
 
     def resolved(self) -> Tree:
-        """The run file as plain tables with its overrides, as a run folder keeps it; paths are absolute."""
+        """The run file as plain tables with its overrides, as a run folder keeps it."""
         return {**self.tables, "recipe": "recipe"}
 
     def plain(self) -> Tree:
@@ -239,7 +198,7 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
     if not recipe.is_dir():
         raise ConfigError([*faults, f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one."])
     calls: dict[str, Call] = {}
-    causes: list[BaseException] = []
+    cause: BaseException | None = None
     with importable(recipe):
         for key, place, found, args, more in _named(config, recipe):
             try:
@@ -247,9 +206,9 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
                 faults += wrong
             except ArgumentError as error:
                 faults.append(f"`{place}` {error}")
-                causes += [] if error.__cause__ is None else [error.__cause__]
+                cause = cause or error.__cause__
         if faults:
-            raise ConfigError(faults) from next(iter(causes), None)
+            raise ConfigError(faults) from cause
         for key, call in calls.items():
             paths = {name: str(value) for name, value in call.arguments.items() if isinstance(value, Path)}
             if paths:
@@ -270,7 +229,7 @@ def _named(config: RunConfig, recipe: Path) -> Iterator[_Named]:
         if hook.target is not None:
             yield key, f"{key}.target", partial(find, hook.target, recipe), hook.args, {}
         else:
-            yield key, key, partial(load, HOOKS[str(hook.use)]), hook.args, {"at": key}
+            yield key, key, partial(load, HOOKS[str(hook.use)]), hook.further, {"at": key}
     for key, table in config.sets.items():
         if table.collate is not None:
             yield f"{key}.collate", f"{key}.collate", partial(find, table.collate, recipe), {}, {"num_given": 1}
@@ -310,7 +269,7 @@ def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class
 
     known = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "LBFGS"}
     if optimizer.name not in known:
-        small = {name.lower(): name for name in known}
-        close = small.get(meant(str(optimizer.name), small), "AdamW")
-        raise ArgumentError(f'is "{optimizer.name}", but must be a class of torch.optim; did you mean `{close}`?')
+        raise ArgumentError(
+            f'is "{optimizer.name}", but must be a class of torch.optim; {advice(optimizer.name, known)}'
+        )
     return known[optimizer.name]

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from evenstep.cli.app import app
-from evenstep.config.keys import schema
+from evenstep.config.load import schema
 from evenstep.version import __version__
 
 Run = Callable[..., Any]

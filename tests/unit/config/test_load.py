@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tomli_w import dumps
 
-from evenstep.config.keys import all_keys
-from evenstep.config.load import from_arguments, from_environment
+from evenstep.config.load import all_keys, from_arguments, from_environment
 from evenstep.config.target import OpenRun, open_run
 from evenstep.errors import ConfigError
 

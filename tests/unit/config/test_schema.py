@@ -13,7 +13,7 @@ from annotated_types import Interval
 from pydantic import TypeAdapter, ValidationError
 
 import evenstep
-from evenstep.config.keys import may_change, schema
+from evenstep.config.load import may_change, schema
 from evenstep.config.run import DataTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
