@@ -5,6 +5,7 @@ of each set, and packs the state of hooks and data as a checkpoint would. Method
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
 from typing import final
@@ -14,8 +15,8 @@ from torch import nn
 from evenstep.arguments import advice, first_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
-from evenstep.cli.session import building, on_ranks
-from evenstep.config.build import RunParts
+from evenstep.cli.session import on_ranks
+from evenstep.config.build import RunParts, build_parts
 from evenstep.config.load import settings_of
 from evenstep.config.run import DataTable
 from evenstep.config.target import OpenRun, open_run
@@ -68,7 +69,7 @@ class OneUpdate(Hook):
 def _check(run: OpenRun, folder: Path, group: Group) -> int:
     config = run.config
     saved = complete_checkpoints(folder / "checkpoints") if config.resume == "auto" else []
-    with building(run, group, begins=not saved) as parts:
+    with closing(build_parts(run, group, begins=not saved)) as parts:
         for data in parts.evaluations.values():
             data.limit_batches = 1
         one = OneUpdate()

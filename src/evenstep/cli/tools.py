@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import advice
 from evenstep.cli.check import parameters_of
-from evenstep.cli.session import building, on_ranks
+from evenstep.cli.session import on_ranks
 from evenstep.cli.train import train
 from evenstep.config.build import build_parts
 from evenstep.config.load import refused_at, schema, settings_of
@@ -157,7 +157,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
             raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 
         def work(group: Group) -> int:
-            with building(run, group) as parts:
+            with closing(build_parts(run, group)) as parts:
                 found = find_lr(parts.for_trial().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)

@@ -6,7 +6,7 @@ All parts are built before the folder is made. A run that fails before its first
 import shutil
 import sys
 from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from shlex import quote
 from typing import Any, cast
@@ -25,7 +25,8 @@ from evenstep.cli.folder import (
 )
 from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
-from evenstep.cli.session import building, on_ranks
+from evenstep.cli.session import on_ranks
+from evenstep.config.build import build_parts
 from evenstep.config.load import Setting, Tree, from_arguments, may_change, read, settings_in, settings_of
 from evenstep.config.target import OpenRun, open_run
 from evenstep.errors import ConfigError
@@ -145,7 +146,10 @@ def _from_here(setting: Setting) -> Setting:
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     """Train a run in its folder, from a source of `where_to_begin`; gives the exit code."""
     resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
-    with redirect_stdout(cast("Any", Screen(sys.stdout))), building(run, group, begins=not resumes) as parts:
+    with (
+        redirect_stdout(cast("Any", Screen(sys.stdout))),
+        closing(build_parts(run, group, begins=not resumes)) as parts,
+    ):
         hooks = parts.hooks
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]

@@ -20,7 +20,7 @@ from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.build_data import build_sets
 from evenstep.config.load import refused_at
 from evenstep.config.ranks import build_layout
-from evenstep.config.run import RunConfig, Target, TaskTable
+from evenstep.config.run import ParallelTable, RunConfig, Target, TaskTable
 from evenstep.config.target import Call, OpenRun
 from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
@@ -32,7 +32,7 @@ from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Evaluation, Training, WriterName
-from evenstep.parallel import Mesh, Strategy, device_of_rank
+from evenstep.parallel import Group, Mesh, Strategy, device_of_rank, strategy_named
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
@@ -143,10 +143,11 @@ def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
     return None if whole == Constant() else whole
 
 
-def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:
+def build_parts(run: OpenRun, group: Group | None = None, *, begins: bool = True) -> RunParts:
     """Call everything that the run names; torch has the run's number of threads from here on.
 
     Args:
+        group: the ranks of the run; None to run all stages in this process, one after the other.
         begins: False for a run that goes on, whose model does not take the weights that it once began with.
 
     Raises:
@@ -156,14 +157,20 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     config = run.config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    model, loaded = _model_and_weights(run, mesh, begins=begins)
+    with refused_at("parallel.pipeline"):
+        mesh = None if group is None else Mesh.of(group, pipeline=config.parallel.pipeline)
+    made = make_model(run)
+    loaded = None
+    if begins and isinstance(made, nn.Module):
+        loaded = _load_weights(config, made)
+    model = build_model(config, made, mesh)
+    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
+        loaded = _load_weights(config, model)
     hooks, task = prepared(run, model)
     optimizer = make_optimizer(run, model)
-    data, evaluations = build_sets(config, _datasets(run), run.calls)
-    writers: list[Writer | WriterName] = [
-        _make(run, f"log.writers.{index}", Writer) if isinstance(one, Target) else one
-        for index, one in enumerate(config.log.writers)
-    ]
+    keys = [f"{key}.train" for key in config.sets]
+    keys += [f"{key}.evaluations.{name}" for key, table in config.sets.items() for name in table.evaluations]
+    data, evaluations = build_sets(config, {key: _make(run, key, object) for key in keys}, run.calls)
     return RunParts(
         config=config,
         model=model,
@@ -173,8 +180,23 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         data=data,
         evaluations=evaluations,
         hooks=hooks,
-        writers=writers,
+        writers=[
+            _make(run, f"log.writers.{index}", Writer) if isinstance(one, Target) else one
+            for index, one in enumerate(config.log.writers)
+        ],
         loaded=loaded,
+        strategy=None if mesh is None else _strategy(config.parallel, mesh.data),
+    )
+
+
+def _strategy(parallel: ParallelTable, group: Group) -> Strategy:
+    return strategy_named(
+        parallel.strategy,
+        group,
+        reduction=parallel.reduction,
+        blocks=parallel.blocks,
+        shard_ranks=parallel.shard_ranks,
+        gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
     )
 
 
@@ -220,33 +242,11 @@ def seeded(seed: int) -> Generator[None]:
         yield
 
 
-def _datasets(run: OpenRun) -> dict[str, Any]:
-    config = run.config
-    datasets: dict[str, Any] = {}
-    for key in config.sets:
-        datasets[f"{key}.train"] = _make(run, f"{key}.train", object)
-    for key, table in config.sets.items():
-        for name in table.evaluations:
-            own = f"{key}.evaluations.{name}"
-            datasets[own] = _make(run, own, object)
-    return datasets
-
-
 def make_model(run: OpenRun) -> nn.Module | Layers:
     """The model as its target gives it, its parameters drawn from the run's seed."""
     with seeded(run.config.seed), refused_at("model"):
         made: object = run.calls["model"]()
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
-
-
-def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tuple[nn.Module, LoadedWeights | None]:
-    made, loaded = make_model(run), None
-    if begins and isinstance(made, nn.Module):
-        loaded = _load_weights(run.config, made)
-    model = build_model(run.config, made, mesh)
-    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
-        loaded = _load_weights(run.config, model)
-    return model, loaded
 
 
 def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
@@ -288,16 +288,12 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
     config, table = run.config, run.config.optimizer
     shards = config.parallel.strategy == "fsdp"
     on_cpu = device_of_rank(config.device).type == "cpu"
-    fuse = not (shards and on_cpu and config.parallel.reduction == "ordered")
+    fuses = not (shards and on_cpu and config.parallel.reduction == "ordered")
     call = run.calls["optimizer"]
-
-    def fused(one: Call) -> dict[str, bool]:
-        return _fused(one, model, shards) if fuse else {}
-
-    if table.is_divided:
-        calls = {name: run.calls[f"optimizer.groups.{name}"] for name in table.groups}
-        kinds = {**{one.function: one for one in calls.values()}, call.function: call}
-        with refused_at("optimizer"):
+    calls = {name: run.calls[f"optimizer.groups.{name}"] for name in table.groups}
+    fused = {cast("type", one.function): _fused(one, model, shards) for one in (*calls.values(), call) if fuses}
+    with refused_at("optimizer"):
+        if table.is_divided:
             return grouped_optimizer(
                 model,
                 cast("type[torch.optim.Optimizer]", call.function),
@@ -305,11 +301,10 @@ def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
                 groups={name: _group(run, name, one) for name, one in calls.items()},
                 weight_decay_on=table.weight_decay_on,
                 options=call.arguments,
-                options_of={cast("type", kind): fused(one) for kind, one in kinds.items()},
+                options_of=fused,
             )
-    with refused_at("optimizer"):
         if isinstance(call.function, type):
-            made = cast("torch.optim.Optimizer", call(_groups(model), lr=table.lr, **fused(call)))
+            made = cast("torch.optim.Optimizer", call(_groups(model), lr=table.lr, **fused.get(call.function, {})))
         else:
             made = joined(call(model, lr=table.lr))
     for one in parts_of(made):

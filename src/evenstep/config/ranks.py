@@ -5,13 +5,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 
-import torch
-
 from evenstep.arguments import choose
 from evenstep.config.load import refused_at
 from evenstep.config.run import RunConfig
 from evenstep.errors import ConfigError, clause
-from evenstep.parallel import Group, Mesh, Processes, Strategy, device_of_rank, rank_info_of, strategy_named
+from evenstep.parallel import Group, Processes, device_of_rank, rank_info_of
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of, is_launched
 from evenstep.parallel.strategies import check_single
@@ -24,15 +22,15 @@ def joined(config: RunConfig) -> Generator[Group]:
     """The group of all ranks of this run inside the `with`; ConfigError for several with a strategy for one."""
     info, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if info is None else info.ranks
-    lost_rank = config.launch.lost_rank
-    if elastic is not None and elastic.count > 1 and lost_rank != "continue":
+    may_go_on = config.launch.lost_rank == "continue"
+    if elastic is not None and elastic.count > 1 and not may_go_on:
         raise ConfigError(
-            f'`launch.lost_rank` must be "continue" for a process with REPLICA_GROUP_ID in its environment, but is '
-            f'"{lost_rank}"; set it, or unset that variable.'
+            '`launch.lost_rank` must be "continue" for a process with REPLICA_GROUP_ID in its environment; set it, or '
+            "unset that variable."
         )
     with refused_at("parallel"):
         check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
-    if lost_rank == "continue" and (elastic is not None or ranks > 1):
+    if may_go_on and (elastic is not None or ranks > 1):
         group = _elastic(config, elastic)
     else:
         group = Processes(device_of_rank(config.device), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
@@ -56,27 +54,16 @@ def _elastic(config: RunConfig, place: ElasticRank | None) -> Group:
     return elastic.Elastic(elastic.Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
 
-def ranks_of(config: RunConfig) -> int:
-    """Number of ranks in the run file; 1 also where another launcher starts them."""
-    slurm = config.launch.slurm
-    job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
-    return max(config.launch.ranks, config.parallel.pipeline, job)
-
-
 def check_ranks(config: RunConfig) -> None:
     """Raise ConfigError for a number of ranks that the strategy or pipelines can't have."""
-    ranks = ranks_of(config)
+    slurm = config.launch.slurm
+    job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
+    ranks = max(config.launch.ranks, config.parallel.pipeline, job)  # 1 also where another launcher starts them
     with refused_at("launch.ranks"):
         check_single(config.parallel.strategy, ranks, has_hooks=bool(config.hooks))
         check_pipelines(ranks, config.parallel.pipeline)
     if config.launch.lost_rank == "continue" and ranks == 1 and not is_launched():
         raise ConfigError('`launch.lost_rank` "continue" needs 2 or more ranks; set `launch.ranks`.')
-
-
-def build_mesh(config: RunConfig, group: Group) -> Mesh:
-    """The grid of `group`'s ranks; ConfigError if they can't be divided into pipelines."""
-    with refused_at("parallel.pipeline"):
-        return Mesh.of(group, pipeline=config.parallel.pipeline)
 
 
 def build_layout(config: RunConfig) -> Layout:
@@ -86,16 +73,3 @@ def build_layout(config: RunConfig) -> Layout:
     with refused_at("parallel.pipeline"):
         schedule = choose("pipeline_schedule", parallel.pipeline_schedule, SCHEDULES)
         return schedule.layout(parallel.pipeline, count if parallel.pipeline > 1 else None)
-
-
-def build_strategy(config: RunConfig, group: Group) -> Strategy:
-    """The run's strategy; one rank shares nothing."""
-    parallel = config.parallel
-    return strategy_named(
-        parallel.strategy,
-        group,
-        reduction=parallel.reduction,
-        blocks=parallel.blocks,
-        shard_ranks=parallel.shard_ranks,
-        gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
-    )

@@ -49,7 +49,8 @@ else:
 
 
 def _split(value: Any) -> Any:
-    return value.split(",") if isinstance(value, str) else value
+    given = value.split(",") if isinstance(value, str) else value
+    return tuple(given) if isinstance(given, list) else given
 
 
 @option

@@ -270,6 +270,6 @@ def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class
     known = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "LBFGS"}
     if optimizer.name not in known:
         raise ArgumentError(
-            f'is "{optimizer.name}", but must be a class of torch.optim; {advice(optimizer.name, known)}'
+            f'is "{optimizer.name}", but must be a class of torch.optim; {advice(str(optimizer.name), known)}'
         )
     return known[optimizer.name]

@@ -15,7 +15,6 @@ from torch.utils.data import Subset
 from evenstep.config.build import RunParts, build_lr_schedule, build_parts, make_model
 from evenstep.config.build_data import is_stream
 from evenstep.config.load import Setting, settings_in
-from evenstep.config.ranks import build_mesh, build_strategy
 from evenstep.config.run import DataTable, RunConfig
 from evenstep.config.target import Call, OpenRun, open_run
 from evenstep.data import Data
@@ -72,9 +71,8 @@ class RunFileBench:
     def open(self, variant: Variant) -> Generator[Subject]:
         """Build a variant, which is closed at the end of the `with`."""
         with open_run(self._path, self._settings(variant)) as opened:
-            mesh = build_mesh(opened.config, self.group)
             few, share = _of_few_samples(opened)
-            with closing(build_parts(few, mesh)) as parts:
+            with closing(build_parts(few, self.group)) as parts:
                 epochs = opened.config.train.epochs
                 if epochs is not None:  # as long as with all samples
                     train = replace(opened.config.train, epochs=math.ceil(epochs / min([1.0, *share.values()])))
@@ -83,7 +81,7 @@ class RunFileBench:
                     data.limit_batches = 1
                     if variant.wide:
                         widen_data(data)
-                yield _subject(replace(parts, strategy=build_strategy(opened.config, mesh.data)), opened)
+                yield _subject(parts, opened)
 
     def layered(self) -> str:
         """Reason why the model can't be cut into stages, or ""."""
