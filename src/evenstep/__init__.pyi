@@ -14,6 +14,7 @@ from evenstep import (
     precision as precision,
     train as train,
 )
+from evenstep.contrib.lr_finder import find_lr as find_lr
 from evenstep.data import (
     Batch as Batch,
     Data as Data,
@@ -40,6 +41,7 @@ from evenstep.events import (
     Writer as Writer,
 )
 from evenstep.optim.ema import Ema as Ema
+from evenstep.optim.grouped import grouped_optimizer as grouped_optimizer
 from evenstep.optim.groups import ParameterGroup as ParameterGroup
 from evenstep.optim.schedules import (
     LrSchedule as LrSchedule,
@@ -62,8 +64,6 @@ from evenstep.train import (
     Task as Task,
     Trainer as Trainer,
     chunked_cross_entropy as chunked_cross_entropy,
-    find_lr as find_lr,
-    grouped_optimizer as grouped_optimizer,
     is_dummy_pass as is_dummy_pass,
     load_weights as load_weights,
 )

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from shutil import copyfile, copytree, ignore_patterns
@@ -26,8 +27,6 @@ from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
 from evenstep.process import EXIT_DONE
-from evenstep.train import FoundLr, find_lr
-from evenstep.train.lr_finder import RateRange
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BAR = 40  # characters
@@ -148,9 +147,10 @@ def table_of(model: nn.Module, shapes: Mapping[str, str], depth: int) -> Table:
 
 def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, tries: int) -> int:
     """Make updates of a run at ever larger learning rates and print a suggestion; gives the exit code."""
+    finder = import_module("evenstep.contrib.lr_finder")
     given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
     with refused_at("evenstep find-lr"):
-        RateRange(**given)
+        finder.check_range(**given)
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
     with open_run(Path(path), settings_of(settings)) as run:
         if run.config.parallel.pipeline > 1:
@@ -158,7 +158,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
 
         def work(group: Group) -> int:
             with closing(build_parts(run, group)) as parts:
-                found = find_lr(parts.for_trial().trainer(), **given)
+                found = finder.find_lr(parts.for_trial().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)
             return EXIT_DONE
@@ -166,7 +166,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
         return on_ranks(run, ["find-lr", path, *again, *settings], work, restarts=False)
 
 
-def described(found: FoundLr) -> list[str]:
+def described(found: Any) -> list[str]:
     """Lines with losses and bars, at most 25 of them, and the suggested learning rate."""
     smoothed = found.smoothed
     last = len(found.rates) - 1

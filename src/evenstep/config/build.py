@@ -26,6 +26,7 @@ from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
+from evenstep.optim.grouped import described_groups, grouped_optimizer
 from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.modes import Modes
 from evenstep.optim.optimizers import joined, parts_of
@@ -35,8 +36,7 @@ from evenstep.options import Checkpointing, Evaluation, Training, WriterName
 from evenstep.parallel import Group, Mesh, Strategy, device_of_rank, strategy_named
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
-from evenstep.train import LoadedWeights, Task, Trainer, described_groups
-from evenstep.train.grouped import grouped_optimizer
+from evenstep.train import LoadedWeights, Task, Trainer
 from evenstep.train.state.loading import load_weights
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
 from evenstep.train.state.train_state import parameter_names

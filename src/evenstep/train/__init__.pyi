@@ -24,18 +24,6 @@ from evenstep.train.failures import (
 from evenstep.train.failures import (
     Stop as Stop,
 )
-from evenstep.train.grouped import (
-    described_groups as described_groups,
-)
-from evenstep.train.grouped import (
-    grouped_optimizer as grouped_optimizer,
-)
-from evenstep.train.lr_finder import (
-    FoundLr as FoundLr,
-)
-from evenstep.train.lr_finder import (
-    find_lr as find_lr,
-)
 from evenstep.train.progress import (
     Progress as Progress,
 )

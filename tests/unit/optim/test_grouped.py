@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Hook, MapData, ParameterGroup, Task, Trainer, grouped_optimizer
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
+from evenstep.optim.grouped import described_groups
 from evenstep.optim.optimizers import parts_of
 from evenstep.optim.schedules import PerGroup, Step
 from evenstep.pipeline import Layer, Layers, PipelineModel
-from evenstep.train import described_groups
 from refused import refused
 
 

@@ -5,22 +5,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
-from annotated_types import Ge, Gt
-
+from evenstep.arguments import require_number, require_whole
 from evenstep.data import ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
-from evenstep.schema import Positive, option
 from evenstep.train.tasks.now import TaskHook
+from evenstep.train.trainer import Trainer, idle_loop
 from evenstep.train.update.outcome import Committed
 
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
-    from evenstep.train.trainer import Trainer
 
 _SMOOTHING = 0.9  # share of the average of earlier losses
 
@@ -43,38 +41,15 @@ class FoundLr:
         return _smoothed(self.losses)
 
 
-@final
-@option
-class RateRange:
-    """Learning rates to try."""
-
-    lowest: Positive = 1e-7
-    """The first rate."""
-    highest: Positive = 1.0
-    """The last rate, above `lowest`."""
-    updates: Annotated[int, Ge(3)] = 100
-    """How many updates to make at most."""
-    divergence: Annotated[float, Gt(1)] = 4.0
-    """Stop when the smoothed loss is above this many times the smallest so far."""
-
-    def __post_init__(self) -> None:
-        if self.highest <= self.lowest:
-            raise ArgumentError(
-                f"`highest` must be a rate above the `lowest` of {self.lowest}, but is {self.highest}.", field="highest"
-            )
-
-    def rate_of(self, number: int) -> float:
-        """Rate of update `number`, counted from 1."""
-        return self.lowest * (self.highest / self.lowest) ** ((number - 1) / (self.updates - 1))
+def check_range(*, lowest: float, highest: float, updates: int) -> None:
+    """Raise ArgumentError unless the rates rise from `lowest` to `highest` in at least three updates."""
+    require_number("lowest", lowest, "(0, inf)")
+    require_number("highest", highest, f"({lowest}, inf)")
+    require_whole("updates", updates, at_least=3)
 
 
 def find_lr(
-    trainer: "Trainer",
-    *,
-    lowest: float = 1e-7,
-    highest: float = 1.0,
-    updates: int = 100,
-    divergence: float = 4.0,
+    trainer: Trainer, *, lowest: float = 1e-7, highest: float = 1.0, updates: int = 100, divergence: float = 4.0
 ) -> FoundLr:
     """Try learning rates from `lowest` to `highest`, and restore the state; all ranks call it together.
 
@@ -83,39 +58,23 @@ def find_lr(
     writers are not called. A second copy of the state is in memory.
 
     Raises:
-        ArgumentError: a number out of its range, a model in stages, data that can't be read again, or fewer than three
-            updates before the loss diverges.
+        ArgumentError: a model in stages, data that can't be read again, or fewer than three updates before the loss
+            diverges.
 
     Reference: Smith, "Cyclical learning rates for training neural networks", WACV 2017, §3.3.
-
-    >>> from torch import nn, optim, tensor
-    >>> from evenstep import MapData, Task, Trainer
-    >>> class Line(Task):
-    ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
-    >>> model, pairs = nn.Linear(1, 1), [(tensor([float(x)]), tensor([2.0 * x])) for x in range(8)]
-    >>> trainer = Trainer(model=model, task=Line(), optimizer=optim.SGD(model.parameters(), lr=1.0),
-    ...                   data=MapData(pairs, global_batch_size=4), updates=200, device="cpu")
-    >>> found = find_lr(trainer, lowest=1e-4, highest=10.0, updates=50)
-    >>> 1e-4 < found.suggestion < 1.0, trainer.progress.update
-    (True, 0)
     """
-    from evenstep.train.trainer import idle_loop
-
-    tried = RateRange(lowest=lowest, highest=highest, updates=updates, divergence=divergence)
-    return search(idle_loop(trainer, "find_lr"), tried)
-
-
-def search(loop: "Loop", tried: RateRange) -> FoundLr:
+    check_range(lowest=lowest, highest=highest, updates=updates)
+    loop = idle_loop(trainer, "find_lr")
     _check(loop)
-    engine = loop.engine
-    begin = engine.progress.update
+    engine, first = loop.engine, loop.engine.progress.update + 1
+    rates = [lowest * (highest / lowest) ** (number / (updates - 1)) for number in range(updates)]
     state = mapped(loop.checkpointer.state.state_dict(whole=True), lambda one: one.detach().clone())
     engine.group.go_on()
     engine.parts.prepare()
     try:
         with undisturbed(engine.parts.context.device), engine.bus.silent(but=TaskHook):
-            with engine.parts.core.learning_rates.override(lambda update: tried.rate_of(update - begin)):
-                losses = [*_losses(loop, tried)]
+            with engine.parts.core.learning_rates.override(lambda update: rates[update - first]):
+                losses = [*_losses(loop, updates, divergence)]
             loop.checkpointer.load(state)
     finally:
         loop.feed.data.close()
@@ -124,23 +83,21 @@ def search(loop: "Loop", tried: RateRange) -> FoundLr:
             f"only {len(losses)} updates could be made before the loss diverged or the data ended, but three are "
             f"needed; begin at a lower rate, or try more updates."
         )
-    rates = tuple(tried.rate_of(number) for number in range(1, len(losses) + 1))
-    return FoundLr(rates=rates, losses=tuple(losses), suggestion=_steepest(rates, losses))
+    tried = tuple(rates[: len(losses)])
+    return FoundLr(rates=tried, losses=tuple(losses), suggestion=_steepest(tried, losses))
 
 
-def _losses(loop: "Loop", tried: RateRange) -> Iterator[float]:
+def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
     engine, reducers = loop.engine, loop.engine.reducers
-    batches = loop.feed.data.batches(
-        ReadOptions(
-            start=engine.progress.position,
-            seed=engine.parts.context.seed,
-            rank=reducers.rank,
-            ranks=reducers.ranks,
-            blocks=reducers.blocks,
-        )
+    options = ReadOptions(
+        start=engine.progress.position,
+        seed=engine.parts.context.seed,
+        rank=reducers.rank,
+        ranks=reducers.ranks,
+        blocks=reducers.blocks,
     )
     losses: list[float] = []
-    with closing(cast("Any", batches)):
+    with closing(cast("Any", loop.feed.data.batches(options))) as batches:
         for batch in batches:
             outcome = engine.update(batch)
             loss = outcome.metrics().get("loss", math.nan) if isinstance(outcome, Committed) else math.nan
@@ -149,19 +106,20 @@ def _losses(loop: "Loop", tried: RateRange) -> Iterator[float]:
             losses.append(loss)
             yield loss
             smoothed = _smoothed(losses)
-            if smoothed[-1] > tried.divergence * min(smoothed) or len(losses) == tried.updates:
+            if smoothed[-1] > divergence * min(smoothed) or len(losses) == updates:
                 return
 
 
 def _smoothed(losses: Sequence[float]) -> tuple[float, ...]:
     total, weight, smoothed = 0.0, 0.0, list[float]()
     for loss in losses:
-        total, weight = _SMOOTHING * total + loss, _SMOOTHING * weight + 1
+        total = _SMOOTHING * total + loss
+        weight = _SMOOTHING * weight + 1
         smoothed.append(total / weight)
     return tuple(smoothed)
 
 
-def _steepest(rates: tuple[float, ...], losses: Sequence[float]) -> float | None:
+def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     """Rate in the middle of the tenth of the updates over which the smoothed loss falls most, without the first."""
     from statistics import median  # takes 2 ms of everybody's import
 
@@ -180,10 +138,7 @@ def _steepest(rates: tuple[float, ...], losses: Sequence[float]) -> float | None
 def _check(loop: "Loop") -> None:
     state = loop.feed.data.state
     if isinstance(loop.engine.model, PipelineModel) or loop.engine.group.can_change:
-        raise ArgumentError(
-            "`find_lr` restores a state that each rank holds whole: try it without stages, on ranks that stay.",
-            field="find_lr",
-        )
+        raise ArgumentError("`find_lr` needs a model without stages, on ranks that stay.", field="find_lr")
     if state is not None and state.positions == "epochs":
         raise ArgumentError(
             "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "

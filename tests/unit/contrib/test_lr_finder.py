@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Hook, MapData, StreamData, Task, Trainer, Training, find_lr
+from evenstep.contrib.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from evenstep.errors import ArgumentError
-from evenstep.events import StepEvent, UpdateEvent
+from evenstep.events import UpdateEvent
 from evenstep.optim.schedules import Cosine
-from evenstep.train.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from refused import refused
 
 POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
@@ -126,28 +126,12 @@ def line() -> Trainer:
     )
 
 
-def test_hooks_are_not_called_by_the_finder() -> None:
-    class Heard(Hook):
-        steps = 0
-
-        def after_step(self, event: StepEvent) -> None:
-            self.steps += 1
-
-    hook = Heard()
-    trainer = trainer_of(hooks=[hook])
-    find_lr(trainer, updates=5)
-    assert hook.steps == 0
-    trainer.train()
-    assert hook.steps == 9
-
-
 @pytest.mark.parametrize(
     ("given", "field"),
     [
         ({"lowest": 1.0, "highest": 0.1}, "highest"),
         ({"lowest": 0.0}, "lowest"),
         ({"updates": 2}, "updates"),
-        ({"divergence": 1.0}, "divergence"),
     ],
 )
 def test_numbers_out_of_range_are_refused(given: dict[str, Any], field: str) -> None:

@@ -12,7 +12,6 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
 from evenstep.optim.groups import OTHERS, DecayOn, Grouping, ParameterGroup, ParameterInfo
 from evenstep.optim.optimizers import joined, parts_of
-from evenstep.pipeline import PipelineModel
 from evenstep.tensors import named_parameters, plain
 
 
@@ -26,53 +25,43 @@ def grouped_optimizer(
     options: Mapping[str, Any] | None = None,
     options_of: Mapping[type, Mapping[str, Any]] | None = None,
 ) -> Optimizer:
-    """The optimizer of a model: groups of parameters by patterns of their names.
+    """The optimizer of a model, also in stages: groups of parameters by patterns of their names.
 
     Parameters of frozen groups get `requires_grad` False, and no optimizer.
 
     Args:
-        model: whose parameters; also in stages.
-        optimizer: the class for all that no group has another for.
-        lr: the learning rate of all that no group has another for.
+        optimizer: class, `lr` and `options` (such as `weight_decay`) of all that no group has others for.
         groups: by name; parameters that none of them takes are the `others`.
         weight_decay_on: "matrices" leaves biases, norms and vectors without weight decay; "all" gives it to all.
-        options: further arguments of `optimizer`, such as `weight_decay`.
         options_of: further arguments of each class, such as `fused`.
-
-    Raises:
-        ArgumentError: an argument that cannot be, a pattern that takes no parameter, a parameter that two groups take.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 1))
     >>> head = ParameterGroup(patterns=("2.*",), lr_factor=10.0)
-    >>> made = grouped_optimizer(model, lr=0.1, groups={"head": head}, weight_decay_on="matrices")
-    >>> [(one["name"], one["lr"], one["weight_decay"], len(one["params"])) for one in made.param_groups]
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [('others', 0.1, 0.01, 1), ('others/no_decay', 0.1, 0.0, 3), ('head', 1.0, 0.01, 1), ('head/no_decay', 1.0, 0.0, 1)]
+    >>> [(one["name"], one["lr"]) for one in grouped_optimizer(model, lr=0.1, groups={"head": head}).param_groups]
+    [('others', 0.1), ('head', 1.0)]
     """
     grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on)
     parameters = _described(model)
     by_name = named_parameters(unwrapped(model))
-    assigned = grouping.assign(parameters)
     all_others = ParameterGroup(patterns=("*",))
     made: dict[type, list[dict[str, Any]]] = {}
-    for part, names in assigned.items():
+    for part, names in grouping.assign(parameters).items():
         group = grouping.groups.get(part.group, all_others)
         kind = group.optimizer or optimizer
         rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0)
         own = {"name": part.name, "lr": rate, **((options or {}) if kind is optimizer else {}), **group.options}
         if not part.decays or group.weight_decay is not None:
             own["weight_decay"] = group.weight_decay if part.decays else 0.0
-        _check_taken(kind, own, part.group)
-        parameters_here = [by_name[name] for name in names if name in by_name]
-        made.setdefault(kind, []).append({"params": parameters_here, **own})
+        _check_options(kind, own, part.group)
+        made.setdefault(kind, []).append({"params": [by_name[name] for name in names if name in by_name], **own})
     if not made:
-        raise ArgumentError(
-            "there is nothing to train: all parameters are frozen; leave some out of the frozen groups.",
-            field="groups",
-        )
+        raise ArgumentError("there is nothing to train: all parameters are in frozen groups.", field="groups")
     rest = made.pop(optimizer, None)
-    ordered = [*made.items(), *([(optimizer, _others_first(rest))] if rest else [])]
-    optimizers = [cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in ordered]
+    if rest:  # last, the others first
+        made[optimizer] = sorted(rest, key=lambda group: group["name"].partition("/")[0] != OTHERS)
+    optimizers = [
+        cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in made.items()
+    ]
     for name in grouping.frozen(parameters):  # last: an error above leaves the model unchanged
         if name in by_name:
             by_name[name].requires_grad_(False)
@@ -80,7 +69,7 @@ def grouped_optimizer(
 
 
 def described_groups(optimizer: Optimizer) -> list[str]:
-    """The groups of an optimizer in words, with how many parameters, and numbers in them, each has.
+    """The groups of an optimizer in words, with the numbers of their parameters.
 
     >>> described_groups(torch.optim.SGD([{"params": [torch.zeros(2, 3)], "name": "head"}], lr=0.5))
     ['head: SGD, lr 0.5, weight decay 0, 1 parameter of 6 numbers']
@@ -88,58 +77,48 @@ def described_groups(optimizer: Optimizer) -> list[str]:
     lines: list[str] = []
     for one in parts_of(optimizer):
         for number, group in enumerate(one.param_groups):
-            several = cast("list[nn.Parameter]", group["params"])
+            sizes = [parameter.numel() for parameter in group["params"]]
             decay = f", weight decay {float(group['weight_decay']):g}" if "weight_decay" in group else ""
-            count = (
-                f"{len(several)} parameter{'s' * (len(several) != 1)} of {sum(p.numel() for p in several):,} numbers"
-            )
-            lines.append(
-                f"{group.get('name', number)}: {type(one).__name__}, lr {float(group['lr']):g}{decay}, {count}"
-            )
+            rate = f"{group.get('name', number)}: {type(one).__name__}, lr {float(group['lr']):g}{decay}"
+            count = "1 parameter" if len(sizes) == 1 else f"{len(sizes)} parameters"
+            lines.append(f"{rate}, {count} of {sum(sizes):,} numbers")
     return lines
 
 
-def _others_first(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(groups, key=lambda group: group["name"].partition("/")[0] != OTHERS)
-
-
 def _described(model: nn.Module) -> list[ParameterInfo]:
+    whole = unwrapped(model)
     norms = {
-        plain(f"{name}.{inner}".removeprefix("."))
-        for name, module in unwrapped(model).named_modules()
+        id(parameter)
+        for module in whole.modules()
         if "Norm" in type(module).__name__
-        for inner, _ in module.named_parameters(recurse=False)
+        for parameter in module.parameters(recurse=False)
     }
-    also = _other_names(model)
+    stages: Any = model if hasattr(type(model), "parameter_sizes") else None  # a `PipelineModel`
+    also = _other_names(whole, {} if stages is None else stages.aliases)
     mine = [
-        ParameterInfo(name, one.ndim, name in norms, one.requires_grad, also.get(name, ()))
-        for name, one in named_parameters(unwrapped(model)).items()
+        ParameterInfo(name, one.ndim, id(one) in norms, one.requires_grad, also.get(name, ()))
+        for name, one in named_parameters(whole).items()
     ]
-    if not isinstance(model, PipelineModel):
+    if stages is None:
         return mine
-    everybody = model.mesh.pipeline.gather([tuple(one) for one in mine])
-    every = [ParameterInfo(*cast("Any", one)) for theirs in everybody for one in theirs]
+    every = [
+        ParameterInfo(*one) for theirs in stages.mesh.pipeline.gather([tuple(one) for one in mine]) for one in theirs
+    ]
     return [*{one.name: one for one in every}.values()]
 
 
-def _other_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+def _other_names(model: nn.Module, firsts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     of: dict[object, list[str]] = {}
-    firsts = model.aliases if isinstance(model, PipelineModel) else {}
-    for name, one in unwrapped(model).named_parameters(remove_duplicate=False):
+    for name, one in model.named_parameters(remove_duplicate=False):
         of.setdefault(id(one), []).append(plain(name))
     for name, first in firsts.items():
         of.setdefault(first, [first]).append(name)
     return {name: tuple(one for one in names if one != name) for names in of.values() for name in names if names[1:]}
 
 
-def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:
+def _check_options(kind: type, own: Mapping[str, Any], group: str) -> None:
     taken = inspect.signature(kind).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
         return
-    for name in own:
-        if name not in ("params", "name") and name not in taken:
-            options = [each for each in taken if each not in ("params", "lr")]
-            raise ArgumentError(
-                f"`{name}` of group `{group}` is no argument of {kind.__name__}; it takes {', '.join(options)}.",
-                field=name,
-            )
+    for name in own.keys() - {"params", "name"} - taken.keys():  # torch takes any key of a group
+        raise ArgumentError(f"`{name}` of group `{group}` is no argument of {kind.__name__}.", field=name)
