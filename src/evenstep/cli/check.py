@@ -29,8 +29,8 @@ from evenstep.parallel.rank_info import is_launched
 from evenstep.pipeline import PipelineModel
 from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
+from evenstep.train.build_loop import writers_of
 from evenstep.train.footprint import footprint, per_parameter
-from evenstep.train.standard_hooks import writers_of
 
 
 def check(path: str, settings: list[str]) -> int:
@@ -136,10 +136,10 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
         stages = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
         layout = parts.model.layout
         lines.append(f"stages      {layout.stages} on {layout.ranks} ranks; here {stages}")
-    if engine.recomputed:
-        lines.append(f"memory      computed again in the backward: {_some(engine.recomputed)}")
-    if engine.in_float8:
-        lines.append(f"float8      {_some(engine.in_float8)}")
+    if engine.recomputed.names:
+        lines.append(f"memory      computed again in the backward: {_some(engine.recomputed.names)}")
+    if engine.linear_layers.names:
+        lines.append(f"float8      {_some(engine.linear_layers.names)}")
     lines += [f"group       {group}" for group in parts.groups]
     sets = {"train": parts.data, **parts.evaluations}
     lines.append(f"data        {', '.join(_samples(name, data) for name, data in sets.items())}")

@@ -1,12 +1,12 @@
-"""Builds runs from the arguments of `Engine` and `Trainer`, in one order.
+"""Builds engines from the arguments of `Engine` and `Trainer`, in one order.
 
-`set_up` makes and checks objects; `build_parts` moves, converts and shares the model.
+`set_up` checks arguments; `Parts.build` moves, converts and shares the model.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol, cast, final
@@ -20,7 +20,7 @@ from evenstep import training_mode
 from evenstep.arguments import choose
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, Event, Hook, Incident, MicrobatchEvent, Storage
+from evenstep.events import Bus, Event, Incident, MicrobatchEvent, Storage
 from evenstep.internals import local_tensor, unwrapped
 from evenstep.keys import branch, key_below
 from evenstep.lazy import load
@@ -33,10 +33,10 @@ from evenstep.optim.rounded import RoundedStepper
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
 from evenstep.optim.stepper import Stepper
 from evenstep.options import Failures, Training
-from evenstep.parallel import Group, ParameterLayout, Single, Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.parallel import Group, Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
-from evenstep.precision import PRECISIONS, FullPrecision, LossScale, Precision
+from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.single_use import check_unused
 from evenstep.tensors import device_here, make_current, named_parameters
 from evenstep.train.blocks import Chosen, choose_modules
@@ -60,6 +60,7 @@ from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.linear_layers import choose_linear_layers, convert_linear_layers
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
+from evenstep.train.randomness import Randomness
 from evenstep.train.recompute import recompute
 from evenstep.train.state.pipeline_state import StageState
 from evenstep.train.state.settings import settings_of
@@ -77,7 +78,7 @@ from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update.update import Update
 
-_COMPUTES = {"update": "evenstep.contrib.compiled_update"}  # packages that compute updates, by `Training.compile`
+_PACKAGES = {"update": "evenstep.contrib.compiled_update"}  # packages that compute updates, by `Training.compile`
 
 
 # --- arguments
@@ -141,18 +142,33 @@ def _combine_of(given: Combine | str | None) -> Combine | None:
     return load(choose("combine", given, load("evenstep.contrib.multitask:COMBINES")))()
 
 
-# --- set up
+# --- parts
+
+
+class Compute(Protocol):
+    """Computes and applies updates; `reads_at_once` if the host knows at once that one was applied."""
+
+    reads_at_once: bool
+
+    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate: ...
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Checked objects that an engine is built from.
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """Parts of an engine: checked objects of its arguments, and what `build` makes of them.
 
     Args:
         linear_layers: layers that compute in float8.
         recomputed: modules whose activations are recomputed.
-        compute: a module with `check(setup)` and `build(ComputeParts) -> Compute`; None: the engine computes.
+        settings: of updates, as plain values.
+        package: computes updates in place of `core`: a module with `check(parts)` and `build(parts) -> Compute`.
+
+    Attributes:
+        compute: computes and applies one update: `core`, or what `package` builds.
+        teacher: output of the average; None where no task asks for it.
+        modes: of the optimizer, which may evaluate other parameters than it trains.
+        saved: tensors of the state.
     """
 
     model: nn.Module
@@ -168,7 +184,16 @@ class Setup:
     storage: Storage
     linear_layers: Chosen
     recomputed: Chosen
-    compute: Any
+    settings: dict[str, Any]
+    package: Any
+    context: TrainContext = field(init=False)
+    execution: Execution = field(init=False)
+    core: Update = field(init=False)
+    compute: Compute = field(init=False)
+    teacher: Teacher | None = field(init=False)
+    check_loss: LossCheck = field(init=False)
+    modes: Modes = field(init=False)
+    saved: TrainState = field(init=False)
 
     @property
     def group(self) -> Group:
@@ -192,6 +217,158 @@ class Setup:
         }
         return {f"`{name}`": one for name, one in by_name.items() if one is not None and vars(one)}
 
+    def build(self, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+        """Move, convert and share the model, and build what computes its updates.
+
+        Args:
+            updates: length of the run; None if that is not known.
+
+        Raises:
+            ArgumentError: parts that do not go together.
+        """
+        model, optimizer, train, tasks, precision = self.model, self.optimizer, self.train, self.tasks, self.precision
+        frozen_norms = tasks.attach(model, optimizer)
+        strategy = self.strategy if precision.format is None else self.strategy.gathering(precision.format)
+        make_current(self.device)
+        model.to(self.device)
+        if train.channels_last:
+            cast("Any", model).to(memory_format=torch.channels_last)
+        names = parameter_names(model, optimizer)  # before the strategy divides them between ranks
+        rounded = self._rounded(names)
+        self.context = context = TrainContext(
+            tasks=tasks.by_name,
+            precision=precision,
+            loss_scale=precision.build_loss_scale(),
+            device=self.device,
+            transfer=build_transfer(self.device),
+            storage=self.storage,
+            bus=bus,
+            seed=self.seed,
+            reorder=channels_last if train.channels_last else None,
+            cast_inputs=build_cast(precision.format),
+            cast_outputs=build_cast(precision.output_format),
+            coefficients=tasks.coefficients,
+            frozen_norms=frozen_norms,
+            cuts=SplitLimit(sums=train.check_loss),
+            report=report,
+        )
+        bus.drawing = _drawing(context.randomness, self.device, branch(self.seed, "hooks"))
+        context.coefficients.check(updates)
+        if train.ema is not None:
+            train.ema.check(updates)
+        learning_rates = LearningRates(optimizer, self.lr_schedule, updates)
+        self._change_layers()
+        self.group.go_on()  # after an earlier error of all ranks
+        check_shared(model, strategy)
+        self.execution = build_execution(model, strategy, optimizer, self.device)
+        recompute(model, self.recomputed.here, context.randomness)
+        # after the strategy has made replicas equal: the average begins as a copy of the parameters
+        self.saved = self._saved(names, rounded)
+        settle = train.settle_every_updates
+        stepped = {name for group in names for name in group}
+        by_name = named_parameters(model)
+        self.core = Update(
+            model=model,
+            parameters=[by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped],
+            context=context,
+            execution=self.execution,
+            apply=build_apply(
+                self.saved.stepper,
+                clip_norm=train.clip_norm,
+                device=self.device,
+                defer=None if settle is None else settle > 1,
+            ),
+            average=self.saved.average,
+            learning_rates=learning_rates,
+            out_of_memory=self.policies.out_of_memory,
+            trained=self.saved.trained,
+            combine=tasks.combine,
+        )
+        self.compute = self.core if self.package is None else self.package.build(self)
+        self.teacher = build_teacher(context, model, self.saved.average)
+        self.check_loss = LossCheck(
+            model=model,
+            context=context,
+            execution=self.execution,
+            rollback=self.core.rollback,
+            pending=set(context.tasks) if train.check_loss else set(),
+        )
+        self.modes = Modes(optimizer, model.parameters(), self.execution.reducers.after_step)
+
+    def prepare(self) -> None:
+        """Put model, optimizer and normalisation layers into training mode."""
+        training_mode.train(self.model)
+        self.modes.train()
+        for layer in self.context.frozen_norms:
+            layer.eval()
+        self.saved.flags.begin()
+
+    def stretch(self, updates: int | None) -> None:
+        """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
+        self.context.coefficients.check(updates)
+        if self.saved.ema is not None:
+            self.saved.ema.check(updates)
+        self.core.learning_rates.updates = updates
+
+    def _change_layers(self) -> None:
+        model, randomness = self.model, self.context.randomness
+        if self.package is None:
+            key_layers(model, randomness)
+        release(model)
+        recompute(model, {}, randomness)  # the choice of an earlier engine must not be compiled
+        if self.train.compile == "model":
+            compile_model(model)
+        convert_linear_layers(model, self.precision, self.linear_layers.here)
+
+    def _rounded(self, names: Sequence[Sequence[str]]) -> list[str]:
+        by_name, held = named_parameters(self.model), [name for group in names for name in group]
+        rounded = self.precision.convert(self.model, {id(by_name[name]) for name in held})
+        return [name for name in held if id(by_name[name]) in rounded]
+
+    def _saved(self, names: list[list[str]], rounded: list[str]) -> TrainState:
+        model, precision, reducers = self.model, self.precision, self.execution.reducers
+        peers = self.execution.trainer.peers
+        stepper = self._stepper(rounded)  # rounds the parameters of the model
+        by_name = named_parameters(model)
+        averaged_as: dict[str, torch.dtype] = {}
+        if precision.format is not None:  # an average has the format that the model computes in, with every strategy
+            averaged_as = {name: precision.format for name in rounded if by_name[name].dtype != precision.format}
+        return TrainState(
+            model=unwrapped(model),
+            optimizer=self.optimizer,
+            names=names,
+            layout=reducers.layout,
+            ema=self.train.ema,
+            loss_scale=self.context.loss_scale,
+            stepper=stepper,
+            averaged_as=averaged_as,
+            trained=TrainedParameters(model, self.optimizer, names, reducers, precision),
+            stages=StageState(model, peers.wire) if isinstance(model, PipelineModel) and peers is not None else None,
+        )
+
+    def _stepper(self, rounded: Sequence[str]) -> Stepper:
+        model, optimizer, precision = self.model, self.optimizer, self.precision
+        if precision.format is None:
+            return Stepper(optimizer)
+        by_name = named_parameters(model)
+        if precision.keeps_masters:  # shards are rounded when they are gathered
+            own = {name: by_name[name] for name in rounded if local_tensor(by_name[name]) is by_name[name]}
+            return MasterStepper(optimizer, own, precision.format)
+        aliases = model.aliases if isinstance(model, PipelineModel) else {}
+        names = {id(parameter): aliases.get(name, name) for name, parameter in by_name.items()}
+        first_element = self.execution.reducers.layout.first_element
+        return RoundedStepper(optimizer, names, seed=self.seed, first_element=first_element)
+
+
+def _drawing(
+    randomness: Randomness, device: torch.device, root: int
+) -> Callable[[str, Event], AbstractContextManager[None]]:
+    def drawing(place: str, event: Event) -> AbstractContextManager[None]:
+        which = (event.microbatch,) if isinstance(event, MicrobatchEvent) else ()
+        return randomness.keyed(device, key_below(root, place, event.update, *which))
+
+    return drawing
+
 
 def set_up(
     *,
@@ -208,7 +385,7 @@ def set_up(
     data: Data | None = None,
     evaluations: Mapping[str, Data] = MappingProxyType({}),
     averages: bool = False,
-) -> Setup:
+) -> Parts:
     """Make objects of arguments, and refuse what can't be trained exactly; see `Trainer` for the arguments.
 
     Args:
@@ -239,13 +416,14 @@ def set_up(
         check_whole_model(tasks.by_name, train.ema, model, sharing)
         for one in tasks.by_name.values():
             one.prepare(model)
-        setup = Setup(
+        schedule = lr_schedule_of(lr_schedule)
+        parts = Parts(
             model=model,
             tasks=tasks,
             optimizer=optimizer,
             strategy=sharing,
             precision=formats,
-            lr_schedule=lr_schedule_of(lr_schedule),
+            lr_schedule=schedule,
             seed=seed,
             device=on,
             train=train,
@@ -253,238 +431,10 @@ def set_up(
             storage=build_storage(tasks.by_name, on, train.clip_norm),
             linear_layers=choose_linear_layers(model, formats),
             recomputed=choose_modules(model, train.memory.checkpoint),
-            compute=import_module(_COMPUTES[train.compile]) if train.compile in _COMPUTES else None,
+            settings=settings_of(train, tasks.coefficients, tasks.combine, formats, schedule) | sharing.settings,
+            package=import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None,
         )
-        if setup.compute is not None:
-            setup.compute.check(setup)
-        check_unused(setup.kept)
-        return setup
-
-
-# --- parts
-
-
-class Compute(Protocol):
-    """Computes and applies updates; `reads_at_once` if the host knows at once that one was applied."""
-
-    reads_at_once: bool
-
-    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate: ...
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeParts:
-    """Parts of an engine that a package builds its `Compute` from."""
-
-    setup: Setup
-    core: Update
-    context: TrainContext
-    execution: Execution
-    hooks: Sequence[Hook]
-    report: Callable[[Incident], None]
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Parts of an engine.
-
-    Args:
-        compute: computes and applies one update: `core`, or a package in its place.
-        teacher: output of the average; None where no task asks for it.
-        modes: of the optimizer, which may evaluate other parameters than it trains.
-        saved: tensors of the state.
-        settings: of updates, as plain values.
-        recomputed, in_float8: names of modules whose activations are recomputed, and of linear layers in float8.
-    """
-
-    context: TrainContext
-    execution: Execution
-    core: Update
-    compute: Compute
-    teacher: Teacher | None
-    check_loss: LossCheck
-    modes: Modes
-    saved: TrainState
-    settings: dict[str, Any]
-    recomputed: tuple[str, ...]
-    in_float8: tuple[str, ...]
-
-    def prepare(self) -> None:
-        """Put model, optimizer and normalisation layers into training mode."""
-        training_mode.train(self.core.model)
-        self.modes.train()
-        for layer in self.context.frozen_norms:
-            layer.eval()
-        self.saved.flags.begin()
-
-    def stretch(self, updates: int | None) -> None:
-        """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
-        self.context.coefficients.check(updates)
-        if self.saved.ema is not None:
-            self.saved.ema.check(updates)
-        self.core.learning_rates.updates = updates
-
-
-def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
-    """The parts of an engine. The model is moved to the device and gets learned coefficients of tasks.
-
-    Args:
-        updates: length of the run; None if that is not known.
-
-    Raises:
-        ArgumentError: parts that do not go together.
-    """
-    model, optimizer, train, tasks, precision = setup.model, setup.optimizer, setup.train, setup.tasks, setup.precision
-    strategy = setup.strategy
-    settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule) | strategy.settings
-    frozen_norms = tasks.attach(model, optimizer)
-    if precision.format is not None:
-        strategy = strategy.gathering(precision.format)
-    make_current(setup.device)
-    model.to(setup.device)
-    if train.channels_last:
-        cast("Any", model).to(memory_format=torch.channels_last)
-    names = parameter_names(model, optimizer)  # before the strategy divides them between ranks
-    rounded = _rounded(precision, model, names)
-    context = TrainContext(
-        tasks=tasks.by_name,
-        precision=precision,
-        loss_scale=precision.build_loss_scale(),
-        device=setup.device,
-        transfer=build_transfer(setup.device),
-        storage=setup.storage,
-        bus=bus,
-        seed=setup.seed,
-        reorder=channels_last if train.channels_last else None,
-        cast_inputs=build_cast(precision.format),
-        cast_outputs=build_cast(precision.output_format),
-        coefficients=tasks.coefficients,
-        frozen_norms=frozen_norms,
-        cuts=SplitLimit(sums=train.check_loss),
-        report=report,
-    )
-    bus.drawing = _drawing(context)
-    context.coefficients.check(updates)
-    if train.ema is not None:
-        train.ema.check(updates)
-    learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
-    _change_layers(setup, context)
-    setup.group.go_on()  # after an earlier error of all ranks
-    check_shared(model, strategy)
-    execution = build_execution(model, strategy, optimizer, setup.device)
-    recompute(model, setup.recomputed.here, context.randomness)
-    # after the strategy has made replicas equal: the average begins as a copy of the parameters
-    saved = _saved(setup, execution, names, rounded, context.loss_scale)
-    settle = train.settle_every_updates
-    core = Update(
-        model=model,
-        parameters=_stepped(model, names),
-        context=context,
-        execution=execution,
-        apply=build_apply(
-            saved.stepper,
-            clip_norm=train.clip_norm,
-            device=setup.device,
-            defer=None if settle is None else settle > 1,
-        ),
-        average=saved.average,
-        learning_rates=learning_rates,
-        out_of_memory=setup.policies.out_of_memory,
-        trained=saved.trained,
-        combine=tasks.combine,
-    )
-    compute: Compute = core
-    if setup.compute is not None:
-        compute = setup.compute.build(
-            ComputeParts(setup=setup, core=core, context=context, execution=execution, hooks=bus.hooks, report=report)
-        )
-    return Parts(
-        context=context,
-        execution=execution,
-        core=core,
-        compute=compute,
-        teacher=build_teacher(context, model, saved.average),
-        check_loss=LossCheck(
-            model=model,
-            context=context,
-            execution=execution,
-            rollback=core.rollback,
-            pending=set(context.tasks) if train.check_loss else set(),
-        ),
-        modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
-        saved=saved,
-        settings=settings,
-        recomputed=setup.recomputed.names,
-        in_float8=setup.linear_layers.names,
-    )
-
-
-def _change_layers(setup: Setup, context: TrainContext) -> None:
-    model = setup.model
-    if setup.compute is None:
-        key_layers(model, context.randomness)
-    release(model)
-    recompute(model, {}, context.randomness)  # the choice of an earlier engine must not be compiled
-    if setup.train.compile == "model":
-        compile_model(model)
-    convert_linear_layers(model, setup.precision, setup.linear_layers.here)
-
-
-def _drawing(context: TrainContext) -> Callable[[str, Event], AbstractContextManager[None]]:
-    randomness, device, root = context.randomness, context.device, branch(context.seed, "hooks")
-
-    def drawing(place: str, event: Event) -> AbstractContextManager[None]:
-        which = (event.microbatch,) if isinstance(event, MicrobatchEvent) else ()
-        return randomness.keyed(device, key_below(root, place, event.update, *which))
-
-    return drawing
-
-
-def _saved(
-    setup: Setup, execution: Execution, names: list[list[str]], rounded: list[str], loss_scale: LossScale
-) -> TrainState:
-    model, optimizer, precision, reducers = setup.model, setup.optimizer, setup.precision, execution.reducers
-    peers = execution.trainer.peers
-    stepper = _stepper(setup, rounded, reducers.layout)  # rounds the parameters of the model
-    by_name = named_parameters(model)
-    averaged_as: dict[str, torch.dtype] = {}
-    if precision.format is not None:  # an average has the format that the model computes in, with every strategy
-        averaged_as = {name: precision.format for name in rounded if by_name[name].dtype != precision.format}
-    return TrainState(
-        model=unwrapped(model),
-        optimizer=optimizer,
-        names=names,
-        layout=reducers.layout,
-        ema=setup.train.ema,
-        loss_scale=loss_scale,
-        stepper=stepper,
-        averaged_as=averaged_as,
-        trained=TrainedParameters(model, optimizer, names, reducers, precision),
-        stages=StageState(model, peers.wire) if isinstance(model, PipelineModel) and peers is not None else None,
-    )
-
-
-def _stepper(setup: Setup, rounded: Sequence[str], layout: ParameterLayout) -> Stepper:
-    model, optimizer, precision = setup.model, setup.optimizer, setup.precision
-    if precision.format is None:
-        return Stepper(optimizer)
-    by_name = named_parameters(model)
-    if precision.keeps_masters:  # shards are rounded when they are gathered
-        own = {name: by_name[name] for name in rounded if local_tensor(by_name[name]) is by_name[name]}
-        return MasterStepper(optimizer, own, precision.format)
-    aliases = model.aliases if isinstance(model, PipelineModel) else {}
-    names = {id(parameter): aliases.get(name, name) for name, parameter in by_name.items()}
-    return RoundedStepper(optimizer, names, seed=setup.seed, first_element=layout.first_element)
-
-
-def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:
-    by_name, held = named_parameters(model), [name for group in names for name in group]
-    rounded = precision.convert(model, {id(by_name[name]) for name in held})
-    return [name for name in held if id(by_name[name]) in rounded]
-
-
-def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parameter]:
-    by_name, stepped = named_parameters(model), {name for group in names for name in group}
-    return [by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped]
+        if parts.package is not None:
+            parts.package.check(parts)
+        check_unused(parts.kept)
+        return parts

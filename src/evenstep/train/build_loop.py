@@ -1,22 +1,54 @@
-"""Builds the loop of a run: reporter, engine, feed, evaluations, checkpoints."""
+"""Builds the loop of a trainer, with its standard hooks and writers.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+A folder brings the writers `console` and `jsonl` and six hooks, evaluations bring `Evaluate`. Given writers replace the
+standard writers; a given hook replaces the standard hook of its class.
+"""
 
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, final
+
+from evenstep.arguments import choose
 from evenstep.checkpoint import Mirror
 from evenstep.data import Data, data_of
-from evenstep.events import Hook
-from evenstep.optim.schedules import plateaus_of
-from evenstep.options import Checkpointing, Evaluation, Failures, Logging, check_evaluation_names
-from evenstep.train.build import Setup
+from evenstep.events import (
+    WRITERS,
+    Bus,
+    Evaluate,
+    EvaluateEvent,
+    Event,
+    Hook,
+    Incident,
+    IncidentFiles,
+    MemoryUse,
+    Record,
+    Save,
+    Status,
+    StopFile,
+    Timer,
+    Writer,
+    is_watched,
+)
+from evenstep.events.hooks.target import MetricTarget
+from evenstep.optim.schedules import Plateau, plateaus_of
+from evenstep.options import (
+    STANDARD_WRITERS,
+    Checkpointing,
+    Evaluation,
+    Failures,
+    Logging,
+    check_evaluation_names,
+)
+from evenstep.train.build import Parts
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
 from evenstep.train.feed import Feed
 from evenstep.train.loop import Loop
+from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
 from evenstep.train.run_state import RunState, updates_of
-from evenstep.train.standard_hooks import Follow, build_reporter
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.tasks.now import task_hooks
 
@@ -36,11 +68,12 @@ def evaluations_of(given: Any) -> dict[str, Data]:
 
 def build_loop(
     trainer: Any,
-    setup: Setup,
+    parts: Parts,
     *,
     data: Data,
     sets: dict[str, Data],
     hooks: object,
+    folder: Path | None,
     updates: int | None,
     epochs: int | None,
     evaluation: Evaluation,
@@ -54,23 +87,19 @@ def build_loop(
         trainer: which its hooks see.
         sets: of data to evaluate on, by name.
     """
-    followers = [*task_hooks(setup.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
-    reporter = build_reporter(
-        trainer,
-        setup.group,
-        hooks,
-        followers,
-        log=log,
-        evaluation=evaluation if sets else None,
-        checkpoint=checkpoint,
-        on_hook_error=failures.hook,
+    group, every = parts.group, log.every_updates
+    writers = writers_of(log.writers, folder=folder, every_updates=every)
+    files = IncidentFiles(folder, makes_folder=group.rank == 0)
+    reporter = Reporter(files=files, group=group, writers=writers)
+    standard = _hooks(
+        hooks, writers, folder=folder, every=every, evaluation=evaluation if sets else None, saved=checkpoint
     )
-    planned = updates if epochs is None else updates_of(data, epochs, setup.seed)
-    engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
-    folder, config, train = trainer.folder, dict(checkpoint.config or {}), setup.train
-    settle = train.settle_every_updates or log.every_updates
-    known_at_once = engine.parts.compute.reads_at_once or (data.state is not None and data.state.positions != "all")
-    requests = Requests(pollers=_overriding(reporter.bus.hooks, "poll"))
+    followers = [*task_hooks(parts.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(parts.lr_schedule))]
+    heard = [hook for hook in (*followers, *standard) if group.rank == 0 or not getattr(hook, "first_rank_only", False)]
+    bus = reporter.bus = Bus(heard, trainer, on_error=failures.hook, report=reporter.report)
+    planned = updates if epochs is None else updates_of(data, epochs, parts.seed)
+    engine = Engine.of(parts, updates=planned, bus=bus, report=reporter.report)
+    requests = Requests(pollers=_overriding(bus.hooks, "poll"))
     evaluator = Evaluations(
         evaluator=engine.evaluator,
         ledger=engine.ledger,
@@ -86,33 +115,102 @@ def build_loop(
         evaluations=evaluator,
         requests=requests,
         reporter=reporter,
-        config=config,
+        config=dict(checkpoint.config or {}),
     )
     mirror = None if folder is None or checkpoint.mirror is None else Mirror(checkpoint.mirror, folder)
-    own = RunFolder(path=folder, group=engine.group, report=reporter.report, mirror=mirror)
+    run_folder = RunFolder(path=folder, group=group, report=reporter.report, mirror=mirror)
+    known_at_once = parts.compute.reads_at_once or (data.state is not None and data.state.positions != "all")
     return Loop(
         engine=engine,
         feed=Feed(
             data=data,
             reducers=engine.reducers,
-            seed=setup.seed,
-            pin_memory=engine.parts.context.device.type == "cuda",
+            seed=parts.seed,
+            pin_memory=parts.device.type == "cuda",
             max_skipped_samples=failures.max_skipped_samples,
             phases=engine.phases,
             requests=requests,
         ),
-        policies=setup.policies,
+        policies=parts.policies,
         evaluator=evaluator,
-        checkpointer=Checkpointer(state=state, folder=own, options=checkpoint, reporter=reporter),
+        checkpointer=Checkpointer(state=state, folder=run_folder, options=checkpoint, reporter=reporter),
         reporter=reporter,
         requests=requests,
         updates=updates,
         epochs=epochs,
-        log_every_updates=log.every_updates,
-        settle_every_updates=1 if known_at_once else settle,
-        settlers=_overriding(reporter.bus.hooks, "needs_settled"),
+        log_every_updates=every,
+        settle_every_updates=1 if known_at_once else parts.train.settle_every_updates or every,
+        settlers=_overriding(bus.hooks, "needs_settled"),
     )
 
 
 def _overriding(hooks: Sequence[Hook], method: str) -> list[Hook]:
     return [hook for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]
+
+
+@final
+class _IncidentLog(Writer):
+    def write(self, records: Sequence[Record]) -> None:
+        pass
+
+    def event(self, name: str, event: Event) -> None:
+        if isinstance(event, Incident) and event.kind != "failed":  # which is raised
+            logging.getLogger("evenstep").warning(event.message)
+
+
+def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
+    """Writers from objects and names; None gives the standard ones, or without a folder what suits the terminal."""
+    if given is None:
+        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else (_IncidentLog(),)
+    several = [given] if isinstance(given, str | Writer) else cast("Iterable[Any]", given)
+    return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
+
+
+def _hooks(
+    given: object,
+    writers: Sequence[Writer],
+    *,
+    folder: Path | None,
+    every: int,
+    evaluation: Evaluation | None,
+    saved: Checkpointing,
+) -> list[Hook | None]:
+    own: list[Any] = [given] if isinstance(given, Hook) else [*cast("Iterable[Any]", given or ())]
+    before: list[Hook] = []
+    after: list[Hook] = [writer for writer in writers if isinstance(writer, Hook)]
+    if folder is not None:
+        periods = {name: getattr(saved, name) for name in ("every_updates", "every_epochs", "every_minutes")}
+        own = [*([] if saved.best is None else [saved.best]), *own]
+        before += [Timer(every_updates=every), MemoryUse(every_updates=every)]
+        if saved.keep_last != 0 and any(periods.values()):
+            before.append(Save(**periods))
+        after += [StopFile(), Status()]
+    if evaluation is not None:
+        epochs = evaluation.every_epochs or (1 if evaluation.every_updates is None else None)
+        before.append(
+            Evaluate(
+                every_updates=evaluation.every_updates,
+                every_epochs=epochs,
+                from_update=evaluation.from_update,
+            )
+        )
+    kinds = {type(one) for one in own}
+    return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
+
+
+@final
+class Follow(Hook):
+    """Passes evaluations to the schedule `plateau`; raises HookError for one without its metric."""
+
+    def __init__(self, plateau: Plateau) -> None:
+        self._plateau = plateau
+        self.follows = MetricTarget(metric=plateau.metric, mode=plateau.mode, min_delta=0.0)
+
+    @property
+    def name(self) -> str:
+        return "Plateau"
+
+    def after_evaluate(self, event: EvaluateEvent) -> None:
+        value = self.follows.value(self, event)
+        if value is not None:
+            self._plateau.evaluated(value, update=event.update)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evenstep.train.loop import Loop
 
 
-def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseException], None]) -> None:
+def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[], None]) -> None:
     """Go back to the last committed update, save it and write its metrics.
 
     Args:
@@ -32,7 +32,7 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[BaseExc
         unread = _abandon(error, loop)
         lacking = "" if is_whole and engine.parts.core.is_whole else "the error came while the state was changed"
         with ExitStack() as after:  # each is called, also if hooks or screens raise
-            after.callback(end, error)
+            after.callback(end)
             if loop.checkpointer.enabled:
                 after.callback(_save, error, loop.checkpointer, unread or lacking)
             if engine.group.ranks == 1 and not unread:  # other ranks may not be there to sum with

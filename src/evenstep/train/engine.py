@@ -35,7 +35,7 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.update.outcome import Aborted, Committed, SummedLoss
 
 if TYPE_CHECKING:
-    from evenstep.train.build import Setup
+    from evenstep.train.build import Parts
 
 _NONE: Any = object()
 _PARTS = ("model", "optimizer", "ema", "precision", "progress", "run")
@@ -104,7 +104,7 @@ class Engine:
 
         if updates is not None:
             check_length(updates, None)
-        setup = set_up(
+        parts = set_up(
             model=model,
             task=task,
             optimizer=optimizer,
@@ -116,32 +116,32 @@ class Engine:
             train=train,
             policies=Policies(non_finite=Stop()),
         )
-        check_own_loop(setup.lr_schedule)
-        bus = Bus(task_hooks(setup.tasks.by_name), cast("Any", self))
+        check_own_loop(parts.lr_schedule)
+        bus = Bus(task_hooks(parts.tasks.by_name), cast("Any", self))
         # on standard error, unless Python's `logging` is configured otherwise
         warn = logging.getLogger("evenstep").warning
-        self._build(setup, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
+        self._build(parts, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.parts.prepare()
-        mark_used(setup.kept)
+        mark_used(parts.kept)
 
     @classmethod
-    def of(cls, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
-        """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
+    def of(cls, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
+        """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `Parts.build`."""
         engine = cls.__new__(cls)
-        engine._build(setup, updates=updates, bus=bus, report=report)
+        engine._build(parts, updates=updates, bus=bus, report=report)
         return engine
 
-    def _build(self, setup: "Setup", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+    def _build(self, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         from evenstep.train.aborts import AbortCauses
-        from evenstep.train.build import build_parts
         from evenstep.train.checks import check_ties
         from evenstep.train.evaluate import Evaluator
         from evenstep.train.ledger import Ledger
         from evenstep.train.state.engine_state import EngineState
 
-        self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
+        parts.build(updates=updates, bus=bus, report=report)
+        self.parts = parts
         context, execution, core = parts.context, parts.execution, parts.core
-        self.model, self.optimizer, self.storage, self.bus = setup.model, setup.optimizer, setup.storage, bus
+        self.model, self.optimizer, self.storage, self.bus = parts.model, parts.optimizer, parts.storage, bus
         self.group, self.reducers, self.phases = execution.world, execution.reducers, context.phases
         self.ledger = Ledger(
             core=core,
@@ -160,11 +160,11 @@ class Engine:
             core=core,
             modes=parts.modes,
             average=parts.saved.average,
-            ema=setup.train.ema,
+            ema=parts.train.ema,
         )
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), core.trained.names)
-        connect(self, setup.tasks.by_name)
+        connect(self, parts.tasks.by_name)
         for parameter in self.model.parameters():
             parameter.grad = None
         self._num_before = Engine._num_updates

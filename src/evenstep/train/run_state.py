@@ -23,8 +23,7 @@ from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.pipeline_state import once_per_tensor
-from evenstep.train.state.resets import without
-from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run
+from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run, without
 
 if TYPE_CHECKING:
     from evenstep.train.evaluate import Evaluations

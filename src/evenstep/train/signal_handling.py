@@ -2,14 +2,16 @@
 
 import signal
 import sys
+import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenstep.events import Incident
+from evenstep.lazy import load
 from evenstep.parallel import Group
 from evenstep.process import EXIT_REQUEUE, REQUEUE, stopping
-from evenstep.train.standard_hooks import write_page
 
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
@@ -31,10 +33,22 @@ def handling_signals(loop: "Loop") -> Generator[None]:
             is_done = requests.is_for_good
             requests.forget_stop()  # not at the beginning: a signal may have come before
             if folder.path is not None and folder.is_claimed and engine.group.rank == 0:
-                write_page(folder.path, engine.progress.update, loop.reporter.report)
+                _write_page(folder.path, loop)
     update = engine.progress.update
     saved = folder.checkpoint_of(update) if loop.checkpointer.enabled else None
     end_program(caught(), group=engine.group, update=update, saved=saved, is_done=is_done)
+
+
+def _write_page(folder: Path, loop: "Loop") -> None:
+    if not (folder / "status.json").exists():
+        return  # it never began
+    try:
+        load("evenstep.tools.report:write_report")(folder)
+    except Exception as error:  # noqa: BLE001 - not lost: it is an incident
+        trace = traceback.format_exc()
+        loop.reporter.report(
+            Incident(kind="report", update=loop.engine.progress.update, message=str(error), traceback=trace)
+        )
 
 
 def end_program(

@@ -1,6 +1,6 @@
 """The trainer: the object that a user builds to train a model.
 
-Modules that only a run needs are loaded when the first trainer is built, so that importing all public names is fast.
+Modules that only a run needs are loaded when the first trainer is built: importing all public names is fast.
 """
 
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, Never, cast, final, overload
 
 import torch
@@ -30,9 +29,10 @@ from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.progress import Progress
+from evenstep.train.requests import End
 from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
-from evenstep.train.state.resets import check_resets, resets_of
+from evenstep.train.state.settings import resets_of
 from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -115,11 +115,10 @@ class Trainer:
         log: Logging = Logging(),
         **unknown: Never,
     ) -> None:
-        from evenstep.train.agreement import check_agreement
+        from evenstep.train.agreement import check_agreement, recorded_settings
         from evenstep.train.build import policies_of, set_up
         from evenstep.train.build_loop import build_loop, evaluations_of
         from evenstep.train.checks import check_keeping, check_saves
-        from evenstep.train.recorded import recorded_settings
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
@@ -127,9 +126,8 @@ class Trainer:
         check_saves(folder, checkpoint)
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         policies = policies_of(failures)
-        keeps = folder is not None and checkpoint.keep_last != 0
         given = hooks if isinstance(hooks, Sequence) else [hooks]
-        setup = set_up(
+        parts = set_up(
             model=model,
             task=task,
             optimizer=optimizer,
@@ -144,13 +142,12 @@ class Trainer:
             evaluations=sets,
             averages=any(one.averages_ranks for one in given if isinstance(one, Hook)),
         )
+        keeps = folder is not None and checkpoint.keep_last != 0
         check_keeping(keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
-        self._group = setup.group
-        self._sharing = type(setup.strategy).__name__
-        self._is_training = self._has_trained = False
-        self._thread = 0  # in which it trains
-        self.model, self.optimizer, self.evaluations = model, setup.optimizer, sets
-        self.storage = setup.storage
+        self._group = parts.group
+        self._is_training = self._has_trained = self._resumed = False
+        self.model, self.optimizer, self.evaluations = model, parts.optimizer, sets
+        self.storage = parts.storage
         self.folder = None if folder is None else Path(folder).expanduser()
         if resume not in ("never", "auto", "new") or (self.folder is None and resume != "never"):
             raise ArgumentError(
@@ -158,16 +155,16 @@ class Trainer:
             )
         if self.folder is not None and resume == "new":
             self.folder = self._group.first_rank_does(partial(_free_folder, self.folder))
-        self._resumed = False
         self._settings = ""
         if folder is not None:
-            self._settings = recorded_settings(setup, batches, checkpoint.config, updates=updates, epochs=epochs)
+            self._settings = recorded_settings(parts, batches, checkpoint.config, updates=updates, epochs=epochs)
         self._loop = build_loop(
             self,
-            setup,
+            parts,
             data=batches,
             sets=sets,
             hooks=hooks,
+            folder=self.folder,
             updates=updates,
             epochs=epochs,
             evaluation=evaluation,
@@ -179,7 +176,7 @@ class Trainer:
         self._run = self._loop.run
         if self._group.can_change:
             self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
-        mark_used({**setup.kept, **self._loop.engine.bus.kept})
+        mark_used({**parts.kept, **self._loop.engine.bus.kept})
         if resume == "auto":
             self.resume()
 
@@ -193,21 +190,12 @@ class Trainer:
 
     @updates.setter
     def updates(self, updates: int) -> None:
-        loop = self._loop
-        if self._is_training:
+        loop, done = self._loop, max(self.progress.update, 1)
+        self._check_not_training("updates", "call `request_stop` to end it now")
+        if loop.updates is None or type(updates) is not int or updates < done:
+            wrong = "the trainer has `epochs`" if loop.updates is None else f"{updates!r} was given"
             raise ArgumentError(
-                "`updates` can't be set while the trainer trains; call `request_stop` to end it now.", field="updates"
-            )
-        if loop.updates is None:
-            raise ArgumentError(
-                f"`updates` of a trainer with `epochs` can't be set; build another trainer with `updates={updates}` "
-                f"and let it `resume`.",
-                field="updates",
-            )
-        if type(updates) is not int or updates < max(self.progress.update, 1):
-            raise ArgumentError(
-                f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
-                f"{updates!r}.",
+                f"`updates` can be set to a whole number of at least {done}, in a trainer with `updates`, but {wrong}.",
                 field="updates",
             )
         loop.engine.parts.stretch(updates)
@@ -269,69 +257,31 @@ class Trainer:
         unless the program has its own handlers for them. A second Ctrl-C ends the process at once.
         """
         from evenstep.train.emergency import emergency_save
-        from evenstep.train.recorded import record_settings
-        from evenstep.train.requests import End
 
-        with self._training():
-            ended = End("")
-            self._check_hooks()
-            loop, checkpointer, writers = self._loop, self._loop.checkpointer, self._loop.reporter.writers
-            self._group.go_on()
-            self._agree()
-            checkpointer.folder.claim()
-            loop.engine.parts.prepare()
-
-            def end(error: BaseException | None) -> TrainEvent:
-                outcome = ended.outcome if error is None else "failed"
-                return replace(
-                    begin,
-                    update=self.progress.update,
-                    outcome=outcome,
-                    reason=ended.reason,
-                    error=error,
-                    metrics=self._latest(),
-                )
-
-            begin = TrainEvent(
-                update=self.progress.update,
-                updates=self.updates,
-                resumed=self._resumed,
-                resumed_from=checkpointer.resumed_from,
-                layout=self._layout(),
-                config=checkpointer.state.config,
-            )
-            with (
-                self._loop.checkpointer.folder.hold(),
-                writers.opened(self.folder, self.progress.update),
-                closing(loop.feed.data),
-                closing(loop.evaluator),
-                undisturbed(loop.engine.parts.context.device),
-                torch.enable_grad(),
-            ):
-                self._has_trained = True
-                writers.event("train_begin", begin)
-                checkpointer.folder.clean(self.progress.update)
-                if self.folder is not None and self._group.rank == 0:
-                    record_settings(self.folder, self._settings, self.progress.update, loop.reporter.report)
-                checkpointer.leave_later()
-                with loop.engine.bus.span("train", lambda: begin, end):
-                    try:
-                        if loop.policies.may_rewind and not checkpointer.folder.newest_first():
-                            checkpointer.save()  # something to go back to
-                        ended = self._run()
-                        writers.event("train_end", end(None))
-                    except BaseException as raised:
-                        error = self._group.explained(raised)
-                        emergency_save(error, loop, end=lambda error: writers.event("train_end", end(error)))
-                        if error is raised:
-                            raise
-                        raise error from raised
-                loop.write_known()  # hooks may have put values when they heard of the end
+        loop, writers = self._loop, self._loop.reporter.writers
+        with self._training(), self._opened():
+            begin = self._begun()
+            writers.event("train_begin", begin)
+            self._tidy()
+            end = End("")
+            with loop.engine.bus.span("train", lambda: begin, lambda error: self._ended(begin, end, error)):
+                try:
+                    if loop.policies.may_rewind and not loop.checkpointer.folder.newest_first():
+                        loop.checkpointer.save()  # something to go back to
+                    end = self._run()
+                    writers.event("train_end", self._ended(begin, end, None))
+                except BaseException as raised:
+                    error = self._group.explained(raised)
+                    emergency_save(error, loop, end=lambda: writers.event("train_end", self._ended(begin, end, error)))
+                    if error is raised:
+                        raise
+                    raise error from raised
+            loop.write_known()  # hooks may have put values when they heard of the end
             return Result(
                 update=self.progress.update,
-                outcome=ended.outcome,
-                reason=ended.reason,
-                requeue=ended.requeue,
+                outcome=end.outcome,
+                reason=end.reason,
+                requeue=end.requeue,
                 metrics=self._latest(),
             )
 
@@ -339,13 +289,9 @@ class Trainer:
     def _training(self) -> Generator[None]:
         from evenstep.train.signal_handling import handling_signals
 
-        if self._is_training:
-            raise ArgumentError(
-                "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
-                "goes, and `request_stop` ends it earlier."
-            )
+        self._check_not_training("train", "`updates` says how far a run goes, and `request_stop` ends it earlier")
         self.progress.check_within(self.updates, self._loop.epochs)
-        self._is_training, self._thread = True, get_ident()
+        self._is_training = True
         try:
             # ranks may be threads, as in tests, which have agreed on what each does
             alone = drawing_alone("train") if self._group.ranks == 1 else nullcontext()
@@ -354,13 +300,58 @@ class Trainer:
         finally:
             self._is_training = False
 
-    def _layout(self) -> dict[str, Json]:
-        model = self._loop.engine.model
-        layout: dict[str, Json] = {"ranks": self._group.ranks, "strategy": self._sharing}
+    @contextmanager
+    def _opened(self) -> Generator[None]:
+        loop = self._loop
+        self._check_hooks()
+        self._group.go_on()
+        self._agree()
+        loop.checkpointer.folder.claim()
+        loop.engine.parts.prepare()
+        with (
+            loop.checkpointer.folder.hold(),
+            loop.reporter.writers.opened(self.folder, self.progress.update),
+            closing(loop.feed.data),
+            closing(loop.evaluator),
+            undisturbed(loop.engine.parts.device),
+            torch.enable_grad(),
+        ):
+            self._has_trained = True
+            yield
+
+    def _tidy(self) -> None:
+        from evenstep.train.agreement import record_settings
+
+        checkpointer, update = self._loop.checkpointer, self.progress.update
+        checkpointer.folder.clean(update)
+        if self.folder is not None and self._group.rank == 0:
+            record_settings(self.folder, self._settings, update, self._loop.reporter.report)
+        checkpointer.leave_later()
+
+    def _begun(self) -> TrainEvent:
+        model, strategy = self.engine.model, self.engine.parts.strategy
+        layout: dict[str, Json] = {"ranks": self._group.ranks, "strategy": type(strategy).__name__}
         if isinstance(model, PipelineModel):
             stages, schedule = model.layout, model.schedule.name
             layout |= {"pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
-        return layout
+        return TrainEvent(
+            update=self.progress.update,
+            updates=self.updates,
+            resumed=self._resumed,
+            resumed_from=self._loop.checkpointer.resumed_from,
+            layout=layout,
+            config=self._loop.checkpointer.state.config,
+        )
+
+    def _ended(self, begin: TrainEvent, end: End, error: BaseException | None) -> TrainEvent:
+        return replace(
+            begin,
+            update=self.progress.update,
+            outcome=end.outcome if error is None else "failed",
+            reason=end.reason,
+            error=error,
+            metrics=self._latest(),
+        )
 
     def _latest(self) -> dict[str, float]:
         return {name: record.value for name in self.storage.names() if (record := self.storage.latest(name))}
@@ -380,16 +371,11 @@ class Trainer:
         Returns:
             By evaluation and name, without prefix: `{"valid": {"loss": 0.3}}`; of other data by name: `{"loss": 0.3}`.
         """
-        if data is None:
-            self._check_evaluates()
-        if isinstance(data, str) and data not in self.evaluations:
-            raise ArgumentError(
-                f"there is no evaluation '{data}'; there are {', '.join(self.evaluations) or 'none'}.", field="data"
-            )
         self._check_hooks()
         self._check_not_training("evaluate", "call `request_evaluate`, which does it at the end of the update")
         loop = self._loop
         if data is None or isinstance(data, str):
+            self._check_evaluates(data)
             sets = self.evaluations if data is None else {data: self.evaluations[data]}
             with self._together(loop.evaluator), self._writing():
                 loop.write_known()
@@ -405,7 +391,7 @@ class Trainer:
             data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
-        self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
+        self._check_idle()
         batches = data_of(data, "data")
         with self._together(batches):
             return self._loop.evaluator.predict(batches, collect=collect)
@@ -467,15 +453,7 @@ class Trainer:
                 changed then.
         """
         self._check_not_training("resume")
-        resets = resets_of(reset)
-        check_resets(resets, source)
-        word = source in ("last", "best") and not Path(source).exists()  # of Lightning
-        if word or not isinstance(cast("object", source), str | Path) or not str(source):
-            raise ArgumentError(
-                f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on "
-                f"from the newest checkpoint in the trainer's own folder, and 'RUN_FOLDER/best' is a path.",
-                field="resume",
-            )
+        resets = resets_of(reset, source)
         checkpointer = self._loop.checkpointer
         if source == "auto":
             path = checkpointer.resume_newest(new_settings=new_settings)
@@ -505,31 +483,29 @@ class Trainer:
         checkpointer.saved_at, checkpointer.is_named = -1, True  # saved checkpoints may belong to another course
         self._resumed = True
 
-    def _check_idle(self, what: str, advice: str) -> None:
-        """Raise ArgumentError for a call in the midst of an update or an evaluation, or from another thread."""
-        update = self.progress.update + 1
-        if self._is_training and get_ident() != self._thread:
-            midst = "training in another thread"
-        elif self._loop.engine.parts.core.is_computing:
-            midst = f"update {update}"
+    def _check_idle(self) -> None:
+        """Raise ArgumentError in the midst of an update or an evaluation."""
+        advice = "call it in `after_update`, `after_evaluate`, or when training has ended"
+        if self.engine.parts.core.is_computing:
+            midst = f"update {self.progress.update + 1}"
         elif self._loop.evaluator.is_running:
             midst = "an evaluation"
-        elif self._loop.engine.ledger.num_pending:
-            midst = f"update {self._loop.engine.progress.update}, of which the host does not know yet if it is applied"
+        elif self.engine.ledger.num_pending:
+            midst = f"update {self.progress.update}, of which the host does not know yet if it is applied"
             advice = "let `needs_settled` of the hook be true for such updates"
         else:
             return
-        raise ArgumentError(f"`{what}` was called in the midst of {midst}; {advice}.")
+        raise ArgumentError(f"`predict` was called in the midst of {midst}; {advice}.")
 
     def _check_not_training(self, what: str, advice: str = "call it before `train`") -> None:
         if self._is_training:
-            raise ArgumentError(f"`{what}` was called while the trainer trains; {advice}.")
+            raise ArgumentError(f"`{what}` was called while the trainer trains; {advice}.", field=what)
 
-    def _check_evaluates(self) -> None:
-        if not self._loop.evaluator.sets:
+    def _check_evaluates(self, name: str | None = None) -> None:
+        if not self.evaluations or (name is not None and name not in self.evaluations):
             raise ArgumentError(
-                "this trainer has nothing to evaluate on: give it `evaluations={'valid': MapData(dataset, "
-                "global_batch_size=32, shuffle=False)}`.",
+                f"this trainer has {', '.join(self.evaluations) or 'nothing'} to evaluate on: give it "
+                f"`evaluations={{'{name or 'valid'}': MapData(dataset, global_batch_size=32, shuffle=False)}}`.",
                 field="evaluations",
             )
 

@@ -6,16 +6,16 @@ It is for models so small that launching kernels takes most of the time. `check`
 
 from evenstep.contrib.compiled_update.checks import check, check_hooks
 from evenstep.contrib.compiled_update.update import CompiledUpdate
-from evenstep.train.build import ComputeParts
+from evenstep.train.build import Parts
 
 __all__ = ["build", "check"]
 
 
-def build(parts: ComputeParts) -> CompiledUpdate:
+def build(parts: Parts) -> CompiledUpdate:
     """The compiled update of an engine.
 
     Raises:
         ArgumentError: a hook listens to something inside of an update.
     """
-    check_hooks(parts.hooks)
+    check_hooks(parts.context.bus.hooks)
     return CompiledUpdate(parts)

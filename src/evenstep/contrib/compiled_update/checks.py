@@ -14,7 +14,7 @@ from evenstep.internals import has_foreign_hooks, has_gradient_hooks, has_step_h
 from evenstep.parallel import Single
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import parameters_in
-from evenstep.train.build import Setup
+from evenstep.train.build import Parts
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 _INSIDE = tuple(
@@ -22,13 +22,13 @@ _INSIDE = tuple(
 )
 
 
-def check(setup: Setup) -> None:
+def check(parts: Parts) -> None:
     """Raise ArgumentError for a run whose updates can't be graphs."""
-    optimizer, tasks = setup.optimizer, setup.tasks
+    optimizer, tasks = parts.optimizer, parts.tasks
     refused = {
-        "the model is in stages": isinstance(setup.model, PipelineModel),
-        "ranks share the model": type(setup.strategy) is not Single,
-        f"`precision` is '{setup.precision.name}', and not one of {', '.join(PRECISIONS)}": setup.precision.name
+        "the model is in stages": isinstance(parts.model, PipelineModel),
+        "ranks share the model": type(parts.strategy) is not Single,
+        f"`precision` is '{parts.precision.name}', and not one of {', '.join(PRECISIONS)}": parts.precision.name
         not in PRECISIONS,
         f"the optimizer is {type(optimizer).__name__}, and not AdamW, Adam or SGD": type(optimizer) not in FORMULAS,
         "a task has a late weight": any(task.late_weight for task in tasks.by_name.values()),
@@ -40,7 +40,7 @@ def check(setup: Setup) -> None:
         if applies:
             raise _refusal(reason)
     _check_optimizer(optimizer)
-    _check_model(setup.model)
+    _check_model(parts.model)
 
 
 def check_hooks(hooks: Iterable[Hook]) -> None:

@@ -18,7 +18,7 @@ from evenstep.internals import buffers_of, pytree, times_written
 from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
-from evenstep.train.build import ComputeParts
+from evenstep.train.build import Parts
 from evenstep.train.cut import SubBatch
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
@@ -41,23 +41,23 @@ class CompiledUpdate:
         compilations: the compiled functions.
     """
 
-    def __init__(self, parts: ComputeParts) -> None:
-        setup, context, execution = parts.setup, parts.context, parts.execution
+    def __init__(self, parts: Parts) -> None:
+        context, execution = parts.context, parts.execution
         self._core = parts.core
-        self._model = setup.model
-        self._optimizer = setup.optimizer
+        self._model = parts.model
+        self._optimizer = parts.optimizer
         self._context = context
         self._execution = execution
-        self._ema = setup.train.ema
-        self._state = FormulaState(setup.optimizer)
+        self._ema = parts.train.ema
+        self._state = FormulaState(parts.optimizer)
         self.reads_at_once = context.device.type == "cpu"  # where reading the verdict costs nothing
         self.compilations = Compilations(context.device)
         self._graphs = Graphs(
-            model=setup.model,
+            model=parts.model,
             context=context,
             state=self._state,
             average=parts.core.average,
-            clip_norm=setup.train.clip_norm,
+            clip_norm=parts.train.clip_norm,
             compilations=self.compilations,
             probe=self._probe,
         )

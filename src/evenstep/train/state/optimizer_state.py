@@ -19,7 +19,7 @@ from evenstep.optim.sharing import has_own_state_dict
 from evenstep.parallel import mapped
 from evenstep.tensors import laid_out, parameters_in
 from evenstep.train.state import Tree
-from evenstep.train.state.resets import how_to_reset
+from evenstep.train.state.settings import how_to_reset
 
 _KERNEL_OPTIONS = {"foreach", "fused", "capturable", "differentiable", "param_names"}
 

@@ -1,19 +1,23 @@
-"""Settings of updates as plain values, and their comparison with saved ones."""
+"""Settings of a run as plain values: compared with saved ones, and left out by a reset.
 
-from collections.abc import Mapping, Sequence, Set
+A reset leaves a part of a checkpoint out. The count of updates stays, and with it everything that is keyed by it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, fields
 from inspect import signature
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 from torch import Tensor
 
-from evenstep.errors import CheckpointError
+from evenstep.arguments import require_word
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Training
+from evenstep.options import Reset, Training
 from evenstep.precision import Precision
+from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
-from evenstep.train.state.resets import how_to_reset
 
 LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "memory")
 """Fields of `Training` that the parameters do not depend on."""
@@ -22,6 +26,8 @@ MAY_CHANGE = ("train.ema",)
 """Settings that may change on resume, as the parameters do not depend on them; changes are reported."""
 
 _MISSING = object()
+_STOPPED_FOR_LR = {"fallen_to", "before"}  # keys in the state of a hook such as `StopBelowLr`
+_FOLLOWS_A_METRIC = {"metric", "mode"}  # keys in the state of a hook with a `MetricTarget`
 
 
 def settings_of(
@@ -78,10 +84,10 @@ def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         instead = "start a new run with its weights: `load_weights(model, PATH)`, in a run file `init_from.path`"
         if different.keys() == {"data"}:
             instead = f"begin with these data: {how_to_reset('data')}"
+        texts = "; ".join(text for texts in different.values() for text in texts)
         raise CheckpointError(
-            f"going on from the checkpoint would not be exact: "
-            f"{'; '.join(text for texts in different.values() for text in texts)}. Build the run as in the checkpoint, "
-            f"or {instead}.",
+            f"going on from the checkpoint would not be exact: {texts}. Build the run as in the checkpoint, or "
+            f"{instead}.",
             field=next(iter(different)),
         )
 
@@ -91,15 +97,13 @@ def differences(name: str, saved: object, now: object) -> list[str]:
 
     Keys that only one mapping has follow from others; they are named only where all common keys are equal.
 
-    >>> differences("data", {"size": 4, "shuffle": True}, {"size": 8, "shuffle": True})
-    ['`data.size` was 4 and is now 8']
     >>> differences("data", {"kind": "map", "shuffle": True, "order": "new"}, {"kind": "map", "shuffle": False})
     ['`data.shuffle` was True and is now False']
     """
     if isinstance(saved, Mapping) and isinstance(now, Mapping):
         before, after = cast("Mapping[str, object]", saved), cast("Mapping[str, object]", now)
-        if before.get("kind") == after.get("kind") and (before.keys() == after.keys() or "kind" in after):
-            common = [key for key in after if key in before]
+        common = [key for key in before if key in after]
+        if common:
             found = [text for key in common for text in differences(f"{name}.{key}", before[key], after[key])]
             lacking = [key for key in (*before, *after) if key not in common]
             return found or [
@@ -107,6 +111,13 @@ def differences(name: str, saved: object, now: object) -> list[str]:
                 for key in lacking
             ]
     return [] if saved == now else [f"`{name}` was {_text(saved)} and is now {_text(now)}"]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        options = cast("Tree", value)
+        return f"{options['kind']}({', '.join(f'{name}={one}' for name, one in options.items() if name != 'kind')})"
+    return str(value)
 
 
 def plain(value: object, depth: int = 2) -> Any:
@@ -142,8 +153,50 @@ def _arguments(kind: type) -> list[str]:
         return []
 
 
-def _text(value: object) -> str:
-    if isinstance(value, dict) and "kind" in value:
-        options = cast("Tree", value)
-        return f"{options['kind']}({', '.join(f'{name}={one}' for name, one in options.items() if name != 'kind')})"
-    return str(value)
+# --- resets
+
+
+def resets_of(given: object, source: object) -> tuple[Reset, ...]:
+    """Parts of the checkpoint `source` that are not loaded, from one word or several.
+
+    >>> resets_of("data", "runs/a"), resets_of(("optimizer", "data", "data"), "runs/a")
+    (('data',), ('optimizer', 'data'))
+    """
+    words = [given] if isinstance(given, str) else cast("Collection[Reset]", given)
+    for word in words:
+        require_word("reset", word, get_args(Reset))
+    if words and source == "auto":
+        raise ArgumentError(
+            f"`reset` with 'auto' would reset {', '.join(words)} at each restart; give the path of the checkpoint, "
+            f"and a new folder.",
+            field="reset",
+        )
+    return tuple(dict.fromkeys(cast("Collection[Reset]", words)))
+
+
+def how_to_reset(part: Reset) -> str:
+    return f'`trainer.resume(PATH, reset="{part}")`, in a run file `resume = "PATH"` and `reset = ["{part}"]`'
+
+
+def without(state: Tree, reset: Collection[Reset]) -> Tree:
+    """A state of `RunState` without the parts that are reset."""
+    update = state["progress"]["update"]
+    run = {**state["run"]}
+    begun = dict(run.get("begun") or {})
+    left = {name: part for name, part in state.items() if name not in reset}
+    if "lr_schedule" in reset:
+        begun["lr_schedule"] = update
+        run["settings"] = {name: one for name, one in run["settings"].items() if name != "lr_schedule"}
+        left["hooks"] = _without_keys(left["hooks"], _STOPPED_FOR_LR)
+    if "metrics" in reset:
+        run["evaluated_at"] = {}
+        left["hooks"] = _without_keys(left["hooks"], _FOLLOWS_A_METRIC)
+        del left["storage"]
+    if "data" in reset:
+        begun["data"] = update
+        left["progress"] = {**left["progress"], "position": Progress().state_dict()["position"]}
+    return {**left, "run": {**run, "begun": begun}}
+
+
+def _without_keys(hooks: Tree, keys: set[str]) -> Tree:
+    return {name: one for name, one in hooks.items() if not (isinstance(one, dict) and keys <= {*cast("Tree", one)})}
