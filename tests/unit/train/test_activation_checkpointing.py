@@ -133,7 +133,8 @@ def test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all() -
     assert again.blocks[0].norm.num_batches_tracked == 6  # and not 12
     assert again.blocks[0].calls == 12  # what a forward keeps in attributes it does twice
     assert (
-        other.parts.recomputed.names == tuple(f"blocks.{number}" for number in range(BLOCKS)) and one.parts.recomputed.names == ()
+        other.parts.recomputed.names == tuple(f"blocks.{number}" for number in range(BLOCKS))
+        and one.parts.recomputed.names == ()
     )
 
 
