@@ -139,7 +139,7 @@ def test_what_a_save_has_copied_is_what_was_there_when_it_began(device: torch.de
     """Training writes to the tensors while the copies are on their way to the host."""
     tensors = {str(number): torch.full((1 << 18,), float(number), device=device) for number in range(8)}
     staging = Staging()
-    staging.prepare(list(tensors.values()))
+    staging.reserve(tensors.values())
     for number in range(3):
         expected = {name: value.cpu().clone() for name, value in tensors.items()}
         copies, wait = staging.copy(tensors)

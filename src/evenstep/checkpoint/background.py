@@ -5,11 +5,10 @@ Each rank writes in a thread of its own; `poll` and `wait`, which all ranks call
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 from zlib import crc32
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from evenstep.checkpoint.mirror import Mirror
 from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
 from evenstep.checkpoint.retention import retain
-from evenstep.checkpoint.state import flat_state, local_of
+from evenstep.checkpoint.state import flat_state, is_sharded, local_of
 from evenstep.checkpoint.write import CheckpointWrite
 from evenstep.errors import CheckpointError, ReplicaError, clause
 from evenstep.oom import is_out_of_memory
@@ -43,13 +42,16 @@ class Staging:
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    def prepare(self, tensors: Iterable[Tensor]) -> None:
-        """Take memory for copies of such tensors; if there is none, `copy` tries again."""
-        try:
-            self._reserve([*tensors])
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
+    def reserve(self, tensors: Iterable[Tensor]) -> torch.device | None:
+        """Take memory for copies of such tensors; gives the accelerator that some are on."""
+        tensors = list(tensors)
+        num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors)
+        device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
+        if num_bytes > self._buffer.numel():
+            self._buffer = torch.empty(0, dtype=torch.uint8)
+            buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device is not None)
+            self._buffer = buffer.zero_()  # touches every page now
+        return device
 
     def copy(self, tensors: Mapping[T, Tensor]) -> tuple[dict[T, Tensor], Callable[[], None]]:
         """Contiguous copies, valid until the next call, and a function that waits for them.
@@ -57,7 +59,7 @@ class Staging:
         Args:
             tensors: on the CPU and at most one accelerator.
         """
-        device = self._reserve([*tensors.values()])
+        device = self.reserve(tensors.values())
         copies: dict[T, Tensor] = {}
         begin = 0
         with torch.no_grad():
@@ -70,15 +72,6 @@ class Staging:
         event = torch.Event(device)
         event.record(torch.accelerator.current_stream(device))  # the tensors' device need not be the current one
         return copies, event.synchronize
-
-    def _reserve(self, tensors: list[Tensor]) -> torch.device | None:
-        num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors)
-        device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
-        if num_bytes > self._buffer.numel():
-            self._buffer = torch.empty(0, dtype=torch.uint8)
-            buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device is not None)
-            self._buffer = buffer.zero_()  # touches every page now
-        return device
 
 
 def _aligned(num_bytes: int) -> int:
@@ -140,36 +133,8 @@ class SaveResult:
     error: Exception | None
 
 
-@final
-@dataclass(slots=True)
-class _PendingSave:
-    """A save in flight.
-
-    Args:
-        steps: generator of this rank's jobs; it is sent the results of all ranks.
-        job: the job in hand.
-    """
-
-    write: CheckpointWrite
-    steps: "Generator[Callable[[], Any], list[Any]]" = field(init=False)
-    job: "Future[Any]" = field(init=False)
-    is_written: bool = False
-    path: Path | None = None
-    error: Exception | None = None
-
-    def done(self, within_s: float = 0.0) -> bool:
-        return not wait([self.job], within_s).not_done
-
-    def finish(self, result: Any) -> None:
-        """Do all jobs after that with `result`, without other ranks."""
-        with suppress(StopIteration):
-            while True:
-                result = self.steps.send([result])()
-
-    def result(self, error: Exception | None = None) -> SaveResult:
-        if error is not None and self.path is None:
-            self.write.abandon(error)
-        return SaveResult(update=self.write.update, path=self.path, error=error or self.error)
+_Steps: TypeAlias = "Generator[Callable[[], Any], list[Any], SaveResult]"
+"""Gives this rank's jobs, one after the other, and is sent the results of all ranks, or thrown the error of one."""
 
 
 @final
@@ -201,14 +166,21 @@ class AsyncWriter:
         self._timeout_s = timeout_s
         self._keep: dict[str, Any] = {"keep_last": keep_last, "keep_every_updates": keep_every_updates}
         self._staging = Staging() if asynchronous else None
-        self._pending: _PendingSave | None = None
+        self._write: CheckpointWrite | None = None  # in flight
+        self._steps: _Steps
+        self._job: Future[Any]
+        self._is_written = False
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Take memory for copies; raises CheckpointError for a state that cannot be saved."""
-        flat = flat_state(state, alone=self._group.ranks == 1)
-        if self._staging is not None and (self._group.rank == 0 or flat.sharded):
-            whole = [tensor for each in flat.whole.values() for tensor in each.values()]
-            self._staging.prepare([*whole, *map(local_of, flat.sharded.values())])
+        """Take memory for copies, if there is any; raises CheckpointError for a state that cannot be saved."""
+        tensors = flat_state(state, alone=self._group.ranks == 1)[0].values()
+        if self._staging is None or (self._group.rank and not any(map(is_sharded, tensors))):
+            return
+        try:
+            self._staging.reserve(local_of(one) if is_sharded(one) else one for one in tensors)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
 
     def begin(
         self,
@@ -231,41 +203,38 @@ class AsyncWriter:
         Returns:
             Why a rank has no memory for a copy of the state, so that all must `wait`; else "".
         """
-        assert self._pending is None, "wait for the save before"
-        save = CheckpointWrite(self._folder, update, state, group=self._group, resumed_from=resumed_from)
+        assert self._write is None, "wait for the save before"
+        write = CheckpointWrite(self._folder, update, state, group=self._group, resumed_from=resumed_from)
         compared = replica if self._group.ranks > 1 else None
         sums = None if compared is None else compared.sums()
-        ready, no_memory = self._copy_state(save)
-
-        pending = _PendingSave(save)
-        pending.steps = self._steps(pending, ready, protect, compared, sums)
-        first = next(pending.steps)
-        alone = self._group.ranks == 1
-        pending.job = in_background((lambda: pending.finish(first())) if alone else first)
-        self._pending = pending
+        ready, no_memory = self._copy_state(write)
+        self._steps = self._steps_of(write, ready, protect, compared, sums)
+        self._job = in_background(next(self._steps))
+        self._is_written = False
+        self._write = write
         return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
 
-    def _steps(
+    def _steps_of(
         self,
-        pending: _PendingSave,
+        write: CheckpointWrite,
         ready: Callable[[], None],
         protect: Collection[str],
         replica: Replica | None,
         sums: Tensor | None,
-    ) -> Generator[Callable[[], Any], list[Any]]:
-        save = pending.write
+    ) -> _Steps:
+        is_first = self._group.rank == 0
         own: list[int] = []
 
-        def write() -> tuple[Any, Any]:
+        def write_files() -> tuple[Any, Any]:
             ready()
-            if replica is not None and sums is not None:
-                own.extend(sums.tolist())
-                return save.write(), (replica.place, crc32(repr(own).encode()))
-            return save.write(), None
+            if replica is None or sums is None:
+                return write.write(), None
+            own.extend(sums.tolist())
+            return write.write(), (replica.place, crc32(repr(own).encode()))
 
         def publish() -> tuple[Path, Exception | None]:
-            path = save.publish(files for files, _ in written)
-            if self._group.rank == 0:
+            path = write.publish(files for files, _ in written)
+            if is_first:
                 try:
                     retain(self._folder, protect=protect, **self._keep)
                     if self._mirror is not None:
@@ -274,26 +243,31 @@ class AsyncWriter:
                     return path, error
             return path, None
 
-        def publish_copy(mirror: Mirror) -> None:
-            if self._group.rank == 0:
-                mirror.publish(save.target)
+        def publish_copy() -> None:
+            if mirror is not None and is_first:
+                mirror.publish(write.target)
                 mirror.retain(protect=protect, **self._keep)
 
-        written = yield write
-        if replica is not None and len(written) == self._group.ranks:
-            replica.check(self._group, save.update, own, [checksum for _, checksum in written])
-        pending.is_written = True
-        published = yield publish
-        pending.path, pending.error = published[0]
-        if self._mirror is not None:
-            mirror = self._mirror
-            yield lambda: mirror.upload(save.target, save.written)
-            yield lambda: publish_copy(mirror)
+        path, problem, mirror = None, None, self._mirror
+        try:
+            written = yield write_files
+            if replica is not None and len(written) == self._group.ranks:
+                replica.check(self._group, write.update, own, [checksum for _, checksum in written])
+            published = yield publish
+            path, problem = published[0]
+            if mirror is not None:
+                yield lambda: mirror.upload(write.target, write.written)
+                yield publish_copy
+        except Exception as error:  # noqa: BLE001 - given to the caller
+            problem = error
+            if path is None:
+                write.abandon(error)
+        return SaveResult(update=write.update, path=path, error=problem)
 
-    def _copy_state(self, save: CheckpointWrite) -> tuple[Callable[[], None], list[str]]:
+    def _copy_state(self, write: CheckpointWrite) -> tuple[Callable[[], None], list[str]]:
         if self._staging is None:
             return lambda: None, []
-        tensors = {(file, name): one for file, each in save.tensors.items() for name, one in each.items()}
+        tensors = {(file, name): one for file, each in write.tensors.items() for name, one in each.items()}
         try:
             copies, ready = self._staging.copy(tensors)
         except Exception as error:
@@ -301,64 +275,75 @@ class AsyncWriter:
                 raise
             return lambda: None, self._group.gather(clause(error))
         for (file, name), copy in copies.items():
-            save.tensors[file][name] = copy
+            write.tensors[file][name] = copy
         return ready, self._group.gather("")
 
     def poll(self) -> SaveResult | None:
         """Continue the save in flight, without waiting; gives its result, if it has ended."""
-        pending = self._pending
-        if pending is None or not all(self._group.gather(pending.done())):
+        if self._write is None or not all(self._group.gather(self._is_done())):
             return None
-        return self._go_on(pending)
+        return self._go_on()
 
     def wait(self) -> SaveResult | None:
         """Wait until no save is in flight; gives its result, if there was one."""
         result = None
-        while self._pending is not None:
-            self._wait_for(self._pending)
-            result = self._go_on(self._pending)
+        while self._write is not None:
+            self._wait_for_job()
+            result = self._go_on()
         return result
 
     def end_alone(self) -> SaveResult | None:
         """End the save in flight without the other ranks, which may be gone; gives its result."""
-        pending = self._pending
-        self._pending = None
-        if pending is None:
+        write, self._write = self._write, None
+        if write is None:
             return None
-        try:
-            if pending.write.is_shared and not pending.is_written:
-                wait([pending.job], self._timeout_s)  # it writes to the folder of the next save of the same update
-                raise CheckpointError("other ranks may not have written their part, so the save was given up.")
-            pending.finish(self._result_of(pending.job, self._timeout_s))
-            return pending.result()
-        except Exception as error:  # noqa: BLE001 - given to the caller
-            return pending.result(error)
 
-    def _wait_for(self, pending: _PendingSave) -> None:
+        def results() -> list[Any]:
+            if not write.is_shared or self._is_written:
+                return [self._result(self._timeout_s)]
+            self._is_done(self._timeout_s)  # it writes to the folder of the next save of the same update
+            raise CheckpointError("other ranks may not have written their part, so the save was given up.")
+
+        try:
+            while True:
+                job = _next(self._steps, results)
+                results = lambda: [job()]  # noqa: E731, B023 - called at once
+        except StopIteration as end:
+            return end.value
+
+    def _is_done(self, within_s: float = 0.0) -> bool:
+        return not wait([self._job], within_s).not_done
+
+    def _wait_for_job(self) -> None:
         deadline = monotonic() + self._timeout_s
         step_s = min(TALK_EVERY_S, self._timeout_s)
         while True:  # ranks with little to write talk all the while, so that none is taken for lost
-            everybody = self._group.gather((pending.done(within_s=step_s), monotonic() > deadline))
+            everybody = self._group.gather((self._is_done(step_s), monotonic() > deadline))
             if all(done for done, _ in everybody) or any(is_late for _, is_late in everybody):
                 return
 
-    def _go_on(self, pending: _PendingSave) -> SaveResult | None:
+    def _go_on(self) -> SaveResult | None:
         try:
-            results = together(self._group, lambda: self._result_of(pending.job, 0))
-            pending.job = in_background(pending.steps.send(results))
-        except StopIteration:
-            result = pending.result()
-        except Exception as error:  # noqa: BLE001 - given to the caller
-            result = pending.result(error)
-        else:
-            return None
-        self._pending = None
-        return result
+            self._job = in_background(_next(self._steps, lambda: together(self._group, lambda: self._result(0))))
+        except StopIteration as end:
+            self._write = None
+            return end.value
+        self._is_written = True
+        return None
 
-    def _result_of(self, job: "Future[T]", within_s: float) -> T:
+    def _result(self, within_s: float) -> Any:
         try:
-            return job.result(within_s)
+            return self._job.result(within_s)
         except TimeoutError as error:
             raise CheckpointError(
                 f"a checkpoint was not written within {self._timeout_s:g} s, so it was given up; look at the disk."
             ) from error
+
+
+def _next(steps: _Steps, results: Callable[[], list[Any]]) -> Callable[[], Any]:
+    """The next job, after the results of the one before; StopIteration with the result of the save after the last."""
+    try:
+        given = results()
+    except Exception as error:  # noqa: BLE001 - the save ends with it
+        return steps.throw(error)
+    return steps.send(given)

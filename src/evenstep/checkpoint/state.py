@@ -6,7 +6,7 @@ JSON lacks tensors, tuples, sets, int keys, inf and nan: each is an object of on
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -46,39 +46,21 @@ def is_sharded(value: object) -> bool:
     return hasattr(type(value), "__create_write_items__")
 
 
-class FlatState(NamedTuple):
-    """A state as tensors and values.
-
-    Args:
-        whole: whole tensors, by part and by name in the part.
-        sharded: tensors that are cut over ranks, by `PART/NAME`.
-        values: skeletons by part.
-    """
-
-    whole: dict[str, dict[str, Tensor]]
-    sharded: dict[str, Any]
-    values: dict[str, JSON]
-
-    def by_name(self) -> dict[str, Any]:
-        """Every tensor by `PART/NAME`."""
-        whole = {f"{part}/{name}": tensor for part, each in self.whole.items() for name, tensor in each.items()}
-        return {**whole, **self.sharded}
-
-
-def flat_state(state: Mapping[str, object], *, alone: bool) -> FlatState:
-    """Take `state` apart, without a copy.
+def flat_state(state: Mapping[str, object], *, alone: bool) -> tuple[dict[str, Any], dict[str, JSON]]:
+    """Tensors of `state` by `PART/NAME`, whole or cut over ranks, and skeletons by part; nothing is copied.
 
     Args:
         alone: True for the only process, which must hold the whole of each tensor.
     """
-    flat = FlatState({}, {}, {})
+    found: dict[str, Any] = {}
+    values: dict[str, JSON] = {}
     for part, tree in state.items():
         if not FILE_NAME.fullmatch(part):
             raise CheckpointError(
                 f"the key {part!r} of a state names a file; use letters, digits, `_` and `-`.", field=part
             )
         sharded: dict[str, Any] = {}
-        flat.whole[part], flat.values[part] = pack(tree, part, sharded)
+        whole, values[part] = pack(tree, part, sharded)
         for name, leaf in sharded.items():
             local = local_of(leaf)
             if local.dtype not in DTYPE_NAMES or (alone and local.shape != leaf.size()):
@@ -87,11 +69,9 @@ def flat_state(state: Mapping[str, object], *, alone: bool) -> FlatState:
                     f"safetensors files.",
                     field=f"{part}.{name}",
                 )
-            if alone:
-                flat.whole[part][name] = local
-            else:
-                flat.sharded[f"{part}/{name}"] = leaf
-    return flat
+            whole[name] = local if alone else leaf
+        found |= {f"{part}/{name}": tensor for name, tensor in whole.items()}
+    return found, values
 
 
 def local_of(leaf: Any) -> Tensor:

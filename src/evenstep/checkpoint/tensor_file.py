@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -23,20 +22,17 @@ CHUNK_BYTES = 128 << 10
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
-class WrittenTensors(NamedTuple):
-    """A file of tensors: its entry, and the checksums of each tensor's chunks by name."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileEntry, Mapping[str, Sequence[int]]]:
+    """Write and sync the new file `path` of tensors by name; those that are not on the CPU are copied first.
 
-    entry: FileEntry
-    checksums: Mapping[str, Sequence[int]]
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> WrittenTensors:
-    """Write and sync the new file `path` of tensors by name; those that are not on the CPU are copied first."""
+    Returns:
+        The entry of the file, and the checksums of each tensor's chunks by name.
+    """
     values = {name: one.detach().resolve_conj().resolve_neg().cpu().contiguous() for name, one in tensors.items()}
     summed = in_background(lambda: {name: checksums(value) for name, value in values.items()})
     save(path, values)
     files.sync_path(path)
-    return WrittenTensors(FileEntry(bytes=path.stat().st_size, crc32=_header_crc32(path, values)), summed.result())
+    return FileEntry(bytes=path.stat().st_size, crc32=_header_crc32(path, values)), summed.result()
 
 
 def save(path: Path, values: Mapping[str, Tensor]) -> None:

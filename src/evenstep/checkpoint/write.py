@@ -6,7 +6,7 @@ ranks, a file each.
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
 from typing import Any, TypeAlias, final
@@ -19,13 +19,13 @@ from evenstep.checkpoint.folders import CLAIM, MANIFEST, STATE, TABLE, disk_erro
 from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
-from evenstep.checkpoint.shard import TensorEntry, table_content, whole_entry
-from evenstep.checkpoint.state import JSON, FlatState, flat_state
-from evenstep.checkpoint.tensor_file import SUFFIX, WrittenTensors, write_tensors
+from evenstep.checkpoint.shard import TensorEntry, TensorPiece, table_content, whole_entry
+from evenstep.checkpoint.state import JSON, flat_state, is_sharded
+from evenstep.checkpoint.tensor_file import SUFFIX, write_tensors
 from evenstep.errors import CheckpointError
 
-Written: TypeAlias = Mapping[str, WrittenTensors]
-"""The files of tensors that one rank has written, by name."""
+Written: TypeAlias = Mapping[str, tuple[FileEntry, Mapping[str, Sequence[int]]]]
+"""The files of tensors that one rank has written, by name; each with the checksums of its tensors."""
 
 
 @final
@@ -127,8 +127,8 @@ class CheckpointWrite:
             raise
 
     def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
-        flat, planner = on_all_ranks(self._group, lambda: self._begin(state))
-        names = crc32("\0".join(sorted(flat.by_name())).encode())
+        tensors, values, planner = on_all_ranks(self._group, lambda: self._begin(state))
+        names = crc32("\0".join(sorted(tensors)).encode())
         everybody = together(self._group, lambda: (names, planner and planner.create_local_plan()))
         first_names, first_plan = everybody[0]
         for rank, (theirs, plan) in enumerate(everybody):
@@ -144,21 +144,19 @@ class CheckpointWrite:
             if mine:
                 self.tensors[own[self._group.rank]] = mine
         elif self._is_first:
-            self.tensors = {f"{part}{SUFFIX}": each for part, each in flat.whole.items() if each}
-            self._entries = {
-                f"{part}/{name}": whole_entry(tensor, f"{part}{SUFFIX}", name)
-                for part, each in flat.whole.items()
-                for name, tensor in each.items()
-            }
-        return flat.values
+            for path, tensor in tensors.items():
+                part, _, name = path.partition("/")
+                self.tensors.setdefault(f"{part}{SUFFIX}", {})[name] = tensor
+                self._entries[path] = whole_entry(tensor, f"{part}{SUFFIX}", name)
+        return values
 
-    def _begin(self, state: Mapping[str, object]) -> tuple[FlatState, Any]:
-        flat = flat_state(state, alone=self._group.ranks == 1)
+    def _begin(self, state: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, JSON], Any]:
+        tensors, values = flat_state(state, alone=self._group.ranks == 1)
         planner = None
-        if flat.sharded:
+        if any(map(is_sharded, tensors.values())):
             from evenstep.checkpoint.planning import SavePlanner
 
-            planner = SavePlanner(flat.by_name())
+            planner = SavePlanner(tensors)
         try:
             if self._is_first:
                 if self._staging.exists():
@@ -166,18 +164,17 @@ class CheckpointWrite:
                 files.make_folder(self._staging)
         except OSError as error:
             raise self._failed(error) from error
-        return flat, planner
+        return tensors, values, planner
 
     def _bind(self, written: Written) -> None:
+        def with_checksums(piece: TensorPiece) -> TensorPiece:
+            return piece._replace(crc32=tuple(written[piece.file][1][piece.name]))
+
         table = {
-            name: entry._replace(
-                pieces=tuple(
-                    piece._replace(crc32=tuple(written[piece.file].checksums[piece.name])) for piece in entry.pieces
-                )
-            )
+            name: entry._replace(pieces=tuple(map(with_checksums, entry.pieces)))
             for name, entry in self._entries.items()
         }
-        entries = {name: file.entry for name, file in written.items()}
+        entries = {name: entry for name, (entry, _) in written.items()}
         entries[TABLE] = self._write_json(TABLE, _json_bytes(table_content(table)))
         entries[STATE] = self._write_json(STATE, self._encoded)
         manifest = manifest_bytes(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)

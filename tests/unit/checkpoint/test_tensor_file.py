@@ -31,14 +31,14 @@ def tensors_of_all_kinds() -> dict[str, torch.Tensor]:
 def test_the_library_reads_what_is_written(tmp_path: Path):
     tensors = tensors_of_all_kinds()
     path = tmp_path / "model.safetensors"
-    written = write_tensors(path, tensors)
+    entry, checksums = write_tensors(path, tensors)
     loaded = safetensors.torch.load_file(path)
-    assert loaded.keys() == tensors.keys() == written.checksums.keys()
+    assert loaded.keys() == tensors.keys() == checksums.keys()
     for name, tensor in tensors.items():
         assert loaded[name].dtype == tensor.dtype
         assert loaded[name].shape == tensor.shape
         assert loaded[name].tolist() == tensor.tolist()
-    assert path.stat().st_size == written.entry.bytes
+    assert path.stat().st_size == entry.bytes
 
 
 def test_a_block_is_verified_by_its_own_chunks_alone(tmp_path: Path):
