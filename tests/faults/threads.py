@@ -48,7 +48,7 @@ class Threads(Group):
         self.rank, self.ranks, self._meeting = rank, ranks, meeting
         self._world = world or self
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, *, wake: bool = False) -> None:
         world = self._world._meeting
         with world.changed:
             for meeting in (world, *world.parts):
@@ -149,10 +149,7 @@ class Threads(Group):
         self._world._meeting.parts.append(mine._meeting)
         return mine
 
-    def abort(self, reason: str) -> None:
-        self.fail(reason)
-
-    def abort_reason(self) -> str:
+    def failure(self) -> str:
         return self._meeting.failed
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:

@@ -47,7 +47,7 @@ def test_a_rank_that_exists_twice_is_named_with_both_processes(script: Path) -> 
     texts = said(started(script, 30, ranks=[0, 1, 1], world=3))
     assert time.monotonic() - began < 29  # at once, not when the time is up
     for text in texts:
-        assert "two processes say that they are rank 1: process " in text
+        assert "two processes are rank 1: process " in text
 
 
 def test_ranks_that_were_started_with_another_number_of_ranks_are_named(script: Path) -> None:
@@ -90,7 +90,7 @@ import os, sys
 import torch
 from evenstep.parallel import Processes, renewable
 if os.environ["RANK"] == "1":
-    renewable.Renewable._wait_for_all = lambda *args: os._exit(3)
+    renewable.Renewable.renew = lambda *args: os._exit(3)
 Processes(torch.device("cpu"), timeout_s=float(sys.argv[1]))
 """
 

@@ -19,7 +19,7 @@ mesh = group.mesh(group.ranks)
 whole = distribute_tensor(torch.arange(12.0).view(6, 2), mesh, [Shard(0)], src_data_rank=None)
 waits = [
     lambda: group.sum_floats([1.0]),
-    lambda: group.receive(torch.empty(2), (group.rank + 2) % 3),
+    lambda: group.begin_receive(torch.empty(2), (group.rank + 2) % 3)(),
     lambda: whole.full_tensor().sum().item(),
     lambda: dist.all_reduce(torch.ones(2)),
 ]
@@ -60,11 +60,11 @@ for begun in (1, 3, 5):
         group.interrupt("no memory")
     else:  # longer than notices take to all ranks
         if group.rank == 1:
-            group.receive(got, 2)
+            group.begin_receive(got, 2)()
             assert part.gather(group.rank) == [1, 2], "nobody may take away what is under way"
         else:
             time.sleep(1)
-            group.send(torch.full([2], float(begun)), 1)
+            group.begin_send(torch.full([2], float(begun)), 1)()
             time.sleep(1)
             assert part.gather(group.rank) == [1, 2]
         assert group.interrupted() == "", "what this rank does now is not broken off"

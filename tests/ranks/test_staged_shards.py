@@ -16,7 +16,7 @@ WANTED: dict[str, Any] = {
     "a_checkpoint_in_shards_goes_on_anywhere": [4, True],
     "heads_without_work_keep_their_bits": True,
     "memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient": True,
-    "a_model_without_stages_is_refused_the_ranks_of_one_column": [True, True],
+    "a_model_without_stages_is_refused_the_ranks_of_one_column": True,
     "a_fused_optimizer_is_refused_where_bits_must_be_equal": True,
 }
 

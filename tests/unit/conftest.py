@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from itertools import product
@@ -48,10 +49,11 @@ class Threads(Group):
         self._meeting.values[self.rank] = value
         try:
             self._meeting.barrier.wait(TIMEOUT_S)
-            values = list(self._meeting.values)
-            self._meeting.barrier.wait(TIMEOUT_S)
         except threading.BrokenBarrierError as error:
-            raise LostRankError(self.abort_reason() or f"a rank did not come within {TIMEOUT_S} s") from error
+            raise LostRankError(self.failure() or f"a rank did not come within {TIMEOUT_S} s") from error
+        values = list(self._meeting.values)
+        with suppress(threading.BrokenBarrierError):  # a rank that has read them may have failed since
+            self._meeting.barrier.wait(TIMEOUT_S)
         return values
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
@@ -83,7 +85,7 @@ class Threads(Group):
                     continue
                 tensor.view(-1)[: came.numel()] = came.view(-1)
                 return
-            raise LostRankError(self.abort_reason() or f"rank {rank} did not send within {TIMEOUT_S} s")
+            raise LostRankError(self.failure() or f"rank {rank} did not send within {TIMEOUT_S} s")
 
         return wait
 
@@ -96,14 +98,12 @@ class Threads(Group):
                 mine.part_of = self.ranks if len(part) < self.ranks else 0
         return mine
 
-    def abort(self, reason: str) -> None:
-        self._meeting.words.append(reason)
-        self._meeting.barrier.abort()
+    def fail(self, message: str, *, wake: bool = False) -> None:
+        self._meeting.words.append(f"rank {self.rank} failed: {message.splitlines()[0]}")
+        if wake:
+            self._meeting.barrier.abort()
 
-    def fail(self, message: str) -> None:
-        self._meeting.words.append(self._failed(message))
-
-    def abort_reason(self) -> str:
+    def failure(self) -> str:
         return self._meeting.words[0] if self._meeting.words else ""
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:

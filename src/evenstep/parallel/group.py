@@ -1,6 +1,6 @@
 """The processes that train one model together, and how they communicate.
 
-Numbers go between hosts (`sum_floats`, `gather`), tensors between devices (`sum`, `send`, `receive`, `broadcast`).
+Hosts agree on values (`sum_floats`, `gather`), devices exchange tensors, and members meet again after an interruption.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +28,11 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
-    part_of: int = 0  # of how many ranks these are a part; 0: they are all that there are
-    can_change: bool = False  # whether ranks may leave and come between two updates
-    device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums
+    part_of: int = 0  # number of ranks of which these are a part; 0: these are all
+    can_change: bool = False  # True if ranks may leave and come between two updates
+    device: torch.device = torch.device("cpu")  # of the tensors that are sent and summed
+
+    # Values of hosts: all ranks call these together.
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""
@@ -64,17 +66,11 @@ class Group:
             raise EvenstepError(fault)
         return cast("T", result)
 
+    # Tensors of devices.
+
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to sum `tensor` over all ranks, in place; call the result to wait for it."""
         return _nothing
-
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Send `tensor` to `rank`, which must receive it."""
-        self.begin_send(tensor, rank)()
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Receive into `tensor` what `rank` sends."""
-        self.begin_receive(tensor, rank)()
 
     def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
         """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left.
@@ -106,7 +102,7 @@ class Group:
         """Overwrite `tensors` with the tensors of `rank`."""
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
-        """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
+        """The ranks as torch's sharding needs them: "dp" copies of the model × neighbouring "shard" ranks of one."""
         raise ArgumentError(
             "with `fsdp` several ranks share one copy of the model, but the strategy has a group of one; give it all "
             "ranks that hold the same, `Fsdp(Processes(device))`, or leave `strategy` out.",
@@ -114,26 +110,10 @@ class Group:
         )
 
     def split(self, parts: Sequence[Sequence[int]]) -> "Group":
-        """The group of the part that holds this rank; all ranks call it with the same parts, in the same order."""
+        """The group of the part that holds this rank; all ranks call it with the same parts."""
         return Group()
 
-    def abort(self, reason: str) -> None:
-        """Leave the group for good and wake all who wait in it; of the ranks' reasons the first is kept."""
-
-    def abort_reason(self) -> str:
-        """The first reason that any rank has given to `abort`, or ""."""
-        return ""
-
-    def fail(self, message: str) -> None:
-        """Post a notice that this rank fails, and why; what the ranks share stays as it is."""
-        self.abort(self._failed(message))
-
-    def go_on(self) -> None:
-        """Forget notices after an error that all ranks have raised and handled."""
-
-    def _failed(self, message: str) -> str:
-        line = message.splitlines()[0] if message else "without a message"
-        return f"rank {self.rank} failed{self.where()}: {line}"
+    # Members: who is there, and what ends the work that they do together.
 
     def begin_work(self) -> int:
         """Begin what all ranks compute together next; gives its number, the same on all ranks."""
@@ -150,16 +130,26 @@ class Group:
         """After `interrupt`: wait for all ranks, reconnect them, and gather their values by rank."""
         return [value]
 
+    def fail(self, message: str, *, wake: bool = False) -> None:
+        """Post that this rank fails, and why; of the ranks' messages the first is kept.
+
+        Args:
+            wake: close the connections of this rank, so that all who wait for it raise at once.
+        """
+
+    def failure(self) -> str:
+        """The first message that any rank has given to `fail`, or ""."""
+        return ""
+
+    def go_on(self) -> None:
+        """Forget failures after an error that all ranks have raised and handled."""
+
     def explained(self, error: BaseException) -> BaseException:
         """`error`, or a LostRankError if one of torch's collectives raised it."""
         return error
 
     def at(self, update: int) -> None:
         """Note which update is being computed, for messages."""
-
-    def where(self) -> str:
-        """Current update of this rank as words; "" if unknown."""
-        return ""
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,10 +1,12 @@
-"""The ranks of a run as a grid: data-parallel replicas × pipeline stages.
+"""The ranks of a run as a grid with named axes: "pp", the stages of a pipeline, and "dp", its replicas.
 
 Rank = pipeline rank · replicas + data rank. All ranks of one pipeline read the same batches.
 """
 
-from dataclasses import dataclass, field
-from typing import final
+from collections.abc import Mapping
+from typing import Self, final
+
+import torch
 
 from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError
@@ -12,26 +14,30 @@ from evenstep.parallel.group import Group
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """All ranks, and this rank's two groups among them, as `Mesh.of` divides them.
+    """All ranks, and this rank's group along each axis; all ranks build it together.
 
     Args:
-        world: all ranks; the first one speaks and writes files.
-        data: those that hold the same stages, which sum their gradients.
-        pipeline: those that hold the stages of one replica, in the order of their stages.
+        world: all ranks; the first one speaks and writes files. By default this process alone.
+        sizes: number of ranks along each axis, the slowest first; by default all along "dp".
+
+    Attributes:
+        lines: ranks of the world along each axis, among them this one.
     """
 
-    world: Group = field(default_factory=Group)
-    data: Group = field(default_factory=Group)
-    pipeline: Group = field(default_factory=Group)
-
-    def rank_at(self, replica: int) -> int:
-        """Rank in the world that holds this rank's stages in replica number `replica`."""
-        return self.pipeline.rank * self.data.ranks + replica
+    def __init__(self, world: Group | None = None, sizes: Mapping[str, int] | None = None) -> None:
+        self.world = world or Group()
+        sizes = sizes or {"pp": 1, "dp": self.world.ranks}
+        grid = torch.arange(self.world.ranks).view(*sizes.values())
+        self.lines: dict[str, list[int]] = {}
+        self._groups: dict[str, Group] = {}
+        for number, (axis, size) in enumerate(sizes.items()):
+            lines: list[list[int]] = grid.movedim(number, -1).reshape(-1, size).tolist()  # pyright: ignore[reportUnknownMemberType]
+            self.lines[axis] = next(line for line in lines if self.world.rank in line)
+            self._groups[axis] = _group(self.world, lines)
 
     @classmethod
-    def of(cls, world: Group, *, pipeline: int = 1) -> "Mesh":
+    def of(cls, world: Group, *, pipeline: int = 1) -> Self:
         """Divide `world` into pipelines of `pipeline` ranks; all ranks call it together.
 
         Raises:
@@ -42,15 +48,31 @@ class Mesh:
         """
         require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
         check_pipelines(world.ranks, pipeline)
-        if pipeline == 1:
-            return cls(world=world, data=world)
-        replicas = world.ranks // pipeline
-        columns = [list(range(stage * replicas, (stage + 1) * replicas)) for stage in range(pipeline)]
-        rows = [list(range(replica, world.ranks, replicas)) for replica in range(replicas)]
-        data = world.split(columns) if replicas > 1 else Group()  # the only rank that holds its stages
-        if replicas == 1:
-            data.part_of = pipeline
-        return cls(world=world, data=data, pipeline=world.split(rows))
+        return cls(world, {"pp": pipeline, "dp": world.ranks // pipeline})
+
+    @property
+    def data(self) -> Group:
+        """The ranks that hold the same stages and sum their gradients."""
+        return self._groups["dp"]
+
+    @property
+    def pipeline(self) -> Group:
+        """The ranks that hold the stages of one replica, in the order of their stages."""
+        return self._groups["pp"]
+
+    def coordinate(self, axis: str) -> int:
+        """Place of this rank along an axis."""
+        return self.lines[axis].index(self.world.rank)
+
+
+def _group(world: Group, lines: list[list[int]]) -> Group:
+    if len(lines) == 1:
+        return world
+    if len(lines[0]) > 1:
+        return world.split(lines)
+    alone = Group()
+    alone.part_of = world.ranks
+    return alone
 
 
 def check_pipelines(ranks: int, pipeline: int) -> None:

@@ -9,7 +9,6 @@ import pickle
 import socket
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from time import monotonic, sleep
@@ -25,10 +24,10 @@ from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.group import Group, Interrupted
-from evenstep.parallel.notices import ANSWER_S, Notices
+from evenstep.parallel.membership import ANSWER_S, Membership
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
-from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
+from evenstep.parallel.renewable import GLOO, NCCL, GroupTable
 from evenstep.tensors import device_here, make_current
 
 T = TypeVar("T")
@@ -41,13 +40,8 @@ _SHORT_BYTES = 240  # bytes of a gathered value that fit in the first message
 _MESSAGES = ("send", "receive")  # between two ranks
 _SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
 _BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # integer formats of equal size
+_TOGETHER = "Call `train`, `evaluate`, `save`, `gather` and the like on all ranks at the same point"
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
-
-
-@final
-@dataclass(slots=True)
-class _Log:
-    update: int = 0
 
 
 @final
@@ -62,7 +56,7 @@ class Processes(Group):
         timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
         info: this rank's place; by default that of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or of srun.
         meeting_s: the longest wait at the rendezvous; `timeout_s` by default.
-        answer_s: after how many seconds without an answer a rank is taken for lost.
+        answer_s: after how many seconds without a heartbeat a rank is taken for lost.
 
     Raises:
         ArgumentError: the environment is not that of a launched rank, or there is no such device.
@@ -93,13 +87,13 @@ class Processes(Group):
         self._connect(store)
         self._meeting_place = "the launcher" if info.store_is_served else "rank 0"
         try:
-            self._notices = Notices(
-                PrefixStore("notices", store),
+            self._members = Membership(
+                PrefixStore("members", store),
                 self.rank,
                 self.ranks,
+                self._table.breaker,
                 answer_s=answer_s,
                 holds_store=self.rank == 0 and not info.store_is_served,
-                broken=self._connections.break_off,
             )
         except RuntimeError as error:  # torch's DistError
             dist.destroy_process_group()  # so that this process can join others
@@ -112,9 +106,11 @@ class Processes(Group):
                 "must be able to reconnect them; leave `init_process_group` out, or call "
                 "`torch.distributed.destroy_process_group()` before and set MASTER_PORT to a free port."
             )
+        self._table = GroupTable(self._timeout)
+        self._world = list(range(self.ranks))  # the global ranks of this group
         try:
-            register()
-            dist.init_process_group(GLOO, store=store, rank=self.rank, world_size=self.ranks, timeout=self._timeout)
+            self._table.add_all(store, self.rank, self.ranks)
+            self._hosts = self._devices = self._table.get(GLOO, self._world)
             self._share_devices = self.device.type == "cuda" and self._on_one_device(place_of(self.device))
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
@@ -122,15 +118,11 @@ class Processes(Group):
                 f"{self._timeout_s:g} s: {str(error).splitlines()[0]} Check that no firewall stands between them, and "
                 f"that gloo takes the right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
+        self._has_devices = self.device.type == "cuda" and not self._share_devices
+        if self._has_devices:
+            self._devices = self._table.get(NCCL, self._world)
         self._parts = [self]  # with those that were split off
-        self._meshes: dict[int, DeviceMesh] = {}  # kept: each makes new connections, for as long as the process lives
-        self._connections = Connections()
-        self._hosts: dist.ProcessGroup = self._connections.add(dist.group.WORLD)
-        self._devices = self._hosts
-        if self.device.type == "cuda" and not self._share_devices:
-            self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=self._timeout))
         self._has_failed = False
-        self._log = _Log()
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it
 
@@ -141,10 +133,11 @@ class Processes(Group):
         return len(set(cast("list[int]", places.tolist()))) < self.ranks
 
     def at(self, update: int) -> None:
-        self._log.update = update
+        self._members.update = update
 
-    def where(self) -> str:
-        return f" in update {self._log.update}" if self._log.update else " before the first update"
+    def _where(self) -> str:
+        update = self._members.update
+        return f" in update {update}" if update else " before the first update"
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         # few numbers go in messages of one size, as gloo ends a process that gets a longer one than it waits for
@@ -218,84 +211,16 @@ class Processes(Group):
         return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
-        if self.part_of:
-            raise ArgumentError(
-                f"only all ranks together can be split, but these are {self.ranks} of {self.part_of}; split "
-                f"`Processes(device)`, once for all parts."
-            )
+        part = next(part for part in parts if self.rank in part)
         mine = copy(self)
-        mine._meshes = {}
+        mine.rank, mine.ranks = list(part).index(self.rank), len(part)
+        mine.part_of = self.ranks if len(part) < self.ranks else self.part_of
+        mine._world = [self._world[rank] for rank in part]
+        mine._hosts = mine._devices = self._table.get(GLOO, mine._world)
+        if self._has_devices:
+            mine._devices = self._table.get(NCCL, mine._world)
         self._parts.append(mine)
-        for part in parts:
-            hosts = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=GLOO))
-            devices = hosts
-            if self._devices is not self._hosts:
-                devices = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=NCCL))
-            if self.rank in part:
-                mine.rank, mine.ranks = part.index(self.rank), len(part)
-                mine.part_of = self.ranks if len(part) < self.ranks else 0
-                mine._hosts, mine._devices = hosts, devices
         return mine
-
-    def abort(self, reason: str) -> None:
-        self._notices.post(reason)
-        self._connections.break_()
-
-    def begin_work(self) -> int:
-        return self._connections.begin_work()
-
-    def interrupt(self, reason: str) -> None:
-        self._notices.break_off(self._connections.work, reason)
-        self._connections.break_off(self._connections.attempt, self._connections.work)
-
-    def interrupted(self) -> str:
-        work, reason = self._notices.broken_off()
-        return reason if work <= self._connections.work else ""
-
-    def meet(self, value: T) -> list[T]:
-        return self._meet("meet the others again", value, self._timeout_s)
-
-    def _meet(self, what: str, value: T, timeout_s: float, *, after_failure: bool = False) -> list[T]:
-        while True:
-            self._connections.break_()
-            told, gone = self._notices.meet(pickle.dumps(value), timeout_s, after_failure=after_failure)
-            if gone is None or gone:
-                failure = self._notices.failure()
-                raise self._could_not(what, f"{clause(failure)}." if failure else self._absent(gone), failure)
-            self._notices.attempt += 1
-            try:
-                self._connections.renew(timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
-            except RuntimeError as error:
-                if not self._notices.broken_off()[1]:  # given by a rank that was through with this before
-                    raise self._lost("connect to the others again", error) from error
-            else:
-                return [pickle.loads(one) for one in told]
-
-    def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
-        if ranks is None:
-            return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
-        return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
-
-    def _could_not(self, what: str, cause: str, failure: str) -> LostRankError:
-        if not failure:
-            self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
-        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
-
-    def fail(self, message: str) -> None:
-        self._has_failed = True
-        self._notices.post(self._failed(message))
-
-    def go_on(self) -> None:
-        if self._has_failed:
-            self._meet("go on", None, ANSWER_S, after_failure=True)
-            self._has_failed = False
-
-    def abort_reason(self) -> str:
-        return self._notices.failure()
-
-    def explained(self, error: BaseException) -> BaseException:
-        of_torch = isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
-        return self._lost("share the model", error) if of_torch else error
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if self._share_devices:
@@ -303,35 +228,77 @@ class Processes(Group):
                 f"with `fsdp` each rank needs its own accelerator, but ranks share {self.device}; start one rank "
                 f"for each device, or choose `ddp` or `zero1`."
             )
-        if shard_ranks not in self._meshes:
-            self._meshes[shard_ranks] = self._mesh(shard_ranks)
-        return self._meshes[shard_ranks]
-
-    def _mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:
-            return DeviceMesh.from_group(self._devices, self.device.type)
-        ranks = torch.tensor(dist.get_process_group_ranks(self._devices)).view(-1, shard_ranks)
-        copies, shards = (self._own_of(lines) for lines in (ranks.T, ranks))
-        names = ("copies", "shards")
-        return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
+            return DeviceMesh.from_group(self._devices, self.device.type, mesh_dim_names=("shard",))
+        grid = torch.tensor(self._world).view(-1, shard_ranks)
+        backend = NCCL if self._has_devices else GLOO
+        groups: list[dist.ProcessGroup] = []
+        for lines in (grid.T, grid):
+            line = next(line for line in cast("list[list[int]]", lines.tolist()) if self._world[self.rank] in line)
+            groups.append(self._table.get(backend, line))
+        return DeviceMesh.from_group(groups, self.device.type, mesh=grid, mesh_dim_names=("dp", "shard"))
 
-    def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
-        backend = NCCL if self.device.type == "cuda" else GLOO
-        line = next(line for line in cast("Any", lines).tolist() if dist.get_rank() in line)
-        made = dist.new_group(line, backend=backend, timeout=self._timeout, use_local_synchronization=True)
-        return self._connections.add(made)
+    def begin_work(self) -> int:
+        self._table.begin_work()
+        return self._members.begin_work()
+
+    def interrupt(self, reason: str) -> None:
+        self._members.interrupt(reason)
+        self._table.breaker()()
+
+    def interrupted(self) -> str:
+        return self._members.interrupted()
+
+    def meet(self, value: T) -> list[T]:
+        return self._meet("meet the others again", value, self._timeout_s)
+
+    def _meet(self, what: str, value: T, timeout_s: float, *, after_failure: bool = False) -> list[T]:
+        members = self._members
+        while True:
+            self._table.breaker()()
+            told, gone = members.meet(pickle.dumps(value), timeout_s, after_failure=after_failure)
+            if not told:
+                failure = members.failure()
+                raise self._could_not(what, f"{clause(failure)}." if failure else self._absent(gone or None), failure)
+            members.epoch += 1
+            try:
+                self._table.renew(members.epoch, timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
+            except RuntimeError as error:
+                if not members.over():  # else a rank that was through with this before has interrupted again
+                    raise self._lost("connect to the others again", error) from error
+            else:
+                members.break_if_over()  # as a rank may have interrupted while this one connected
+                return [pickle.loads(one) for one in told]
+
+    def fail(self, message: str, *, wake: bool = False) -> None:
+        self._has_failed = True
+        line = message.splitlines()[0] if message else "without a message"
+        self._members.fail(f"rank {self.rank} failed{self._where()}: {line}")
+        if wake:
+            self._table.breaker()()
+
+    def go_on(self) -> None:
+        if self._has_failed:
+            self._meet("go on", None, ANSWER_S, after_failure=True)
+            self._has_failed = False
+
+    def failure(self) -> str:
+        return self._members.failure()
+
+    def explained(self, error: BaseException) -> BaseException:
+        of_torch = isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
+        return self._lost("share the model", error) if of_torch else error
 
     def close(self, *, waits: bool = True) -> None:
         """Leave the group, after a wait for those that have not yet read why ranks fail."""
         atexit.unregister(self.close)
         if not dist.is_initialized() or os.getpid() != self._process:
             return
-        self._notices.leave(waits=waits)
+        self._members.leave(waits=waits)
         dist.destroy_process_group()
         # gloo's threads release the last tensors shortly after the wait, and need Python for that.
         # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.
         for part in self._parts:
-            part._meshes.clear()
             for name in ("_hosts", "_devices"):
                 vars(part).pop(name, None)
         sleep(_LETTING_GO_S)
@@ -346,7 +313,7 @@ class Processes(Group):
         return partial(self._finish, what, work, in_pieces=in_pieces)
 
     def _finish(self, what: str, work: Any, *, in_pieces: bool) -> None:
-        self._notices.is_waiting = True
+        self._members.waits = True
         try:
             if in_pieces:
                 self._wait_by_and_by(what, work)
@@ -354,7 +321,7 @@ class Processes(Group):
                 work.wait()
         except RuntimeError as error:
             raise self._lost(what, error) from error
-        self._notices.is_waiting = False  # a rank that raises stays one that has come
+        self._members.waits = False  # a rank that raises stays one that has come
 
     def _wait_by_and_by(self, what: str, work: Any) -> None:
         until = monotonic() + self._timeout_s
@@ -365,33 +332,41 @@ class Processes(Group):
                 if work.is_completed():
                     work.wait()  # raises, unless it came to its end in this moment
                     return
-                if monotonic() > until or self._notices.failure_message:
+                if monotonic() > until or self._members.known_failure:
                     raise
             else:
                 return
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
-        _, reason = self._notices.broken_off()
-        if reason:  # also where that rank works on another attempt
-            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {clause(reason)}.")
-        timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
-        failure = self._notices.failure()
-        left = [] if failure else self._notices.ended()
-        missing = None if failure or left else self._notices.missing(late=timed_out)
-        failure = failure or self._notices.failure()
-        together = "Call `train`, `evaluate`, `save`, `gather` and the like on all ranks at the same point"
+        reason, failure = self._members.over(), self._members.known_failure
+        if reason and not failure:
+            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {clause(reason)}.")
         if failure:
-            cause = f"{clause(failure)}."
-        elif left:
-            cause = f"the program of rank {', '.join(map(str, left))} has ended; see what it said last. {together}."
-        elif missing or missing is None:
-            cause = self._absent(missing, f"did not come within {self._timeout_s:g} s" if timed_out else "is gone")
+            return self._could_not(what, f"{clause(failure)}.", failure)
+        if left := self._members.left:
+            cause = f"the program of rank {', '.join(map(str, left))} has ended; see what it said last. {_TOGETHER}."
+            return self._could_not(what, cause)
+        is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        missing = self._members.absent() if is_late else self._members.lost()
+        if missing or missing is None:
+            cause = self._absent(missing, f"did not come within {self._timeout_s:g} s" if is_late else "is gone")
         else:
             cause = (
-                f"{str(error).splitlines()[0]} All ranks are there. {together}; in a hook, use `request_save` and "
+                f"{str(error).splitlines()[0]} All ranks are there. {_TOGETHER}; in a hook, use `request_save` and "
                 f"`request_evaluate`."
             )
-        return self._could_not(what, cause, failure)
+        failure = self._members.failure()  # posted meanwhile, by a rank that knows more
+        return self._could_not(what, f"{clause(failure)}." if failure else cause, failure)
+
+    def _could_not(self, what: str, cause: str, failure: str = "") -> LostRankError:
+        if not failure:
+            self._members.fail(f"rank {self.rank} could not {what}{self._where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {cause}")
+
+    def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
+        if ranks is None:
+            return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
+        return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
 
 
 def _as_sent(tensor: Tensor) -> Tensor:

@@ -77,37 +77,33 @@ def _listens(info: RankInfo) -> bool:
 
 def _announce(store: Store, info: RankInfo) -> str:
     terms = {"WORLD_SIZE": str(info.ranks), "evenstep": __version__, "torch": torch.__version__}
-    mine = json.dumps({"who": this_process(), "rank": info.rank, "terms": terms})
-    first = json.loads(store.compare_set("terms", "", mine))
+    me = this_process()
+    first = json.loads(store.compare_set("terms", "", json.dumps({"who": me, "rank": info.rank, "terms": terms})))
     for name, value in terms.items():
         if first["terms"].get(name) != value:
             fault = (
-                f"all ranks must be started alike, but {name} is {value} for rank {info.rank} ({this_process()}) and "
+                f"all ranks must be started alike, but {name} is {value} for rank {info.rank} ({me}) and "
                 f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']})."
             )
             return _say(store, fault) or fault  # the others may have gone on: then it is this rank's alone
-    before = store.compare_set(f"rank {info.rank}", "", this_process()).decode()
-    if before != this_process():
-        fault = (
-            f"two processes say that they are rank {info.rank}: {before}, and {this_process()}; give each process a "
-            f"RANK of its own."
-        )
+    before = store.compare_set(f"rank {info.rank}", "", me).decode()
+    if before != me:
+        fault = f"two processes are rank {info.rank}: {before}, and {me}; give each process a RANK of its own."
         return _say(store, fault) or fault
     return _say(store, "") if store.add("came", 1) == info.ranks else ""
 
 
 def _wait(store: Store, info: RankInfo, *, timeout_s: float, left_s: float) -> str:
-    if not wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
-        ranks = range(info.ranks)
-        missing = [rank for rank in ranks if not store.check([f"rank {rank}"])]
-        came = [f"rank {rank} ({store.get(f'rank {rank}').decode()})" for rank in ranks if rank not in missing]
-        return _say(
-            store,
-            f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {info.ranks} did not come to {_at(info)} "
-            f"within {timeout_s:g} s; {first_of(came, 16)} came. Look at what the missing ones say, and whether "
-            f"WORLD_SIZE is what was started.",
-        )
-    return store.get(_ALL).decode().strip()
+    if wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
+        return store.get(_ALL).decode().strip()
+    ranks = range(info.ranks)
+    missing = [rank for rank in ranks if not store.check([f"rank {rank}"])]
+    came = [f"rank {rank} ({store.get(f'rank {rank}').decode()})" for rank in ranks if rank not in missing]
+    return _say(
+        store,
+        f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {info.ranks} did not come to {_at(info)} within "
+        f"{timeout_s:g} s; {first_of(came, 16)} came. Look at what the missing ones say, and at WORLD_SIZE.",
+    )
 
 
 def wait_until(found: Callable[[], bool], timeout_s: float, *, longest_s: float) -> bool:

@@ -3,7 +3,7 @@
 An inner torch group does the work: `breaker` closes its connections, `renew` forms another between the same ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -28,7 +28,7 @@ from evenstep.parallel.rendezvous import wait_until
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
-_LOOKED_EVERY_S = 0.001
+_LOOK_S = 0.001
 _LONGEST_PAUSE_S = 0.05  # between two looks for the others
 _COLLECTIVES = (
     "_allgather_base _reduce_scatter_base all_gather_single all_gather_single_coalesced all_to_all_single allgather "
@@ -42,39 +42,31 @@ class Renewable(ProcessGroup):
     """A process group of torch that can be closed and reconnected.
 
     Args:
-        store: through which its ranks find each other in each attempt.
-
-    Attributes:
-        inner: torch's own group, of this attempt.
+        store: through which its ranks find each other in each epoch.
     """
 
     _kind: Any = ProcessGroup.BackendType.GLOO
     _device_type = "cpu"
-    inner: Any
-    _backend: Any
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         cast("Any", super()).__init__(rank, ranks)  # the way for groups that are written in Python
         self._store, self._rank, self._ranks, self._timeout = store, rank, ranks, timeout
         self.renew(0, timeout)
 
-    def renew(self, attempt: int, timeout: timedelta) -> None:
-        """Form the group of this attempt, whose number no earlier one had; all its ranks call it together."""
-        store = PrefixStore(f"attempt {attempt}", self._store)
-        self._wait_for_all(store, timeout.total_seconds())
-        backend = self._connected(store, timeout)
-        self.inner = group_around(backend, self._kind, self._device_type, store, self._rank, self._ranks)
-        self._backend = backend
+    def renew(self, epoch: int, timeout: timedelta) -> None:
+        """Form the group of this epoch; all its ranks call it together."""
+        store = PrefixStore(f"epoch {epoch}", self._store)
+        store.add("came", 1)
+        timeout_s = timeout.total_seconds()
+        if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
+            raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
+        self._backend: Any = self._connected(store, timeout)
+        self.inner: Any = group_around(self._backend, self._kind, self._device_type, store, self._rank, self._ranks)
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
         backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
         set_timeout(backend, self._timeout)
         return backend
-
-    def _wait_for_all(self, store: Store, timeout_s: float) -> None:
-        store.add("came", 1)
-        if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
-            raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
 
     def begin_work(self) -> None:
         """Let collectives started so far end, even if the connections are closed later."""
@@ -84,7 +76,7 @@ class Renewable(ProcessGroup):
         return partial(self._break, self._backend)
 
     def _break(self, backend: Any) -> None:
-        if backend is None:  # let go of
+        if backend is None:  # shut down
             return
         for step in range(1, self._ranks):
             other = (self._rank + step) % self._ranks
@@ -111,7 +103,6 @@ class RenewableNccl(Renewable):
     _kind = ProcessGroup.BackendType.NCCL
     _device_type = "cuda"
     _begun: torch.cuda.Event | None = None
-    _device: torch.device
 
     def begin_work(self) -> None:
         self._begun = self._begun or torch.cuda.Event()
@@ -136,7 +127,7 @@ class RenewableNccl(Renewable):
         torch.cuda.set_device(self._device)  # a thread begins with the first one, on which it would take memory
         until = monotonic() + self._timeout.total_seconds()
         while begun is not None and not begun.query() and monotonic() < until:
-            sleep(_LOOKED_EVERY_S)
+            sleep(_LOOK_S)
         backend.abort()
 
     def getBackendName(self) -> str:
@@ -157,65 +148,45 @@ for _name in _COLLECTIVES.split():
 
 
 @final
-class Connections:
-    """All groups of one process, closed and reconnected together.
+class GroupTable:
+    """All groups of this process by backend and ranks, closed and reconnected together."""
 
-    A rank breaks them in the midst of the work that is broken off, not before: of the work before it may still read
-    what the others have sent.
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
 
-    Attributes:
-        attempt: the number of the groups that there are now.
-        work: the number of what this rank computes with the others, the same on all ranks.
-    """
+    def add_all(self, store: Store, rank: int, ranks: int) -> None:
+        """Connect all ranks, as torch's default group."""
+        if not hasattr(dist.Backend, GLOO.upper()):
+            dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
+            dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])
+        dist.init_process_group(GLOO, store=store, rank=rank, world_size=ranks, timeout=self._timeout)
+        self._groups[GLOO, tuple(range(ranks))] = dist.group.WORLD
 
-    def __init__(self) -> None:
-        self.attempt = self.work = 0
-        self._broken_off = -1, 0  # an attempt, and the work of it
-        self._groups: list[Renewable] = []
+    def get(self, backend: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The group of these ranks of all, connected at the first call; only they call it."""
+        key = backend, tuple(ranks)
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(
+                list(ranks), backend=backend, timeout=self._timeout, use_local_synchronization=True
+            )
+        return self._groups[key]
 
-    def add(self, group: Any) -> Any:
-        if isinstance(group, Renewable) and not any(group is one for one in self._groups):
-            self._groups.append(group)
-        return group
-
-    def begin_work(self) -> int:
-        """Begin the next work; gives its number."""
-        for group in self._groups:
+    def begin_work(self) -> None:
+        for group in self._groups.values():
             group.begin_work()
-        self.work += 1
-        self._break_in_work()
-        return self.work
 
-    def break_off(self, attempt: int, work: int) -> None:
-        """A rank breaks off a work in an attempt: break the groups as soon as this rank has begun it.
+    def breaker(self) -> Callable[[], None]:
+        """Function that closes all connections of now; any thread may call it."""
+        breakers = [group.breaker() for group in [*self._groups.values()]]
 
-        Any thread may call it. An older attempt is over: all have formed newer groups since.
-        """
-        self._broken_off = attempt, work
-        self._break_in_work()
+        def break_() -> None:
+            for each in breakers:
+                each()
 
-    def break_(self) -> None:
-        """Break the groups that there are now."""
-        for group in self._groups:
-            group.breaker()()
+        return break_
 
-    def _break_in_work(self) -> None:
-        breakers = [group.breaker() for group in self._groups]
-        attempt, work = self._broken_off
-        if attempt == self.attempt and work <= self.work:  # asked only now: if it is so still, none of them is newer
-            for break_ in breakers:
-                break_()
-
-    def renew(self, timeout: timedelta) -> None:
-        """Form all groups under the number of the next attempt; all ranks call it together."""
-        self.attempt += 1
-        for group in self._groups:
-            group.renew(self.attempt, timeout)
-        self._break_in_work()  # a rank that was through with this before may have broken off already
-
-
-def register() -> None:
-    """Make torch know the backends; `init_process_group` and `new_group` take their names then."""
-    if not hasattr(dist.Backend, GLOO.upper()):
-        dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
-        dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])
+    def renew(self, epoch: int, timeout: timedelta) -> None:
+        """Form all groups under this epoch's number; all ranks call it together."""
+        for key in sorted(self._groups):  # in one order on all ranks, so that none waits in a circle
+            self._groups[key].renew(epoch, timeout)

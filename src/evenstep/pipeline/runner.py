@@ -103,7 +103,7 @@ class Peers:
         where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")
         if not is_out_of_memory(error) and not mesh.world.interrupted():
-            mesh.world.abort(f"{where}: {clause(error)}")
+            mesh.world.fail(f"{where}: {clause(error)}", wake=True)
 
 
 def build_runner(

@@ -81,7 +81,7 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
         like = _like(next(parameters[name] for name in tie.names if name in parameters))
         for name, owner in owners:
             if owner == group.rank:
-                group.send(_held(parameters[name].grad).contiguous(), root)
+                group.begin_send(_held(parameters[name].grad).contiguous(), root)()
         total = _received(like, root, group)
     for wait in waits:
         wait()
@@ -104,5 +104,5 @@ def _like(parameter: Tensor) -> Tensor:
 
 def _received(like: Tensor, rank: int, group: Group) -> Tensor:
     gradient = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
-    group.receive(gradient, rank)
+    group.begin_receive(gradient, rank)()
     return gradient

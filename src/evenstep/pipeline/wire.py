@@ -326,7 +326,7 @@ class Edges:
 
     def _reason(self) -> str:
         until = time.monotonic() + _GRACE_S
-        while not (reason := self._group.abort_reason()) and time.monotonic() < until:
+        while not (reason := self._group.failure()) and time.monotonic() < until:
             time.sleep(0.05)
         return reason
 

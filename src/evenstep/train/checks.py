@@ -90,8 +90,7 @@ def check_covers(strategy: Strategy, model: nn.Module) -> None:
 def _shares_columns(group: Group, mesh: Mesh) -> bool:
     if group is mesh.data:
         return True
-    wanted = [mesh.rank_at(replica) for replica in range(mesh.data.ranks)]
-    return group.ranks == mesh.data.ranks and group.gather(mesh.world.rank) == wanted
+    return group.ranks == mesh.data.ranks and group.gather(mesh.world.rank) == mesh.lines["dp"]
 
 
 # bits

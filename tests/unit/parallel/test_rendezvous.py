@@ -26,7 +26,7 @@ def came_from_elsewhere(monkeypatch: pytest.MonkeyPatch, store: HashStore, rank:
 def test_what_was_said_first_counts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     first = [came(store, 1), came_from_elsewhere(monkeypatch, store, 1)]
-    assert first[0] == "" and first[1].startswith("two processes say that they are rank 1")
+    assert first[0] == "" and first[1].startswith("two processes are rank 1")
     assert rendezvous._wait(store, RankInfo(rank=0, ranks=2), timeout_s=1, left_s=1) == first[1]
 
 
@@ -35,7 +35,7 @@ def test_a_second_process_of_a_rank_that_comes_when_all_have_gone_on_is_refused_
 ) -> None:
     store = HashStore()
     assert [came(store, 0), came(store, 1)] == ["", ""]
-    assert came_from_elsewhere(monkeypatch, store, 1).startswith("two processes say that they are rank 1")
+    assert came_from_elsewhere(monkeypatch, store, 1).startswith("two processes are rank 1")
     assert rendezvous._wait(store, RankInfo(rank=0, ranks=2), timeout_s=1, left_s=1) == ""
 
 

@@ -122,7 +122,7 @@ def test_room_is_made_no_further_ahead_than_the_plan_allows(on_ranks: Callable[.
 def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> str:
         if group.rank == 0:
-            group.abort("rank 0 has had enough")
+            group.fail("it has had enough", wake=True)
             return ""
         edges = Edges(Layout.chain(ranks=2), group, CPU)
         edges.begin([receives(3)])
@@ -131,5 +131,5 @@ def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[An
         return str(raised.value)
 
     assert on_ranks(2, act)[1] == (
-        "the output from stage 0 to stage 1 for micro-batch 3 will not come: rank 0 has had enough"
+        "the output from stage 0 to stage 1 for micro-batch 3 will not come: rank 0 failed: it has had enough"
     )

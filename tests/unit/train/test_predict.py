@@ -273,7 +273,7 @@ def test_an_error_of_one_rank_is_told_to_the_others(on_ranks: OnRanks) -> None:
             trainer(PipelineModel(layers(), mesh=mesh), Single(mesh.data), task=Fails()).predict(data(), collect=False)
             raise EvenstepError("done")
         until = monotonic() + 20
-        while not (reason := group.abort_reason()) and monotonic() < until:  # word comes by another thread
+        while not (reason := group.failure()) and monotonic() < until:  # word comes by another thread
             sleep(0.01)
         return [str(raised.value), reason]
 

@@ -163,8 +163,8 @@ def _forwarding(name: str) -> Callable[..., Any]:
 
 
 _FORWARDED = (
-    "abort abort_reason begin_receive begin_send begin_work broadcast explained fail gather interrupt interrupted meet "
-    "sum sum_floats where"
+    "begin_receive begin_send begin_work broadcast explained fail failure gather interrupt interrupted meet sum "
+    "sum_floats"
 )  # not `go_on`: after an error, `train` joins again
 for _name in _FORWARDED.split():
     setattr(Elastic, _name, _forwarding(_name))

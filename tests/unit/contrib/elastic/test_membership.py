@@ -95,7 +95,7 @@ def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(mon
         monkeypatch.undo()
         raise RuntimeError("the store is gone")
 
-    monkeypatch.setattr("evenstep.parallel.processes.Notices", gone)
+    monkeypatch.setattr("evenstep.parallel.processes.Membership", gone)
     try:
         group.join(0)
         assert (group.ranks, [asked["tries"] for asked in lighthouse.asked]) == (1, [0, 1])
@@ -111,7 +111,7 @@ def test_without_the_first_process_the_others_give_up_after_the_timeout() -> Non
 
 
 def test_every_verb_of_a_group_is_that_of_the_group_of_now_or_its_own() -> None:
-    said_with_others = {"all_to_all", "first_rank_does", "receive", "send", "sum_of_same"}
+    said_with_others = {"all_to_all", "first_rank_does", "sum_of_same"}
     needless = {"go_on"}
     verbs = {name for name, value in vars(Group).items() if callable(value) and not name.startswith("_")}
     assert verbs - vars(Elastic).keys() == said_with_others | needless

@@ -1,0 +1,245 @@
+"""Membership of a group: which ranks are alive, and why the current epoch of their connections is over.
+
+A thread of each rank writes a heartbeat to the rendezvous store and reads a log there that all ranks append to.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from typing import Any, NamedTuple, TypeVar, cast, final
+
+from evenstep.errors import keepable
+
+T = TypeVar("T")
+ANSWER_S = 3.0  # a rank whose heartbeat stands still for so long is lost
+_BEAT_S = 0.1
+_BEATS_PER_S = 2000  # of all ranks together, as one process serves the store
+_QUERY_EVERY_S = 1.0
+_LOOK_S = 0.02
+_FAILED = -1  # in place of the number of a work: comes before all of them
+
+
+class _Beat(NamedTuple):
+    number: int = 0
+    lines: int = 0  # of the log that the rank has read
+    waits: bool = False  # for other ranks
+
+
+@final
+class Membership:
+    """One rank's view of the members.
+
+    Args:
+        store: a `torch.distributed.Store` that only these ranks use.
+        break_: gives a function that closes the connections of now; called by any thread.
+        answer_s: after how many seconds without a heartbeat a rank is lost.
+        holds_store: True if the store ends with this process, which therefore leaves last.
+
+    Attributes:
+        epoch: number of the connections that exist now.
+        work: number of what the ranks compute together now; equal on all ranks.
+        update: update that is being computed, for messages.
+        waits: True while this rank waits for others.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: int,
+        break_: Callable[[], Callable[[], None]],
+        *,
+        answer_s: float = ANSWER_S,
+        holds_store: bool = False,
+    ) -> None:
+        self._store = store.clone()  # no wait of another user of the store holds up the heartbeat
+        self._rank, self._ranks, self._break = rank, ranks, break_
+        self._answer_s, self._holds_store = answer_s, holds_store
+        self.epoch = self.work = self.update = 0
+        self.waits = False
+        self._count = self._lines = 0
+        self._ends: list[tuple[int, int, str]] = []  # epoch, work and reason, in the order of the log
+        self.left: list[int] = []  # ranks whose programs have ended
+        self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._has_left = self._store_is_gone = False
+        self._store.append("log", "\n")  # so that it exists
+        self._beat()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="evenstep-membership")
+        self._thread.start()
+
+    def begin_work(self) -> int:
+        """Begin what all ranks compute together next; gives its number."""
+        self.work += 1
+        self.break_if_over()
+        return self.work
+
+    def break_if_over(self) -> None:
+        """Close the connections if a rank has interrupted the current work, or an earlier one.
+
+        Not before this rank has begun the interrupted work: until then it may still read what others have sent.
+        """
+        break_ = self._break()
+        if self.interruption:  # asked only now: if the epoch is over still, none of the connections is newer
+            break_()
+
+    @property
+    def known_failure(self) -> str:
+        """`failure` as far as this rank's thread has read."""
+        work, reason = self._over()
+        return reason if work == _FAILED else ""
+
+    @property
+    def interruption(self) -> str:
+        """Reason of a rank for interrupting the current work, as far as this rank's thread has read."""
+        work, reason = self._over()
+        return reason if 0 <= work <= self.work else ""
+
+    def over(self) -> str:
+        """Reason why this epoch is over, whatever this rank works on; "" if it is not."""
+        self._now(self._beat, None)
+        return self._over()[1]
+
+    def failure(self) -> str:
+        """Message of the first failing rank, or ""."""
+        if not self.known_failure:
+            self._now(self._beat, None)
+        return self.known_failure
+
+    def interrupted(self) -> str:
+        """Reason of a rank for interrupting the current work; "" without one."""
+        self._now(self._beat, None)
+        return self.interruption
+
+    def fail(self, message: str) -> None:
+        """Post that this rank fails. The epoch is over at its next meeting; of several messages the first counts."""
+        self._append(["over", self.epoch, _FAILED, keepable(message) or "failed"])
+
+    def interrupt(self, reason: str) -> None:
+        """Post that this rank interrupts the current work; of several works the earliest counts."""
+        self._append(["over", self.epoch, self.work, keepable(reason)])
+
+    def lost(self) -> list[int] | None:
+        """Ranks without a heartbeat; None without the store."""
+        before = self._beats()
+        until = monotonic() + self._answer_s
+        while not self._store_is_gone:
+            pairs = enumerate(zip(before, self._beats(), strict=False))
+            silent = [rank for rank, (then, now) in pairs if then.number == now.number and rank != self._rank]
+            if not silent or monotonic() > until:
+                return silent
+            sleep(_LOOK_S)
+        return None
+
+    def absent(self) -> list[int] | None:
+        """Ranks without a heartbeat, or else those that do not wait for others; None without the store."""
+        lost = self.lost()
+        if lost or lost is None:
+            return lost
+        return [rank for rank, beat in enumerate(self._beats()) if rank != self._rank and not beat.waits]
+
+    def meet(self, value: bytes, timeout_s: float, *, after_failure: bool = False) -> tuple[list[bytes], list[int]]:
+        """Exchange values between all ranks at the end of this epoch.
+
+        Args:
+            timeout_s: the longest wait for ranks that are alive.
+            after_failure: all ranks go on after a failure.
+
+        Returns:
+            The values by rank; without them the ranks that are lost or late, none if a rank has failed for good or
+            the store is gone.
+        """
+        keys = [f"met {self.epoch} {rank}" for rank in range(self._ranks)]
+        until, query_at = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S
+        self._now(lambda: self._store.set(keys[self._rank], value), None)
+        while not self._store_is_gone and (after_failure or not self.known_failure):
+            if self._now(lambda: self._store.check(keys), default=False):
+                return self._now(lambda: [self._store.get(key) for key in keys], []), []
+            if monotonic() > query_at:
+                lost = self.lost() or []
+                missing = self._now(lambda: [n for n, key in enumerate(keys) if not self._store.check([key])], [])
+                gone = [rank for rank in missing if rank in lost or monotonic() > until]
+                if gone:
+                    return [], gone
+                query_at = monotonic() + _QUERY_EVERY_S
+            sleep(_LOOK_S)
+        return [], []
+
+    def leave(self, *, waits: bool = True) -> None:
+        """End the heartbeat; a rank that has failed, or holds the store, stays until the others have read why.
+
+        Args:
+            waits: False where this process goes on in another group.
+        """
+        if waits:
+            self._append(["left", self._rank])
+        if self._holds_store or self.failure():
+            until, mine = monotonic() + ANSWER_S, self._lines
+            while waits and not self._store_is_gone and monotonic() < until and self._unaware(mine):
+                sleep(_LOOK_S)
+        self._has_left = True
+        self._jobs.put((lambda: None, Future()))
+        self._thread.join(ANSWER_S if not self._store_is_gone else 0)
+
+    def _unaware(self, lines: int) -> bool:
+        others = set(range(self._ranks)) - {self._rank, *self.left}
+        beats = self._beats()
+        return any(not self.known_failure or beats[rank].lines < lines for rank in others if beats)
+
+    def _over(self) -> tuple[int, str]:
+        ends = [(work, reason) for epoch, work, reason in self._ends if epoch == self.epoch]
+        return min(ends, key=lambda one: one[0], default=(0, ""))
+
+    def _append(self, line: list[Any]) -> None:
+        def act() -> None:
+            self._store.append("log", json.dumps(line) + "\n")
+            self._beat()
+
+        self._now(act, None)
+
+    def _run(self) -> None:
+        beat_s = max(_BEAT_S, self._ranks / _BEATS_PER_S)
+        answer: Future[Any] | None = None
+        try:
+            while not self._has_left:
+                try:
+                    act, answer = self._jobs.get(timeout=beat_s)
+                    answer.set_result(act())
+                except Empty:
+                    self._beat()
+        except RuntimeError as error:  # torch's DistError: the store is gone; the caller raises another error
+            self._store_is_gone = True
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
+
+    def _beat(self) -> None:
+        lines = cast("bytes", self._store.get("log")).decode().splitlines()
+        new = [json.loads(line) for line in lines[self._lines :] if line]
+        self.left += [rank for kind, rank, *_ in new if kind == "left"]
+        self._ends += [(epoch, *end) for kind, epoch, *end in new if kind == "over"]
+        self._lines = len(lines)
+        self._count += 1
+        self._store.set(f"beat {self._rank}", json.dumps(_Beat(self._count, self._lines, self.waits)))
+        if new:
+            self.break_if_over()
+
+    def _beats(self) -> list[_Beat]:
+        def act() -> list[_Beat]:
+            self._beat()
+            keys = [f"beat {rank}" for rank in range(self._ranks)]
+            return [_Beat(*json.loads(self._store.get(key))) if self._store.check([key]) else _Beat() for key in keys]
+
+        return self._now(act, [])
+
+    def _now(self, act: Callable[[], T], default: T) -> T:
+        if self._store_is_gone:
+            return default
+        answer: Future[T] = Future()
+        self._jobs.put((act, answer))
+        try:
+            return answer.result(ANSWER_S)
+        except (RuntimeError, TimeoutError):  # the store is gone or frozen
+            self._store_is_gone = True
+            return default

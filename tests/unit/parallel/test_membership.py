@@ -1,0 +1,201 @@
+"""Ranks as threads, or as this test itself, around one real store."""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from evenstep.parallel import membership
+from evenstep.parallel.membership import Membership
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "ANSWER_S", 0.5)
+
+
+def member(store: TCPStore, rank: int, count: int, break_: Callable[[], Any] = lambda: lambda: None) -> Membership:
+    client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    return Membership(PrefixStore("members", client), rank, count, break_, holds_store=rank == 0, answer_s=0.5)
+
+
+def members(store: TCPStore, count: int) -> list[Membership]:
+    return [member(store, rank, count) for rank in range(count)]
+
+
+def leave(ranks: list[Membership]) -> None:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        list(pool.map(Membership.leave, ranks))
+
+
+def soon(found: Callable[[], object]) -> None:
+    until = time.monotonic() + 10
+    while not found() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert found()
+
+
+def meet(ranks: list[Membership], **more: Any) -> list[Any]:
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda one: one[1].meet(b"%d" % one[0], 20.0, **more), enumerate(ranks)))
+
+
+def test_all_ranks_read_the_first_failure_whatever_its_letters(store: TCPStore) -> None:
+    ranks = members(store, 3)
+    ranks[1].fail("no such file: caf\udce9.png")
+    ranks[2].fail("rank 2 failed because of it")
+    for rank in ranks:
+        soon(lambda rank=rank: rank.known_failure)
+        assert rank.failure() == rank.over() == "no such file: caf\\udce9.png"
+        assert rank.interrupted() == ""
+    leave(ranks)
+
+
+def test_a_failure_ends_with_its_epoch(store: TCPStore) -> None:
+    ranks = members(store, 2)
+    ranks[0].fail("rank 0 failed")
+    assert meet(ranks, after_failure=True) == [([b"0", b"1"], [])] * 2
+    for rank in ranks:
+        rank.epoch += 1
+    assert [rank.failure() for rank in ranks] == ["", ""]
+    ranks[1].fail("rank 1 failed")
+    soon(lambda: ranks[0].known_failure == "rank 1 failed")
+    leave(ranks)
+
+
+def test_a_rank_that_failed_stays_only_until_the_others_have_read_it(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "ANSWER_S", 20.0)
+    first, second = members(store, 2)
+    first.fail("rank 0 failed")
+    began = time.monotonic()
+    first.leave()
+    assert time.monotonic() - began < 10
+    assert second.known_failure == "rank 0 failed"
+    second.leave()
+
+
+def test_the_holder_of_the_store_leaves_last(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = members(store, 2)
+    began = time.monotonic()
+    first.leave()
+    assert time.monotonic() - began >= 0.5  # the other is still there
+    soon(lambda: second.left == [0])  # without having to ask, as the store may be gone by now
+    second.leave()
+    monkeypatch.setattr(membership, "ANSWER_S", 20.0)
+    third, fourth = members(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 2)
+    fourth.leave()
+    began = time.monotonic()
+    third.leave()
+    assert time.monotonic() - began < 10
+
+
+def test_a_rank_that_goes_on_elsewhere_has_not_ended(store: TCPStore) -> None:
+    first, second = members(store, 2)
+    second.leave(waits=False)
+    first.over()
+    assert first.left == []
+    first.leave()
+
+
+def test_lost_ranks_are_told_from_late_ones(store: TCPStore) -> None:
+    first, second = members(store, 2)
+    assert first.lost() == []
+    assert first.absent() == [1]  # there, but it does not wait
+    second.waits = True
+    assert first.absent() == []
+    first._ranks = 3  # the third has never come
+    assert first.lost() == first.absent() == [2]
+    first._ranks = 2
+    leave([first, second])
+
+
+def test_without_the_store_nothing_waits_for_long() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = member(store, 0, 2)
+    del store
+    began = time.monotonic()
+    rank.fail("nobody reads this")
+    assert rank.failure() == ""
+    assert rank.absent() is None
+    assert rank.meet(b"", 60.0) == ([], [])
+    rank.leave()
+    assert time.monotonic() - began < 4
+
+
+def test_the_connections_of_a_rank_break_once_it_has_begun_the_interrupted_work(store: TCPStore) -> None:
+    broken: list[int] = []
+    first = member(store, 0, 2, lambda: lambda: broken.append(first.work))
+    second = member(store, 1, 2)
+    for _ in range(2):
+        second.begin_work()
+    first.begin_work()
+    second.interrupt("rank 1 ran out of memory")
+    first.over()
+    assert (broken, first.interrupted()) == ([], ""), "it may still read what others sent in the first work"
+    first.begin_work()
+    assert (broken, first.interrupted()) == ([2], "rank 1 ran out of memory")
+    first.epoch += 1
+    first.break_if_over()
+    assert (broken, first.over()) == ([2], ""), "an older epoch is over"
+    leave([first, second])
+
+
+def test_the_connections_of_a_rank_in_the_interrupted_work_break_at_once(store: TCPStore) -> None:
+    broken: list[str] = []
+    first, second = member(store, 0, 2, lambda: lambda: broken.append("now")), member(store, 1, 2)
+    second.interrupt("rank 1 ran out of memory")
+    soon(lambda: broken)
+    leave([first, second])
+
+
+def test_of_two_interrupted_works_the_earlier_counts_and_a_failure_before_both(store: TCPStore) -> None:
+    first, second = members(store, 2)
+    first.work = second.work = 8
+    first.interrupt("rank 0 ran out of memory")
+    second.work = 7
+    second.interrupt("rank 1 ran out of memory")
+    assert first.interrupted() == second.interrupted() == "rank 1 ran out of memory"
+    second.fail("rank 1 failed")
+    assert first.interrupted() == ""
+    assert first.failure() == "rank 1 failed"
+    leave([first, second])
+
+
+def test_a_meeting_that_takes_a_while_leaves_no_warning(store: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = members(store, 2)
+    with ThreadPoolExecutor(2) as pool:
+        early = pool.submit(ranks[0].meet, b"early", 5.0)
+        time.sleep(0.3)
+        late = pool.submit(ranks[1].meet, b"late", 5.0)
+        assert early.result() == late.result() == ([b"early", b"late"], [])
+    leave(ranks)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_lost_rank_is_named_at_a_meeting_within_seconds(store: TCPStore) -> None:
+    first, second = members(store, 2)
+    first._ranks = 3  # the third has never come
+    began = time.monotonic()
+    assert first.meet(b"", 60.0) == ([], [2]), "the second is there, and may still compute"
+    assert time.monotonic() - began < 20
+    first._ranks = 2
+    leave([first, second])
+
+
+def test_a_meeting_ends_when_a_rank_has_failed_for_good(store: TCPStore) -> None:
+    first, second = members(store, 2)
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(first.meet, b"", 60.0)
+        second.fail("rank 1 failed")
+        assert meeting.result(timeout=20) == ([], [])
+    leave([first, second])
