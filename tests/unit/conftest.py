@@ -3,8 +3,8 @@
 import gc
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import reduce
 from itertools import product
 from queue import Empty, Queue
