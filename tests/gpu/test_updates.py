@@ -124,8 +124,7 @@ def test_the_host_waits_for_nothing_inside_updates(device: torch.device, precisi
     one = batches(3, device=device)
     while engine.progress.update < 3:  # kernels are loaded, and the host decides the first step
         engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
-        if engine.ledger.settle() is not None:
-            engine.ledger.causes.lower_scale()
+        engine.ledger.settle()
     with no_waiting(device):
         for _ in range(5):
             engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))

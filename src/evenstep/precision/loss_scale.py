@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import final
 
-from evenstep.errors import NonFiniteError
-
 
 @final
 class LossScale:
@@ -15,27 +13,18 @@ class LossScale:
 
     Args:
         initial, growth_updates, floor: options of `LossScaled`.
-        instead: precision without a scale, for the error at the floor.
 
     >>> scale = LossScale(initial=4.0, growth_updates=2)
-    >>> scale.overflowed(); scale.value
-    2.0
+    >>> scale.halve(), scale.value
+    (True, 2.0)
     >>> scale.committed(); scale.committed(); scale.value
     4.0
     """
 
-    def __init__(
-        self,
-        *,
-        initial: float = 1.0,
-        growth_updates: int | None = None,
-        floor: float = 1.0,
-        instead: str = "32-true",
-    ) -> None:
+    def __init__(self, *, initial: float = 1.0, growth_updates: int | None = None, floor: float = 1.0) -> None:
         self.value = float(initial)
         self.floor = floor
         self._growth_updates = growth_updates
-        self._instead = instead
         self._clean_updates = 0  # committed since the last change of the scale
 
     def committed(self) -> None:
@@ -45,17 +34,13 @@ class LossScale:
             self.value *= 2
             self._clean_updates = 0
 
-    def overflowed(self) -> None:
-        """Halve the scale; NonFiniteError if that is below the floor."""
-        lower = self.value / 2
-        if lower < self.floor:
-            raise NonFiniteError(
-                f"gradients overflow float16 even at a loss scale of {self.value:g}, and half of it would be below "
-                f"the floor of {self.floor:g}: the loss has most likely diverged. Lower the learning rate, clip "
-                f"gradients, or train with precision '{self._instead}'."
-            )
-        self.value = lower
+    def halve(self) -> bool:
+        """Halve the scale after an overflow; False where that would be below the floor."""
+        if self.value / 2 < self.floor:
+            return False
+        self.value /= 2
         self._clean_updates = 0
+        return True
 
     def state_dict(self) -> dict[str, float | int]:
         """The state to be saved; empty for a constant scale."""

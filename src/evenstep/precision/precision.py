@@ -99,14 +99,9 @@ class Bf16Mixed(Precision):
 
 @option
 class LossScaled(Precision):
-    """Base of precisions with float16 gradients and a dynamic `LossScale`.
-
-    Attributes:
-        instead: most similar precision without a scale.
-    """
+    """Base of precisions with float16 gradients and a dynamic `LossScale`."""
 
     retries_overflow = True
-    instead: ClassVar[str]
 
     _: KW_ONLY
     initial: Positive = 2.0**16
@@ -114,11 +109,11 @@ class LossScaled(Precision):
     growth_updates: Count = 2000
     """Double the scale after this many updates in a row without an overflow."""
     floor: Positive = 1e-4
-    """The smallest scale. An overflow at this scale stops the run."""
+    """The smallest scale. A gradient that overflows even at this scale is a non-finite one."""
 
     def build_loss_scale(self) -> LossScale:
         options = {field.name: getattr(self, field.name) for field in fields(LossScaled)}
-        return LossScale(**options, instead=self.instead)
+        return LossScale(**options)
 
 
 @option
@@ -127,7 +122,6 @@ class Fp16Mixed(LossScaled):
 
     name = "16-mixed"
     autocast = torch.float16
-    instead = "bf16-mixed"
 
 
 @option
@@ -207,7 +201,6 @@ class Fp16True(SixteenBits, LossScaled):
     name = "16-true"
     format = torch.float16
     keeps_masters = True
-    instead = "bf16-true"
 
 
 @option
@@ -216,7 +209,6 @@ class Fp16NoMaster(SixteenBits, LossScaled):
 
     name = "16-true-no-master"
     format = torch.float16
-    instead = "bf16-true-no-master"
 
 
 def _wrong_format(name: str, parameter: Tensor, must: str, advice: str) -> ArgumentError:

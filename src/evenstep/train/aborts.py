@@ -1,13 +1,10 @@
 """Causes of aborted updates: kind of incident, micro-batches, module, and the error if the run ends.
 
-Losses that are inf or NaN are known. Where there are none, the update is computed again with the same randomness and
-parameters: at the lowest loss scale, and, before the run ends, with a look at the output of each module. Gradients that
-are not finite behind finite outputs are left to `torch.autograd.detect_anomaly`. All ranks call everything together.
+All ranks call everything together.
 """
 
 import math
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, final
@@ -64,74 +61,51 @@ class AbortCauses:
     model: nn.Module
     execution: Execution
     context: TrainContext
-    _overflowing: tuple[int, Position] | None = None  # the update that is tried again at lower and lower scales
+    # the update that is tried again at lower and lower scales, and the state of the scale before its first attempt
+    _overflowing: tuple[int, Position] | None = None
     _scale_before: dict[str, float | int] = field(default_factory=dict)
 
     def incident(self, pending: PendingUpdate) -> Incident:
+        """The reason of an abort; the kind "overflow" has halved the loss scale for another attempt."""
         number, position, scale = pending.number, pending.batch.position, self.context.loss_scale
-        retries_overflow = self.context.precision.retries_overflow
+        has_weight = float(pending.total) != 0
+        bad = bad_losses(pending.gathered, self.execution.group) if has_weight else []
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
-        where = f"update {number} (global batch {position.batch} of epoch {position.epoch}) was aborted"
-        overflowed, bad = self._causes(pending)
         if bad:
             details["tasks"] = sorted({one.task for one in bad if one.task})
             details["microbatches"] = [one.microbatch for one in bad]
-        if retries_overflow:
+        if self.context.precision.retries_overflow:
             details["loss_scale"] = scale.value
-        if float(pending.total) == 0:
+        where = f"update {number} (global batch {position.batch} of epoch {position.epoch}) was aborted"
+        if not has_weight:
             kind = "no_weight"
             message = f"{where}: all weights are 0, or no loss depends on a parameter of the model."
-        elif overflowed:
+        elif not bad and self._halves_scale(number, position):
             kind = "overflow"
-            message = f"{where}: its gradient overflowed at a loss scale of {scale.value:g}."
+            message = f"{where}: its gradient overflowed at a loss scale of {details['loss_scale']:g}."
         else:
             kind = "non_finite"
             message = f"{where}: its gradient is not finite"
-            if retries_overflow:
-                message += f", at a loss scale of {scale.value:g} or any other down to the `floor` of {scale.floor:g}"
-            message += f"; {first_of(bad, 3, '; ')}." if bad else "."
+            if bad:
+                message += f"; {first_of(bad, 3, '; ')}"
+            elif self.context.precision.retries_overflow:
+                message += f" even at a loss scale of {details['loss_scale']:g}"
+            message += "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
-    def _causes(self, pending: PendingUpdate) -> tuple[bool, list[BadLoss]]:
-        if float(pending.total) == 0:
-            return False, []
-        place = pending.number, pending.batch.position
-        if self._overflowing == place:
-            return True, []
-        self._overflowing = None
-        bad = bad_losses(pending.gathered, self.execution.group)
-        if bad or not self.context.precision.retries_overflow:
-            return False, bad
-        with self._at_lowest_scale():
-            self.core.rerun(pending.batch, pending.number)
-            overflowed = self.core.has_finite_gradient()
-        self.context.storage.discard_from(pending.number)
-        if overflowed:
-            self._overflowing = place
-            self._scale_before = self.context.loss_scale.state_dict()
-        return overflowed, []
-
-    @contextmanager
-    def _at_lowest_scale(self) -> Generator[None]:
+    def _halves_scale(self, number: int, position: Position) -> bool:
+        """Halve the loss scale; at the floor, put back the scale from before the first attempt and give False."""
         scale = self.context.loss_scale
-        before = scale.value
-        scale.value = scale.floor
-        try:
-            yield
-        finally:
-            scale.value = before
-
-    def lower_scale(self) -> None:
-        """Let an update that overflowed be tried again.
-
-        Raises:
-            NonFiniteError: there is no lower scale. It is the one from before the update again.
-        """
-        try:
-            self.context.loss_scale.overflowed()
-        except NonFiniteError:
-            self.context.loss_scale.load_state_dict(self._scale_before)
-            raise
+        if not self.context.precision.retries_overflow:
+            return False
+        if self._overflowing != (number, position):
+            self._overflowing = number, position
+            self._scale_before = scale.state_dict()
+        if scale.halve():
+            return True
+        scale.load_state_dict(self._scale_before)
+        self._overflowing = None
+        return False
 
     def ending(self, incident: Incident, pending: PendingUpdate) -> tuple[Incident, Exception]:
         """The incident with all that could be found out, and the error of the run that ends with it.
@@ -144,8 +118,13 @@ class AbortCauses:
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
                 f"`weight` of the task. {kept}"
             )
-        with self._at_lowest_scale():
+        scale = self.context.loss_scale
+        before = scale.value
+        scale.value = scale.floor
+        try:
             cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number))
+        finally:
+            scale.value = before
         causes = self.execution.group.gather(cause)
         found = f"{incident.message} When it is run again, {min(causes, key=_specificity)}."
         self.context.storage.discard_from(incident.update)

@@ -238,7 +238,6 @@ class Engine:
                     return Committed.of(pending, self._last_loss, partial(self._metrics, update))
                 if aborted.incident.kind != "overflow":
                     return aborted
-                ledger.causes.lower_scale()
 
     def evaluate(self, batch: Any = _NONE, *, microbatches: Iterable[Any] | None = None) -> dict[str, float]:
         """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.

@@ -296,8 +296,6 @@ class Loop:
         again = [batch, *aborted.since]
         if decision.answer is Answer.SKIP:
             self.engine.ledger.skip(again.pop(0))
-        elif aborted.incident.kind == "overflow":
-            self.engine.ledger.causes.lower_scale()
         self.feed.take_again(again)
 
     def _rewind(self, decision: Decision) -> Rewind:

@@ -253,11 +253,6 @@ class Update:
                 self._passes(self.weigh(batch), update)
         self.rollback.judge(1.0)
 
-    def has_finite_gradient(self) -> bool:
-        """True if the gradients of a rerun are finite, or if there are none."""
-        squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
-        return squared is None or bool(squared.isfinite())
-
     def weigh(self, batch: GlobalBatch) -> Weights:
         """Count the weights of an update; see `weigh`."""
         context = self._context
