@@ -2,6 +2,7 @@
 
 import copy
 import math
+from itertools import islice
 from typing import Any
 
 import torch
@@ -166,9 +167,9 @@ def schedule_free_alone() -> float:
 
     model = Net()
     optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=3)
-    data = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, num_epochs=2)
+    data = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8)
     optimizer.train()
-    for batch in data.batches(ReadOptions(seed=42)):
+    for batch in islice(data.batches(ReadOptions(seed=42)), 2 * data.num_batches(0, seed=42)):
         inputs, targets = batch.microbatches[0].data
         optimizer.zero_grad()
         (((model(inputs) - targets) ** 2).sum() / 8).backward()

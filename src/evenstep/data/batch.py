@@ -11,8 +11,6 @@ from torch import Tensor
 from evenstep.errors import DataError
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
-Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
-"""Sums numbers over all ranks; all call it together."""
 
 
 class Position(NamedTuple):
@@ -36,7 +34,7 @@ class ReadOptions:
 
     Args:
         start: position of the first global batch.
-        rank: data-parallel rank of this process, 0..ranks-1.
+        rank, ranks: data-parallel rank of this process, and their number.
         blocks: number B of blocks in which gradients are added; None without blocks.
         total: sums numbers over the ranks, which call it together; streams need it on several ranks.
         pin_memory: whether batches are put in pinned memory, where there is an accelerator.
@@ -50,7 +48,7 @@ class ReadOptions:
     rank: int = 0
     ranks: int = 1
     blocks: int | None = None
-    total: Total | None = None
+    total: Callable[[Sequence[float]], Sequence[float]] | None = None
     pin_memory: bool = False
 
     def share(self, num_microbatches: int) -> range:
@@ -79,7 +77,7 @@ class DataFault:
     details: str = ""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
+@dataclass(slots=True, kw_only=True)
 class Microbatch:
     """Samples that go through forward and backward at once.
 
@@ -114,7 +112,7 @@ class Part:
     data_s: float = 0.0  # time that this rank waited for it
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
+@dataclass(slots=True, kw_only=True)
 class GlobalBatch:
     """All samples of one update. This rank holds `microbatches`, in order; the numbers count all ranks.
 
@@ -145,9 +143,6 @@ class Batch:
 
 def batches_in(item: object) -> list[Batch]:
     """The batches of one update: of a plain tuple several, except a pair (data, task name); of other objects one.
-
-    Raises:
-        DataError: a tuple without a batch, or with bare tensors or numbers, which may be one batch or several.
 
     >>> [(batch.task, batch.data) for batch in batches_in(([1], ([2], "box"), Batch(task="class", data=[3])))]
     [('', [1]), ('box', [2]), ('class', [3])]

@@ -13,7 +13,18 @@ from zlib import crc32
 from torch.utils.data import DataLoader
 
 from evenstep.arguments import require_whole
-from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions, batches_in
+from evenstep.data.batch import (
+    JSON,
+    Batch,
+    Data,
+    DataFault,
+    GlobalBatch,
+    Microbatch,
+    Part,
+    Position,
+    ReadOptions,
+    batches_in,
+)
 from evenstep.data.batching import cut_by_count, cut_evenly
 from evenstep.data.dataset import fingerprint_of, with_set_epoch
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
@@ -164,8 +175,8 @@ class StreamData(Data):
         # before and after the last global batch, which may not be committed; the newest last
         self._states: dict[Position, dict[str, Any]] = {}
         self._beginning: dict[str, Any] | None = None  # of the stream, before it was read
-        self._notice = ""
-        self._compared = False  # the first items of the ranks
+        self._notices: list[str] = []
+        self._is_compared = shared  # the first items of the ranks
 
     @property
     def state(self) -> Self:
@@ -280,7 +291,7 @@ class StreamData(Data):
                 f"position, or start at an epoch's beginning."
             )
         elif start.batch:
-            self._notice = (
+            self._notices.append(
                 f"the stream can't go to batch {start.batch} of epoch {start.epoch} and begins that epoch again, as it "
                 f"has no `state_dict`; torchdata's StatefulDataLoader goes on exactly."
             )
@@ -325,9 +336,12 @@ class StreamData(Data):
                 num_microbatches=len(pieces) if num_microbatches is None else num_microbatches,
                 num_samples=num_samples,
                 ends_epoch=not cursor.in_epoch,
-                faults=self._faults(cursor, items),
-                parts=self._parts(pieces),
+                faults=tuple([DataFault(message=notice) for notice in self._notices]),
+                parts=tuple([Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces])
+                if self.tasks is None
+                else (),
             )
+            self._notices.clear()
             self._cursor = cursor
             yield batch
             if is_last:  # a stream can't skip the rest of its epoch
@@ -336,7 +350,8 @@ class StreamData(Data):
     def _begin_epoch(self, cursor: _Cursor) -> bool:
         epoch = cursor.position.epoch
         can_iterate = cursor.begin_epoch()
-        giving, ended, ranks = cursor.sums(cursor.ahead is not _END, not can_iterate, 1)
+        item = crc32(repr(cursor.ahead).encode()) % 2**20  # whose square is exact
+        giving, ended, items, squares, ranks = cursor.sums(cursor.ahead is not _END, not can_iterate, item, item**2, 1)
         if ended == ranks:
             return False
         if ended or (cursor.shared and giving not in (0, ranks)):
@@ -345,21 +360,36 @@ class StreamData(Data):
             raise DataError(
                 f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only once."
             )
+        if not self._is_compared and ranks > 1 and squares * ranks == items**2:
+            self._notices.append(
+                "all ranks have read the same first item from their streams, so every sample would count once for each "
+                "rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)."
+            )
+        self._is_compared = True
         cursor.in_epoch = True
         return True
 
     def _pieces(self, items: list[Any], cursor: _Cursor) -> list[Microbatch]:
         if self._batched:
-            return [self._ready(cursor.first + place, item) for place, item in enumerate(items)]
+            counted = self._samples_in is not _BY_SHAPE
+            return [
+                Microbatch(
+                    index=cursor.first + place,
+                    data=one.data,
+                    num_samples=self._samples_in(one.data),
+                    task=one.task,
+                    counted=counted,
+                )
+                for place, one in enumerate(self._named(items))
+            ]
         edges = self._cut(len(items), cursor.read.ranks if self._shared else 1) if items else []
         return [
             Microbatch(index=cursor.first + place, data=items[begin:end], num_samples=end - begin)
             for place, (begin, end) in enumerate(pairwise(edges))
         ]
 
-    def _ready(self, index: int, item: Any, task: str = "") -> Microbatch:
-        counted = self._samples_in is not _BY_SHAPE
-        return Microbatch(index=index, data=item, num_samples=self._samples_in(item), task=task, counted=counted)
+    def _named(self, items: list[Any]) -> list[Batch]:
+        return [Batch(task="", data=item) for item in items]
 
     def _collate_in(self, microbatch: Microbatch, position: Position) -> None:
         items = cast("list[Any]", microbatch.data)
@@ -374,20 +404,6 @@ class StreamData(Data):
         microbatch.in_columns = self._collate is DEFAULT_COLLATE
         if not microbatch.in_columns:
             microbatch.num_samples = num_arrived(microbatch.data, items)
-
-    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
-        return ()
-
-    def _faults(self, cursor: _Cursor, items: list[object]) -> tuple[DataFault, ...]:
-        notices = [self._notice]
-        self._notice = ""
-        if not self._compared and not cursor.shared and _is_the_same_on_all_ranks(cursor, items):
-            notices.append(
-                "all ranks have read the same first items from their streams, so every sample would count once for "
-                "each rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)."
-            )
-        self._compared = True
-        return tuple(DataFault(message=message) for message in notices if message)
 
 
 @final
@@ -415,11 +431,8 @@ class UpdateData(StreamData):
         """The stream's own `fingerprint`."""
         return {"kind": "updates", "stream": fingerprint_of(self._stream)}
 
-    def _pieces(self, items: list[Any], cursor: _Cursor) -> list[Microbatch]:
-        return [self._ready(place, one.data, one.task) for place, one in enumerate(batches_in(items[0]))]
-
-    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
-        return tuple(Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces)
+    def _named(self, items: list[Any]) -> list[Batch]:
+        return batches_in(items[0])
 
 
 @contextmanager
@@ -442,12 +455,6 @@ def _agreed_size(cursor: _Cursor, num_samples: int) -> tuple[int, bool]:
     if squares * ranks != samples**2 or having_more not in (0, ranks):
         raise _differing(cursor, f"a global batch has {num_samples} samples here and {samples / ranks:g} on average")
     return num_samples, more
-
-
-def _is_the_same_on_all_ranks(cursor: _Cursor, items: object) -> bool:
-    mine = crc32(repr(items).encode()) % 2**20  # whose square is exact
-    sums, squares, ranks = cursor.sums(mine, mine**2, 1)
-    return ranks > 1 and squares * ranks == sums**2
 
 
 def _differing(cursor: _Cursor, found: str) -> DataError:

@@ -90,16 +90,15 @@ class MapData(Data):
         collate: makes a batch from a list of samples.
         num_workers: processes that read samples ahead; 0 reads in this process.
         reading: how far ahead they read, and what to do about samples that fail.
-        num_epochs: number of epochs after which `batches` ends; None for never.
         limit_batches: most global batches of an epoch, to try things out; None for no limit.
 
     Raises:
         ArgumentError: an argument is wrong, or the dataset is empty.
         DataError: a sample is longer than a budget.
 
-    >>> data = MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False, num_epochs=1)
-    >>> [batch.microbatches[0].data.tolist() for batch in data.batches(ReadOptions(seed=1))]
-    [[10, 11], [12, 13], [14]]
+    >>> batches = MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False).batches(ReadOptions(seed=1))
+    >>> [next(batches).microbatches[0].data.tolist() for _ in range(4)]
+    [[10, 11], [12, 13], [14], [10, 11]]
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class MapData(Data):
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
         reading: Reading = Reading(),
-        num_epochs: int | None = None,
         limit_batches: int | None = None,
     ) -> None:
         check_one_of_two("global_batch_size", "global_batch_tokens", global_batch_size, global_batch_tokens)
@@ -136,7 +134,6 @@ class MapData(Data):
         self._collate = collate
         self._num_workers = num_workers
         self._reading = reading
-        self._num_epochs = num_epochs
         self._lengths: NDArray[np.int64] | None = None  # None without a token budget
         self._fits: NDArray[np.bool_] | None = None
         budgets = [one for one in (self._tokens, self._micro_tokens) if one is not None]
@@ -199,9 +196,7 @@ class MapData(Data):
 
     def _generate(self, read: ReadOptions) -> Iterator[GlobalBatch]:
         plan = self._plan(read)
-        first = next(plan, None)
-        if first is None:
-            return
+        first = next(plan)
         plan, ahead = tee(chain([first], plan))
         requests = chain.from_iterable(requests for _, requests in ahead)
         with self._replies(requests, len(first[1]), pins=read.pin_memory and can_pin()) as replies:
@@ -222,7 +217,7 @@ class MapData(Data):
         """Global batches to be filled, and the micro-batches of each that this rank asks for."""
         position = read.start
         modulo = 0 if self._draws is None else self._num_samples
-        while self._num_epochs is None or position.epoch < self._num_epochs:
+        while True:
             epoch = self._epoch(position.epoch, read.seed, self.limit_batches)
             samples = epoch.batch(position.batch)
             cut = self._cut(samples, read.ranks)

@@ -311,12 +311,7 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
     count = 0
     for name in walk.step():
         began = perf_counter()
-        batch = next(sources[name], None)
-        if batch is None:
-            raise DataError(
-                f"the data of task `{name}` ended, but a mixture goes on; give it data without `num_epochs`.",
-                field=name,
-            )
+        batch = next(sources[name])
         sizes = {"num_microbatches": batch.num_microbatches, "num_samples": batch.num_samples}
         parts.append(Part(task=name, data_s=perf_counter() - began, **sizes))
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]

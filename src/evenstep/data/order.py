@@ -127,11 +127,7 @@ class Draws(NamedTuple):
         num_samples: int,
         allowed: NDArray[np.bool_] | None = None,
     ) -> "Draws":
-        """As many draws as there are samples, with replacement, or as a sampler of torch says.
-
-        Args:
-            allowed: mask of the samples that may be drawn; None for all.
-        """
+        """As many draws as there are samples, with replacement, or as a sampler of torch says; only of `allowed`."""
         is_sampler = isinstance(given, WeightedRandomSampler)
         weights = np.asarray(given.weights if is_sampler else given, dtype=np.float64)
         if allowed is not None and weights.shape == allowed.shape:

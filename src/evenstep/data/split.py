@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.data.tree import PLAIN, contents, is_container, is_list, leaves, parts, rebuilt
+from evenstep.data.tree import PLAIN, is_container, is_list, leaves, parts, rebuilt
 from evenstep.errors import DataError, TaskError
 
 
@@ -104,18 +104,13 @@ def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool =
     Args:
         in_columns: whether lists of tensors in it are columns, as torch's collate function makes them.
     """
-    return 1 if why_whole(batch, known, in_columns=in_columns) else max(_count(batch, known) or 1, 1)
-
-
-def why_whole(batch: Any, known: int | None = None, *, in_columns: bool = False) -> str:
-    """Reason why a batch of several samples can't be cut; "" where it can."""
-    count = _count(batch, known)
+    count = max(_count(batch, known) or 1, 1)
     try:
-        if count is not None and count > 1:
+        if count > 1:
             _cut(batch, count, slice(0, 1), in_columns)
     except _UncertainError:
-        count = None
-    return f"it does not tell where its samples are: {contents(batch)}" if count is None else ""
+        return 1
+    return count
 
 
 def samples_of(batch: Any, first: int, end: int, count: int) -> Any:

@@ -56,7 +56,8 @@ class Remembering(Dataset[tuple[int, int]]):
         self.told.append(epoch)
 
 
-def taken(data: MapData, count: int | None = None, **read: Any) -> list[GlobalBatch]:
+def taken(data: MapData, count: int = 0, *, epochs: int = 1, **read: Any) -> list[GlobalBatch]:
+    count = count or sum(data.num_batches(epoch, seed=1) for epoch in range(epochs))
     return list(islice(data.batches(ReadOptions(**{"seed": 1, **read})), count))
 
 
@@ -64,7 +65,7 @@ def samples(batch: GlobalBatch) -> list[list[int]]:
     return [list(one.samples) for one in batch.microbatches]
 
 
-def updates(data: MapData, count: int | None = None, **read: Any) -> list[list[int]]:
+def updates(data: MapData, count: int = 0, **read: Any) -> list[list[int]]:
     return [list(chain(*samples(batch))) for batch in taken(data, count, **read)]
 
 
@@ -75,18 +76,17 @@ SIZES = st.sampled_from([(1, 1), (4, 3), (6, None), (12, 5)])
 def test_ranks_together_see_each_sample_of_an_epoch_once_as_one_rank_does(
     num_samples: int, sizes: tuple[int, int | None], ranks: int, shuffle: bool
 ) -> None:
-    options: Any = {"global_batch_size": sizes[0], "micro_batch_size": sizes[1], "shuffle": shuffle, "num_epochs": 2}
+    options: Any = {"global_batch_size": sizes[0], "micro_batch_size": sizes[1], "shuffle": shuffle}
     data = MapData(range(num_samples), **options)
-    alone = taken(data)
-    of_ranks = [taken(data, rank=rank, ranks=ranks) for rank in range(ranks)]
+    alone = taken(data, epochs=2)
+    of_ranks = [taken(data, epochs=2, rank=rank, ranks=ranks) for rank in range(ranks)]
     for batch, *theirs in zip(alone, *of_ranks, strict=True):
         assert list(chain(*(chain(*samples(one)) for one in theirs))) == list(chain(*samples(batch)))
         if sizes[1] is not None:
             assert list(chain(*(samples(one) for one in theirs))) == samples(batch)
         elif batch.num_samples >= ranks:
             assert all(len(one.microbatches) == 1 for one in theirs)
-    epochs = updates(MapData(range(num_samples), **options))
-    assert sorted(chain(*epochs)) == sorted([*range(num_samples)] * 2)
+    assert sorted(chain(*updates(data, epochs=2))) == sorted([*range(num_samples)] * 2)
 
 
 @given(num_samples=st.integers(1, 20), size=st.integers(1, 8), skip=st.integers(0, 30))
@@ -114,9 +114,12 @@ def test_limited_epochs_are_the_beginnings_of_the_whole_ones(num_workers: int) -
 
 def test_augmentation_does_not_depend_on_the_cut_or_the_ranks() -> None:
     def values(micro_batch_size: int | None, rank: int = 0, ranks: int = 1) -> list[Any]:
-        data = MapData(Noisy(12), global_batch_size=6, micro_batch_size=micro_batch_size, collate=list, num_epochs=2)
+        data = MapData(Noisy(12), global_batch_size=6, micro_batch_size=micro_batch_size, collate=list)
         return [
-            sample for batch in taken(data, rank=rank, ranks=ranks) for one in batch.microbatches for sample in one.data
+            sample
+            for batch in taken(data, 4, rank=rank, ranks=ranks)
+            for one in batch.microbatches
+            for sample in one.data
         ]
 
     expected = values(None)
@@ -167,7 +170,7 @@ def test_parts_of_one_dataset_that_are_read_by_turns_are_each_in_their_own_epoch
 
 def by_tokens(lengths: Any, **options: Any) -> list[list[list[int]]]:
     """Micro-batches of the global batches of an epoch."""
-    data = MapData(range(len(lengths)), lengths=np.array(lengths), num_epochs=1, **options)
+    data = MapData(range(len(lengths)), lengths=np.array(lengths), **options)
     return [samples(batch) for batch in taken(data)]
 
 
@@ -204,7 +207,7 @@ def test_batches_hold_every_sample_once_within_every_budget(
     assert all(size(one) <= tokens[0] for one in whole)
     assert all(size(one) <= tokens[1] and len(one) <= (micro_batch_size or 40) for one in chain(*batches))
     if packed:  # each as full as can be
-        order = updates(MapData(range(len(lengths)), global_batch_size=len(lengths), num_epochs=1))[0]
+        order = updates(MapData(range(len(lengths)), global_batch_size=len(lengths)))[0]
         ends = [order[sum(map(len, whole[: number + 1]))] for number in range(len(whole) - 1)]
         assert all(size([*one, end]) > tokens[0] for one, end in zip(whole, ends, strict=False))
 

@@ -294,7 +294,7 @@ def test_shared_streams_that_differ_are_refused_on_all_ranks_instead_of_waiting(
 def test_ranks_that_read_the_same_items_from_streams_of_their_own_say_so_once() -> None:
     for rank in together([stream(0, 8), stream(0, 8)], 6):
         said = [fault.message for batch in rank for fault in batch.faults]
-        assert len(said) == 1 and "have read the same first items" in said[0] and "`data.shared = true`" in said[0]
+        assert len(said) == 1 and "have read the same first item" in said[0] and "`data.shared = true`" in said[0]
     assert not any(batch.faults for rank in together([stream(0, 8), stream(1000, 8)], 6) for batch in rank)
 
 

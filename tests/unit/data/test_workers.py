@@ -146,9 +146,9 @@ def test_a_sample_that_fails_is_read_again_or_left_out(
     tmp_path: Path, num_workers: int, times: int, skip: bool, left_out: int
 ) -> None:
     reading = Reading(retries=2, skip_failing=skip)
-    options: Any = {"shuffle": False, "num_epochs": 1, "reading": reading, "num_workers": num_workers}
+    options: Any = {"shuffle": False, "reading": reading, "num_workers": num_workers}
     data = MapData(Flaky(tmp_path, times), global_batch_size=4, **options)
-    batches = read(data)
+    batches = read(data, 3)
     data.close()
     values = list(chain(*(one.data.tolist() for batch in batches for one in batch.microbatches)))  # type: ignore[attr-defined]
     assert values == [number for number in range(12) if number != 5 or not left_out]

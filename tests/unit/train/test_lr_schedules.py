@@ -305,8 +305,8 @@ def test_batch_sizes_that_change_are_resumed_at_their_border(stop: int, tmp_path
 
 
 def _epoch_of(epoch: int) -> list[Any]:
-    data = MapData(POINTS, global_batch_size=1, num_epochs=epoch + 1)
-    return [*data.batches(ReadOptions(start=Position(epoch=epoch), seed=42))]
+    batches = MapData(POINTS, global_batch_size=1).batches(ReadOptions(start=Position(epoch=epoch), seed=42))
+    return [next(batches) for _ in POINTS]
 
 
 def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that_it_makes() -> None:
