@@ -2,19 +2,19 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, final
 
 from evenstep.cli.launch import end_with_parent
 from evenstep.config.load import Setting
 from evenstep.config.ranks import joined
-from evenstep.errors import EvenstepError, LostRankError, MissingExtraError, clause
+from evenstep.errors import EvenstepError, LostRankError, clause
 from evenstep.events import Hook, UpdateEvent
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.run import Ended, KilledError, RefusedError, Variant, run_once
@@ -34,37 +34,22 @@ class Elsewhere:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
-        pipes = [context.Pipe(duplex=False) for _ in range(variant.ranks)]
-        processes = [
-            context.Process(target=_be_rank, args=(self, variant, options, rank, port, pipe[1]), daemon=True)
-            for rank, pipe in enumerate(pipes)
-        ]
-        try:
-            for process, pipe in zip(processes, pipes, strict=True):
-                process.start()
-                pipe[1].close()
-            answers = [_received(pipe[0]) for pipe in pipes]
-            for process in processes:
-                process.join()
-        finally:
-            for process in processes:
-                if process.is_alive():
+        with ProcessPoolExecutor(variant.ranks, multiprocessing.get_context("spawn")) as pool:
+            try:
+                ranks = [pool.submit(_be_rank, self, variant, options, rank, port) for rank in range(variant.ranks)]
+                answers = [rank.result() for rank in ranks]
+            except BrokenProcessPool as error:
+                if "kill_at" in options:
+                    raise KilledError("it was killed.") from error
+                raise EvenstepError("a process of this row has ended without an answer.") from error
+            except BaseException:  # Ctrl-C
+                for process in multiprocessing.active_children():
                     process.kill()
-                    process.join()
-        if "kill_at" in options and processes[0].exitcode == -signal.SIGKILL:
-            raise KilledError("it was killed.")
+                raise
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if errors:
             raise next((error for error in errors if isinstance(error, RefusedError)), errors[0])
         return answers[0]
-
-
-def _received(pipe: Connection) -> Any:
-    try:
-        return pickle.loads(pipe.recv_bytes())
-    except EOFError:
-        return EvenstepError("a process of this row has ended without an answer.")
 
 
 @final
@@ -75,9 +60,7 @@ class _Began(Hook):
         self.is_true = True
 
 
-def _be_rank(
-    elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], rank: int, port: int, pipe: Connection
-) -> None:
+def _be_rank(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], rank: int, port: int) -> Any:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to report
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -87,16 +70,12 @@ def _be_rank(
         place = {"RANK": rank, "WORLD_SIZE": variant.ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
         os.environ |= {name: str(number) for name, number in place.items()} | {"MASTER_ADDR": "localhost"}
     began = _Began()
-    answer: Ended | Exception | None
     try:
         made = _run(elsewhere, variant, options, began)
-        answer = made if rank == 0 else None
-    except MissingExtraError as error:
-        answer = error
     except Exception as error:  # noqa: BLE001 - reported by the parent; some errors can't be pickled
         is_refusal = isinstance(error, EvenstepError) and not isinstance(error, LostRankError) and not began.is_true
-        answer = RefusedError(str(error)) if is_refusal else EvenstepError(clause(error))
-    pipe.send_bytes(pickle.dumps(answer))
+        return RefusedError(str(error)) if is_refusal else EvenstepError(clause(error))
+    return made if rank == 0 else None
 
 
 def _run(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], began: Hook) -> Ended:
