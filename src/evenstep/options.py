@@ -34,8 +34,7 @@ else:
     FailurePolicy = Annotated[Any, Instance("evenstep.train.failures:FailurePolicy")]
     LossSpikes = Annotated[Any, Instance("evenstep.train.failures:LossSpikes")]
     Coefficients = Annotated[
-        Any,
-        OneOf("evenstep.train.tasks.weighting:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS"),
+        Any, OneOf("evenstep.train.tasks.weighting:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS")
     ]
     Combining = Annotated[
         Any, OneOf("evenstep.train.tasks.weighting:Combine", "evenstep.contrib.multitask:COMBINES", named=True)

@@ -45,7 +45,7 @@ def options(
 @app.command(**with_settings())
 def train(ctx: Context, run: RunFile) -> int:
     """Train a run."""
-    return call("evenstep.cli.train:train", str(run), ctx.obj)
+    return call("evenstep.cli.train:train", run, ctx.obj)
 
 
 @app.command(**with_settings())
@@ -69,7 +69,7 @@ def new(
 @app.command(**with_settings("changes a key that past updates do not depend on, such as --train.updates 100"))
 def resume(ctx: Context, run: RunFolder) -> int:
     """Continue a run from its newest checkpoint."""
-    return call("evenstep.cli.train:resume", str(run), ctx.obj)
+    return call("evenstep.cli.train:resume", run, ctx.obj)
 
 
 @app.command(**with_settings())
@@ -78,7 +78,7 @@ def check(ctx: Context, run: RunFile) -> int:
 
     Writes nothing.
     """
-    return call("evenstep.cli.check:check", str(run), ctx.obj)
+    return call("evenstep.cli.check:check", run, ctx.obj)
 
 
 @app.command(**with_settings())
@@ -89,7 +89,7 @@ def summary(
 
     Writes nothing.
     """
-    return call("evenstep.cli.tools:summary", str(run), ctx.obj, depth)
+    return call("evenstep.cli.tools:summary", run, ctx.obj, depth)
 
 
 @app.command("find-lr", **with_settings())
@@ -104,7 +104,7 @@ def find_lr(
 
     Makes updates at rates from small to large. Writes nothing.
     """
-    return call("evenstep.cli.tools:try_rates", str(run), ctx.obj, lowest=lowest, highest=highest, tries=tries)
+    return call("evenstep.cli.tools:try_rates", run, ctx.obj, lowest=lowest, highest=highest, tries=tries)
 
 
 @app.command()
@@ -156,13 +156,7 @@ def export(
 ) -> int:
     """Write a run's weights as a safetensors file."""
     return call(
-        "evenstep.cli.checkpoints:export",
-        path,
-        to=to,
-        average=average,
-        dtype=dtype,
-        layout=layout,
-        tokenizer=tokenizer,
+        "evenstep.cli.checkpoints:export", path, to=to, average=average, dtype=dtype, layout=layout, tokenizer=tokenizer
     )
 
 

@@ -33,16 +33,13 @@ from evenstep.train.build_loop import writers_of
 from evenstep.train.footprint import footprint, per_parameter
 
 
-def check(path: str, settings: list[str]) -> int:
+def check(path: Path, settings: list[str]) -> int:
     """Check a run file; gives the exit code."""
-    with open_run(Path(path), settings_of(settings)) as run:
-        config = run.config
-        folder = folder_of(config)
-        if is_launched():
-            return on_ranks(run, [], lambda group: _check(run, folder, group))
-        where_to_begin(config.resume, folder, None)
-        arguments = ["check", path, *settings]
-        return on_ranks(run, arguments, lambda group: _check(run, folder, group), restarts=False)
+    with open_run(path, settings_of(settings)) as run:
+        folder = folder_of(run.config)
+        if not is_launched():
+            where_to_begin(run.config.resume, folder, None)
+        return on_ranks(run, ["check", str(path), *settings], lambda group: _check(run, folder, group), restarts=False)
 
 
 @final

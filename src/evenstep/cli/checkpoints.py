@@ -121,15 +121,7 @@ def average(run: Path, *, last: int, until: int | None, to: Path | None) -> int:
     return EXIT_DONE
 
 
-def export(
-    path: Path,
-    *,
-    to: Path,
-    average: bool,
-    dtype: Any,
-    layout: str | None,
-    tokenizer: Path | None,
-) -> int:
+def export(path: Path, *, to: Path, average: bool, dtype: Any, layout: str | None, tokenizer: Path | None) -> int:
     """Write the weights of a run as safetensors files, or as a folder in transformers' layout; gives the exit code."""
     if tokenizer is not None and layout is None:
         raise ConfigError("`--tokenizer` needs `--layout hf`; add it.")

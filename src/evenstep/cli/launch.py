@@ -33,16 +33,7 @@ from evenstep.parallel.rank_info import (
     RESTARTS,
     is_launched,
 )
-from evenstep.process import (
-    EXIT_DONE,
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_REQUEUE,
-    FINAL,
-    REQUEUE,
-    command,
-    heeded,
-)
+from evenstep.process import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL, REQUEUE, command, heeded
 
 _LONGEST_PAUSE_S = 30.0
 _FORWARDED = (*REQUEUE, signal.SIGINT, signal.SIGQUIT)

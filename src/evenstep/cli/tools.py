@@ -2,18 +2,18 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from shutil import copyfile, copytree, ignore_patterns
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.arguments import advice
 from evenstep.cli.check import parameters_of
@@ -26,6 +26,7 @@ from evenstep.errors import ConfigError
 from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.layers import arguments
+from evenstep.pipeline.wire import tensors
 from evenstep.process import EXIT_DONE
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -35,7 +36,7 @@ _ROWS = 25
 
 def demo(settings: list[str]) -> int:
     """Train the recipe gpt_bytes, which needs no data but Python itself; gives the exit code."""
-    return train(str(recipes()["gpt_bytes"] / "run.toml"), settings)
+    return train(recipes()["gpt_bytes"] / "run.toml", settings)
 
 
 def print_schema() -> int:
@@ -47,8 +48,7 @@ def new(folder: Path, recipe: str) -> int:
     """Copy a recipe to a new folder and print what to do next; gives the exit code."""
     known = recipes()
     if recipe not in known:
-        asked = f"`--from` must be a recipe, but is {recipe}" if recipe else "`--from` must be a recipe"
-        raise ConfigError(f"{asked}; {advice(recipe, known)}")
+        raise ConfigError(f"`--from` must be a recipe, but is {recipe or 'missing'}; {advice(recipe, known)}")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", folder.name):
         raise ConfigError(f"`{folder}` must end in a name of a-z, A-Z, digits, `.`, `_` and `-`; give another.")
     if folder.exists():
@@ -78,18 +78,16 @@ def recipes() -> dict[str, Path]:
     return {file.parent.name: file.parent for place in places for file in sorted(place.glob("*/run.toml"))}
 
 
-def summary(path: str, settings: list[str], depth: int) -> int:
+def summary(path: Path, settings: list[str], depth: int) -> int:
     """Print the modules of a run's model, to a depth, with shapes and numbers of parameters; gives the exit code."""
-    with open_run(Path(path), settings_of(settings)) as run:
-        parts = build_parts(run)
-        with closing(parts):
-            if isinstance(parts.model, PipelineModel):
-                raise ConfigError("`parallel.pipeline` divides the model into stages; add `--parallel none`.")
-            device = device_of_rank(parts.config.device)
-            model = parts.model.to(device)
-            batch, inputs = parts.first_inputs(device)
-            Console(highlight=False).print(table_of(model, shapes_of(model, inputs), depth))
-            print(f"\nof a micro-batch of {batch.microbatches[0].num_samples} samples; nothing was written")
+    with open_run(path, settings_of(settings)) as run, closing(build_parts(run)) as parts:
+        if isinstance(parts.model, PipelineModel):
+            raise ConfigError("`parallel.pipeline` divides the model into stages; add `--parallel none`.")
+        device = device_of_rank(parts.config.device)
+        model = parts.model.to(device)
+        batch, inputs = parts.first_inputs(device)
+        Console(highlight=False).print(table_of(model, shapes_of(model, inputs), depth))
+        print(f"\nof a micro-batch of {batch.microbatches[0].num_samples} samples; nothing was written")
     return EXIT_DONE
 
 
@@ -99,7 +97,7 @@ def shapes_of(model: nn.Module, inputs: Any) -> dict[str, str]:
 
     def noting(name: str) -> Any:
         def note(module: nn.Module, given: Any, output: Any) -> None:
-            written = ["×".join(map(str, tensor.shape)) or "one number" for tensor in _tensors(output)]
+            written = ["×".join(map(str, tensor.shape)) or "one number" for tensor in tensors(output)]
             shapes[name] = ", ".join(written[:3]) + (", …" if len(written) > 3 else "")
 
         return note
@@ -116,16 +114,6 @@ def shapes_of(model: nn.Module, inputs: Any) -> dict[str, str]:
         for handle in handles:
             handle.remove()
     return shapes
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(cast("Mapping[Any, Any]", value).values())
-    if not isinstance(value, list | tuple):
-        return []
-    return [tensor for part in cast("Sequence[Any]", value) for tensor in _tensors(part)]
 
 
 def table_of(model: nn.Module, shapes: Mapping[str, str], depth: int) -> Table:
@@ -145,14 +133,14 @@ def table_of(model: nn.Module, shapes: Mapping[str, str], depth: int) -> Table:
     return table
 
 
-def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, tries: int) -> int:
+def try_rates(path: Path, settings: list[str], *, lowest: float, highest: float, tries: int) -> int:
     """Make updates of a run at ever larger learning rates and print a suggestion; gives the exit code."""
     finder = import_module("evenstep.contrib.lr_finder")
     given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
     with refused_at("evenstep find-lr"):
         finder.check_range(**given)
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
-    with open_run(Path(path), settings_of(settings)) as run:
+    with open_run(path, settings_of(settings)) as run:
         if run.config.parallel.pipeline > 1:
             raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 
@@ -163,7 +151,7 @@ def try_rates(path: str, settings: list[str], *, lowest: float, highest: float, 
                 print("\n".join(described(found)), flush=True)
             return EXIT_DONE
 
-        return on_ranks(run, ["find-lr", path, *again, *settings], work, restarts=False)
+        return on_ranks(run, ["find-lr", str(path), *again, *settings], work, restarts=False)
 
 
 def described(found: Any) -> list[str]:

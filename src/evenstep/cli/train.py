@@ -13,16 +13,7 @@ from typing import Any, cast
 
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.check import described
-from evenstep.cli.folder import (
-    BEGUN,
-    OWN,
-    check_free,
-    find_config,
-    folder_of,
-    has_saved,
-    publish,
-    where_to_begin,
-)
+from evenstep.cli.folder import BEGUN, OWN, check_free, find_config, folder_of, has_saved, publish, where_to_begin
 from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
 from evenstep.cli.session import on_ranks
@@ -39,18 +30,16 @@ from evenstep.train import Trainer
 from evenstep.train.trainer import idle_loop
 
 
-def train(path: str, settings: list[str]) -> int:
+def train(path: Path, settings: list[str]) -> int:
     """Train a run file; gives the exit code."""
-    with open_run(Path(path), settings_of(settings)) as run:
+    with open_run(path, settings_of(settings)) as run:
         config = run.config
         folder = folder_of(config)
         if config.launch.slurm is not None and not is_launched():
             if config.resume != "auto":
                 check_free(folder)
-            arguments = ["train", path, *settings, "--launch.slurm", "none"]
-            if config.resume == "never":
-                arguments += ["--resume", "auto"]  # the job is queued again after it was stopped
-            return _submit(run, folder, arguments)
+            again = ["--resume", "auto"] if config.resume == "never" else []  # a stopped job is queued again
+            return _submit(run, folder, ["train", str(path), *settings, "--launch.slurm", "none", *again])
 
         def begin() -> str:
             return where_to_begin(config.resume, folder, config.checkpoint.mirror)
@@ -60,15 +49,14 @@ def train(path: str, settings: list[str]) -> int:
         def work(group: Group) -> int:
             return _train_in(run, folder, source or group.first_rank_does(begin) or "never", group)
 
-        return on_ranks(run, ["train", path, *settings], work)
+        return on_ranks(run, ["train", str(path), *settings], work)
 
 
-def resume(path: str, settings: list[str]) -> int:
+def resume(folder: Path, settings: list[str]) -> int:
     """Continue the run in a folder from its newest valid checkpoint; gives the exit code.
 
     The run is as its folder says, recipe included. Only keys that the past updates do not depend on can be changed.
     """
-    folder = Path(path)
     file = find_config(folder)
     for given in from_arguments(settings):
         if given.path[0] in BEGUN:
@@ -80,20 +68,19 @@ def resume(path: str, settings: list[str]) -> int:
     before, tables = read(file, begun)
     with open_run(file, [*begun, *own]) as run:
         values = {key: (_held(before, key), _held(run.config, key)) for key in changed_keys(tables, run.tables)}
-        changed = {key: (old, new) for key, (old, new) in values.items() if old != new}
+        changed = {key: f"{key} {old} -> {new}" for key, (old, new) in values.items() if old != new}
         _check_changes(changed, file)
         if run.config.launch.slurm is not None and not is_launched():
-            return _submit(run, folder, ["resume", path, *settings, "--launch.slurm", "none"])
+            return _submit(run, folder, ["resume", str(folder), *settings, "--launch.slurm", "none"])
         if not is_launched():
             where_to_begin("auto", folder, run.config.checkpoint.mirror)  # refused before ranks are started
 
         def work(group: Group) -> int:
             if group.rank == 0 and changed:
-                shown = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
-                print(f"changed     {shown}", flush=True)
+                print(f"changed     {', '.join(changed.values())}", flush=True)
             return _train_in(run, folder, "auto", group)
 
-        return on_ranks(run, ["resume", path, *settings], work)
+        return on_ranks(run, ["resume", str(folder), *settings], work)
 
 
 def _submit(run: OpenRun, folder: Path, arguments: list[str]) -> int:
@@ -158,12 +145,11 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         lines = described(parts, trainer)
         if first:
             print("\n".join([f"run folder  {folder}", *lines]), flush=True)
-        with idle_loop(trainer, "train").checkpointer.folder.hold(), _removed_without_updates(folder, trainer):
+        with idle_loop(trainer, "train").checkpointer.folder.hold(), _leaving_runs_only(folder, trainer):
             _begin(trainer, source, run.config.reset)
             prints_end = first and "console" not in parts.writers
             group.first_rank_does(lambda: publish(run, folder))
-            with _noting_how_to_resume(folder, trainer):
-                code = train_to_end(trainer, group, prints_end=prints_end)
+            code = _train_to_end(trainer, group, prints_end=prints_end)
     if first:
         print(f"run folder  {folder}\nreport      {folder / 'report.html'}", flush=True)
         if code in (EXIT_REQUEUE, EXIT_INTERRUPTED) and complete_checkpoints(folder / "checkpoints"):
@@ -171,8 +157,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     return code
 
 
-def train_to_end(trainer: Trainer, group: Group, *, prints_end: bool) -> int:
-    """Train until the end or a signal; gives the exit code."""
+def _train_to_end(trainer: Trainer, group: Group, *, prints_end: bool) -> int:
     with stopping(trainer.request_stop) as caught:
         result = trainer.train()
     if prints_end:
@@ -195,25 +180,16 @@ def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
 
 
 @contextmanager
-def _removed_without_updates(folder: Path, trainer: Trainer) -> Generator[None]:
-    """Remove the folder of a new run that fails before its first update."""
+def _leaving_runs_only(folder: Path, trainer: Trainer) -> Generator[None]:
+    """After an error, remove the folder of a new run without an update, or add the command that continues the run."""
     is_new = not folder.exists() or all(path.name.startswith(LOCK) for path in folder.iterdir())
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        saved = complete_checkpoints(folder / "checkpoints") if trainer.progress.update else []
         if trainer.rank == 0 and is_new and trainer.progress.update == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-@contextmanager
-def _noting_how_to_resume(folder: Path, trainer: Trainer) -> Generator[None]:
-    """Add the command that continues the run to an error."""
-    try:
-        yield
-    except BaseException as error:
-        saved = complete_checkpoints(folder / "checkpoints")
-        if trainer.rank == 0 and trainer.progress.update and saved:
+        if trainer.rank == 0 and saved:
             again = f"evenstep resume {quote(str(folder))}"
             error.add_note(
                 f"Saved up to {saved[-1].name}: `{again}` continues there with the folder's copy of the recipe, and "

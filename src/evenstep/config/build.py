@@ -366,8 +366,5 @@ def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
     Modes(optimizer, (), fetch=lambda: None).evaluate()
     held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object
     return StoredWeights(
-        source=f"{reader.path}, as evaluated",
-        outlines=held,
-        read=lambda name: held[name].detach(),
-        verify=lambda: None,
+        source=f"{reader.path}, as evaluated", outlines=held, read=lambda name: held[name].detach(), verify=lambda: None
     )

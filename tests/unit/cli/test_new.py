@@ -31,7 +31,7 @@ def test_a_copy_passes_the_check(evenstep: Run) -> None:
     [
         (["mine", "--from", "digit"], "`--from` must be a recipe, but is digit; did you mean `digits`?"),
         (["mine", "--from", "zzz"], "but is zzz; there are digits, "),
-        (["mine"], "`--from` must be a recipe; there are digits, "),
+        (["mine"], "`--from` must be a recipe, but is missing; there are digits, "),
         (["there", "--from", "digits"], "`there` exists already, and nothing is overwritten"),
         (["a b", "--from", "digits"], "`a b` must end in a name"),
     ],

@@ -144,7 +144,7 @@ def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, mo
     root = Path(__file__).parents[3]
     file = str(root / "recipes/digits/run.toml")
     settings = ["--runs", str(tmp_path), "--launch.slurm.nodes", "2"]
-    assert train.train(file, settings) == 0
+    assert train.train(Path(file), settings) == 0
     ((asked, arguments), more) = given[0]
     assert more["name"] == "digits"
     assert (asked.nodes, asked.ranks_per_node) == (2, 1)

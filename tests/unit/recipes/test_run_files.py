@@ -21,7 +21,7 @@ def threads_as_they_were() -> Iterator[None]:
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=[path.parent.name for path in RUN_FILES])
 def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixture[str]):
-    assert check.check(str(path), []) == 0
+    assert check.check(path, []) == 0
     assert "checked     1 update" in capsys.readouterr().out
 
 
@@ -35,7 +35,7 @@ def test_a_mixture_checks_the_tasks_of_its_first_update(capsys: pytest.CaptureFi
         "--train.combine",
         "pc_grad",
     ]
-    assert check.check(str(path), settings) == 0
+    assert check.check(path, settings) == 0
     shown = capsys.readouterr().out
     assert "train/class/loss" in shown
     assert "train/box/loss" not in shown
