@@ -5,8 +5,7 @@ Layers are built, seeded and named one by one, so training does not depend on th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
-from typing import Any, cast, final
+from typing import Any, final
 
 from torch import nn
 
@@ -39,31 +38,37 @@ class StageModule(nn.Module):
     """The layers of one stage of a model, under their names in the whole model.
 
     Args:
-        places: places of this stage's layers.
+        modules: this stage's layers by place.
         leaving: places of the layers whose output leaves the stage.
+
+    Attributes:
+        called: the layers by name, as they are called; of a compiled one the compiled module.
     """
 
-    def __init__(self, layers: Layers, places: range, leaving: Sequence[int], modules: Sequence[nn.Module]) -> None:
+    def __init__(self, layers: Layers, modules: Mapping[int, nn.Module], leaving: Iterable[int]) -> None:
         super().__init__()
-        self.places = places
-        self._sources = {place: layers.sources(place) for place in places}
-        self._inputs = {place: layers.inputs(place) for place in places}
-        self._names = {place: layer.name for place, layer in enumerate(layers.layers)}
-        self._leaving = tuple(leaving)
-        self._calls: list[Callable[..., Any]] = [*modules]
-        last_use = {source: place for place in places for source in self._sources[place]}
-        self._done = {
-            place: [source for source, last in last_use.items() if last == place and source not in self._leaving]
-            for place in places
-        }
-        later = {source for place in range(places.stop, len(layers.layers)) for source in layers.sources(place)}
-        self._taken_later = [source for source in last_use if source not in places and source in later - {*leaving}]
-        for place, module in zip(places, modules, strict=True):
-            register(self, layers.layers[place].name, module)
+        self._leaving = sorted(leaving)
+        self._names = [layer.name for layer in layers.layers]
+        self.called = {self._names[place]: module for place, module in modules.items()}
+        last_use = {source: place for place in modules for source in layers.sources(place)}
+        self._steps = [
+            (
+                place,
+                module,
+                layers.sources(place),
+                layers.inputs(place),
+                [source for source, last in last_use.items() if last == place and source not in self._leaving],
+            )
+            for place, module in modules.items()
+        ]
+        later = {source for place in range(max(modules) + 1, len(self._names)) for source in layers.sources(place)}
+        self._taken_later = [source for source in last_use if source in later and source not in modules]
+        for name, module in self.called.items():
+            register(self, name, module)
 
     @property
     def takes_inputs(self) -> bool:
-        return any(self._inputs.values())
+        return any(inputs for _, _, _, inputs, _ in self._steps)
 
     def forward(
         self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None] | None = None
@@ -73,29 +78,23 @@ class StageModule(nn.Module):
         `begin` is called with a layer's place before it runs.
         """
         values = dict(received)
-        kept = [(source, received[source], _versions(received[source])) for source in self._taken_later]
-        for place, call in zip(self.places, self._calls, strict=True):
+        before = {source: _versions(received[source]) for source in self._taken_later}
+        for place, call, sources, taken, done in self._steps:
             if begin is not None:
                 begin(place)
-            outputs = [values[source] for source in self._sources[place]]
-            for source in self._done[place]:
+            outputs = [values[source] for source in sources]
+            for source in done:
                 del values[source]
-            positional, named = arguments(outputs, inputs, self._inputs[place])
+            positional, named = arguments(outputs, inputs, taken)
             values[place] = call(*positional, **named)
             del outputs, positional
-        for source, tree, versions in kept:
-            if _versions(tree) != versions:
+        for source, versions in before.items():
+            if _versions(received[source]) != versions:
                 raise TaskError(
                     f"the output of layer '{self._names[source]}' was changed in place in another stage, but a later "
                     f"stage takes it as well; write into a copy."
                 )
         return {place: values[place] for place in self._leaving}
-
-    @property
-    def called(self) -> dict[str, nn.Module]:
-        """The layers by name; of a compiled one the compiled module."""
-        names = [self._names[place] for place in self.places]
-        return dict(zip(names, cast("list[nn.Module]", self._calls), strict=True))
 
 
 def _versions(tree: Any) -> list[int]:
@@ -148,8 +147,8 @@ class PipelineModel(nn.Module):
         self.mesh = mesh or Mesh()
         pipeline = self.mesh.pipeline
         self.schedule: Schedule = chosen if pipeline.ranks > 1 else SCHEDULES["sequential"]
-        self.layers = Layers.of(model)
-        check_covered(model, self.layers)
+        layers = Layers.of(model)
+        check_covered(model, layers)
         if isinstance(model, nn.Module):
             # a `train` of the model's own, or of a part that holds layers, is not called later
             if model.training or training_mode.is_own(model):
@@ -158,24 +157,30 @@ class PipelineModel(nn.Module):
         if stages_per_rank is None:
             stages_per_rank = stages_per_rank_for(split_at, ranks=pipeline.ranks)
         chain = self.schedule.layout(pipeline.ranks, stages_per_rank)
-        self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
-        self._names = [layer.name for layer in self.layers.layers]
+        self._places = cut(layers, stages=chain.stages, split_at=split_at)
+        self._names = [layer.name for layer in layers.layers]
         stages = ", ".join(self._names[places[0]] for places in self._places)
         _check_alike(f"the schedule {schedule}, stages at {stages}, and layers {', '.join(self._names)}", pipeline)
-        self.carried = flows(self.layers, self._places)
+        self.carried = flows(layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(pipeline.rank)
-        shared = _shared(self.layers)
-        own_places = [place for stage in self.own for place in self._places[stage]]
-        mine = {place: built(self.layers.layers[place], place, seed) for place in own_places}
-        _separate(mine.values())
-        # this must not keep the layers of other ranks alive
-        kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
-        self.layers = Layers(kept, self.layers.ties)
-        self.stage_modules = {stage: self._stage_module(stage, mine) for stage in self.own}
-        self.ties = self._ties((*self.layers.ties, *ties, *shared))
-        for place, module in mine.items():
+        tied = [*layers.ties, *ties, *_shared(layers)]
+        modules = {place: built(layers.layers[place], place, seed) for n in self.own for place in self._places[n]}
+        _separate(modules.values())
+        # without the modules of the layers, which must not live on in ranks of other stages
+        self.layers = Layers(tuple(replace(layer, build=nn.Identity) for layer in layers.layers), layers.ties)
+        self.stage_modules: dict[int, StageModule] = {}
+        for stage in self.own:
+            leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
+            if stage == self.last:
+                leaving.add(self._places[stage][-1])
+            own = {place: modules[place] for place in self._places[stage]}
+            self.stage_modules[stage] = StageModule(self.layers, own, leaving)
+        for place, module in modules.items():
             register(self, self._names[place], module)
+        held = self._held()
+        groups = [group for theirs in pipeline.gather(tied) for group in theirs]
+        self.ties = tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
         equalise(self.ties, named_parameters(self), pipeline)
 
     @property
@@ -202,10 +207,8 @@ class PipelineModel(nn.Module):
 
     def described(self) -> dict[int, str]:
         """Names of the first and last layer of each stage of this rank."""
-        ends = {
-            stage: (self._names[self._places[stage][0]], self._names[self._places[stage][-1]]) for stage in self.own
-        }
-        return {stage: first if first == last else f"{first} … {last}" for stage, (first, last) in ends.items()}
+        ends = {stage: (self._names[places[0]], self._names[places[-1]]) for stage, places in enumerate(self._places)}
+        return {stage: " … ".join(dict.fromkeys(ends[stage])) for stage in self.own}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model's output; TaskError if other ranks hold some of its stages."""
@@ -229,29 +232,17 @@ class PipelineModel(nn.Module):
         """This rank's layers by name, as they are called."""
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
-    def _stage_module(self, stage: int, modules: dict[int, nn.Module]) -> StageModule:
-        places = self._places[stage]
-        leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
-        if stage == self.last:
-            leaving.add(places[-1])
-        return StageModule(self.layers, places, sorted(leaving), [modules[place] for place in places])
-
     def _held(self) -> dict[str, tuple[int, int]]:
-        mine: list[tuple[int, dict[str, int]]] = []
-        for module in self.stage_modules.values():
-            sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
-            for place in module.places:
-                own = f"{self._names[place]}."
-                mine.append((place, {name: size for name, size in sizes.items() if name.startswith(own)}))
-        everybody = self.mesh.pipeline.gather(mine)
-        held = [(place, sizes, rank) for rank, own in enumerate(everybody) for place, sizes in own]
-        in_order = sorted(held, key=itemgetter(0))
-        return {name: (rank, size) for _, sizes, rank in in_order for name, size in sizes.items()}
-
-    def _ties(self, tied: Sequence[tuple[str, ...]]) -> tuple[Tie, ...]:
-        held = self._held()
-        groups = [group for theirs in self.mesh.pipeline.gather(list(tied)) for group in theirs]
-        return tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
+        # rank and size of each parameter of the whole model, in the order of the layers
+        mine = {
+            self._names.index(layer): {
+                f"{layer}.{name}": one.numel() for name, one in named_parameters(unwrapped(module)).items()
+            }
+            for layer, module in self.own_layers().items()
+        }
+        everybody = enumerate(self.mesh.pipeline.gather(mine))
+        sizes = {place: (rank, found) for rank, theirs in everybody for place, found in theirs.items()}
+        return {name: (rank, size) for _, (rank, found) in sorted(sizes.items()) for name, size in found.items()}
 
 
 def _check_alike(given: str, group: Group) -> None:
@@ -285,28 +276,23 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
 
 def _separate(modules: Iterable[nn.Module]) -> None:
     # each layer gets its own copy of a parameter that layers share
-    seen: dict[int, nn.Module] = {}
+    seen: set[int] = set()
     for module in modules:
-        copies: dict[int, nn.Parameter] = {}
+        own: dict[int, nn.Parameter] = {}  # by the id of what the layers share
         for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
-                if seen.setdefault(id(parameter), module) is module:
-                    continue
-                if has_gradient_hooks(parameter):
-                    raise ArgumentError(
-                        f"`{name}` of {type(part).__name__} is shared by layers and has a hook, which copies lack; "
-                        f"change the gradient in the forward (`torch.autograd.Function`).",
-                        field=name,
-                    )
-                own = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-                copy = copies.setdefault(id(parameter), own)
-                setattr(part, name, copy)
-                seen[id(copy)] = module
-
-
-def pipeline_of(model: nn.Module) -> Group:
-    """Ranks that share the stages of a model; for a whole model, this rank."""
-    return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
+                if id(parameter) in seen:
+                    if has_gradient_hooks(parameter):
+                        raise ArgumentError(
+                            f"`{name}` of {type(part).__name__} is shared by layers and has a hook, which copies lack; "
+                            f"change the gradient in the forward (`torch.autograd.Function`).",
+                            field=name,
+                        )
+                    copy = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+                    setattr(part, name, own.setdefault(id(parameter), copy))
+                else:
+                    own[id(parameter)] = parameter
+        seen |= own.keys()
 
 
 def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -322,6 +308,11 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
         apart = [other for other in joined if not other & set(group)]
         joined = [*apart, set(group).union(*(other for other in joined if other & set(group)))]
     return sorted(tuple(sorted(group, key=names.index)) for group in joined if len(group) > 1)
+
+
+def pipeline_of(model: nn.Module) -> Group:
+    """Ranks that share the stages of a model; for a whole model, this rank."""
+    return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
 
 
 def in_stages(model: nn.Module) -> bool:

@@ -5,14 +5,14 @@ made one message ahead. Between accelerators the tensors go by themselves, over 
 """
 
 import pickle
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from math import prod
-from struct import Struct
-from typing import Any, final
+from typing import Any, NamedTuple, final
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -26,19 +26,14 @@ from evenstep.pipeline.action import Action, Layout, Op
 
 AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
-_ALIGNED = 64  # bytes: alignment of each tensor
+_ALIGNED = 64  # bytes: of the header, and the alignment of each tensor
+_NUMBERS = 24  # bytes of the header in use: checksum of the address, bytes of the form, bytes of form and tensors
 _SECOND = 1  # the channel of second pieces
-_HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
-_GRACE_S = 2.0  # between the end of a rank's connections and its note of why
-_COMPARABLE = (Tensor, nn.Parameter, bool, int, str, type(None))
+_HOST = torch.device("cpu")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, Enum, torch.Size, torch.dtype, torch.device)
-_KINDS = ("output", "gradient", "state", "prediction")
-_KIND = {
-    Op.RECEIVE_INPUT: "output",
-    Op.RECEIVE_GRADIENT: "gradient",
-    Op.SEND_OUTPUT: "output",
-    Op.SEND_GRADIENT: "gradient",
-}
+
+Edge = tuple[str, int, int]  # kind of message, source, destination
+Waits = list[Callable[[], None]]
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -86,7 +81,7 @@ class Address:
     microbatch: int
 
     @property
-    def edge(self) -> tuple[str, int, int]:
+    def edge(self) -> Edge:
         """The address without the micro-batch."""
         return self.kind, self.source, self.destination
 
@@ -94,23 +89,29 @@ class Address:
         return f"the {self.kind} from stage {self.source} to stage {self.destination} for micro-batch {self.microbatch}"
 
 
+class _Tensor(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
 @final
 class Wire:
     """Messages of one rank; received tensors are on `device`.
 
-    Args:
-        by_device: True sends tensors between stages over the backend of their device; by default on accelerators.
+    Attributes:
+        by_device: True if tensors between stages go over the backend of their device, as on accelerators.
     """
 
-    def __init__(self, group: Group, device: torch.device, *, by_device: bool | None = None) -> None:
-        self._group = group
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group = group
+        self.by_device = device.type != "cpu"
         self._device = device
-        self.by_device = device.type != "cpu" if by_device is None else by_device
-        self._sent_forms: dict[tuple[str, int, int], Any] = {}
-        self._known_forms: dict[tuple[str, int, int], _Form] = {}
-        self._largest: dict[tuple[str, int, int], int] = {}
-        self._room: dict[tuple[str, int, int], int] = {}
-        self._sending: dict[int, dict[Address, list[Callable[[], None]]]] = {}
+        self._sent_forms: dict[Edge, bytes] = {}
+        self._known_forms: dict[Edge, Any] = {}
+        self._largest: dict[Edge, int] = {}
+        self._room: dict[Edge, int] = {}
+        self._sending: dict[int, dict[Address, Waits]] = {}
 
     def begin(self) -> None:
         """A plan begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
@@ -123,29 +124,22 @@ class Wire:
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`; tensors of hosts are copied."""
-        edge = address.edge
-        leaves, structure = pytree.tree_flatten(tree)
-        marks = [_mark(leaf) for leaf in leaves]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        for tensor in tensors:
+        for tensor in tensors(tree):
             check_sendable(tensor, address)
-        kinds = list(map(type, leaves))  # True is not 1
-        # other leaves may change in place or define their own equality
-        is_plain = all(kind in _COMPARABLE for kind in kinds)
-        is_known = is_plain and self._sent_forms.get(edge) == (marks, kinds, structure)
-        form = b"" if is_known else pickle.dumps(pytree.tree_unflatten(marks, structure))
-        device = self._device if self._tensors_apart(address) else torch.device("cpu")
-        parts = [_bytes_of(tensor, device) for tensor in tensors]
-        apart = parts if self._tensors_apart(address) else []
-        piece = _packed(address, form, [] if apart else parts)
-        self._sent_forms[edge] = marks, kinds, structure  # only now: memory may have run out before
-        self._note(edge, len(piece) - _ALIGNED)
-        if len(piece) - _ALIGNED <= self._room_for(address):
-            waits = [self._group.begin_send(piece, rank)]
+        apart = self._tensors_apart(address)
+        parts = [_bytes_of(tensor, self._device if apart else _HOST) for tensor in tensors(tree)]
+        form = pickle.dumps(pytree.tree_map(_mark, tree))
+        changed = form if self._sent_forms.get(address.edge) != form else b""
+        self._sent_forms[address.edge] = form
+        piece = _packed(address, changed, [] if apart else parts)
+        if self._fits(address, len(piece) - _ALIGNED):
+            waits = [self.group.begin_send(piece, rank)]
         else:
-            head, body = piece[:_ALIGNED], piece[_ALIGNED:]
-            waits = [self._group.begin_send(head, rank), self._group.begin_send(body, rank, _SECOND)]
-        waits += [self._group.begin_send(part, rank) for part in apart if part.numel()]
+            waits = [
+                self.group.begin_send(piece[:_ALIGNED], rank),
+                self.group.begin_send(piece[_ALIGNED:], rank, _SECOND),
+            ]
+        waits += [self.group.begin_send(part, rank) for part in parts if apart and part.numel()]
         sending = self._sending.setdefault(rank, {})
         sending[address] = waits
         while len(sending) > SENDING:
@@ -163,76 +157,67 @@ class Wire:
 
     def begin_receive(self, address: Address, rank: int) -> "Incoming":
         """Make room for the next message of `rank`, which must be `address`."""
-        return Incoming(self, self._group, address, rank, self._room_for(address))
+        return Incoming(self, address, rank, self._room.get(address.edge, 0))
 
     def receive(self, address: Address, rank: int) -> Any:
         return self.begin_receive(address, rank).tree()
 
-    def _note(self, edge: tuple[str, int, int], num_bytes: int) -> None:
-        self._largest[edge] = max(self._largest.get(edge, 0), num_bytes)
+    def read(self, address: Address, piece: Tensor, rank: int) -> tuple[Any, Waits]:
+        """Tree of a message from its first piece, and waits for its tensors."""
+        number, form_bytes, num_bytes = piece[:_NUMBERS].view(torch.int64).tolist()
+        assert number == _checksum(address), f"another message came in place of {address}"
+        body = piece[_ALIGNED : _ALIGNED + num_bytes]
+        if not self._fits(address, num_bytes):
+            body = torch.empty(num_bytes, dtype=torch.uint8)
+            self.group.begin_receive(body, rank, _SECOND)()
+        if form_bytes:
+            self._known_forms[address.edge] = pickle.loads(body[:form_bytes].numpy().tobytes())
+        apart = self._tensors_apart(address)
+        waits: Waits = []
+        begin = _aligned(form_bytes)
 
-    def _room_for(self, address: Address) -> int:
-        return self._room.get(address.edge, 0) if address.kind != "state" else 0
+        def made(mark: Any) -> Any:
+            nonlocal begin
+            if not isinstance(mark, _Tensor):
+                return mark
+            end = begin + prod(mark.shape) * mark.dtype.itemsize
+            if apart:
+                tensor = torch.empty(mark.shape, dtype=mark.dtype, device=self._device)
+                if tensor.numel():
+                    waits.append(self.group.begin_receive(tensor.view(-1).view(torch.uint8), rank))
+            else:
+                tensor = body[begin:end].view(mark.dtype).view(mark.shape).to(self._device)
+                begin = _aligned(end)
+            return tensor.requires_grad_(mark.requires_grad)
+
+        tree = pytree.tree_map(made, self._known_forms[address.edge], is_leaf=lambda one: isinstance(one, _Tensor))
+        return tree, waits
+
+    def _fits(self, address: Address, num_bytes: int) -> bool:
+        if address.kind != "state":
+            self._largest[address.edge] = max(self._largest.get(address.edge, 0), num_bytes)
+        return num_bytes <= self._room.get(address.edge, 0)
 
     def _tensors_apart(self, address: Address) -> bool:
         return self.by_device and address.kind in ("output", "gradient")
-
-    def begin_tree(self, address: Address, form_bytes: int, body: Tensor, rank: int) -> "_Begun":
-        """Tree of a message, whose tensors may still be on their way."""
-        self._note(address.edge, len(body))
-        if form_bytes:
-            self._known_forms[address.edge] = pytree.tree_flatten(pickle.loads(body[:form_bytes].numpy().tobytes()))
-        marks, structure = self._known_forms[address.edge]
-        apart = self._tensors_apart(address)
-        tensors = (mark for mark in marks if isinstance(mark, _Tensor))
-        if apart:
-            made = [torch.empty(mark.shape, dtype=mark.dtype, device=self._device) for mark in tensors]
-        else:
-            made = _unpacked(body[_aligned(form_bytes) :], tensors, self._device)
-        # only now: memory may have run out before
-        flat = [tensor.view(-1).view(torch.uint8) for tensor in made if apart and tensor.numel()]
-        waits = [self._group.begin_receive(part, rank) for part in flat]
-        remaining = iter(made)
-        # tensors are still leaves, so nothing is copied
-        leaves = [
-            next(remaining).requires_grad_(mark.requires_grad) if isinstance(mark, _Tensor) else mark for mark in marks
-        ]
-        return pytree.tree_unflatten(leaves, structure), waits
 
 
 @final
 class Incoming:
     """A message for which there is room. Messages of one rank must be read in their order."""
 
-    def __init__(self, wire: Wire, group: Group, address: Address, rank: int, room: int) -> None:
-        self._wire = wire
-        self._group = group
-        self._address = address
-        self._rank = rank
+    def __init__(self, wire: Wire, address: Address, rank: int, room: int) -> None:
+        self.address = address
+        self._wire, self._rank = wire, rank
         self._piece = torch.empty(_ALIGNED + room, dtype=torch.uint8)
-        self._wait: Callable[[], None] | None = group.begin_receive(self._piece, rank)
-        self._body: Tensor | None = None
-        self._begun: _Begun | None = None
+        self._wait = wire.group.begin_receive(self._piece, rank)
+        self._begun: tuple[Any, Waits] | None = None
 
     def read(self) -> None:
-        """Wait for the host's part; tensors of devices are on their way. May be called again if memory ran out."""
-        if self._begun is not None:
-            return
-        if self._wait is not None:
+        """Wait for the host's part; tensors of devices are on their way."""
+        if self._begun is None:
             self._wait()
-            self._wait = None
-        kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack(
-            self._piece[:_ALIGNED].numpy().tobytes()
-        )
-        came = Address(_KINDS[kind], source, destination, microbatch)
-        assert came == self._address, f"{came} came in place of {self._address}"
-        if self._body is None:
-            self._body = self._piece[_ALIGNED : _ALIGNED + body_bytes]
-            if len(self._body) < body_bytes:
-                second = torch.empty(body_bytes, dtype=torch.uint8)
-                self._group.begin_receive(second, self._rank, _SECOND)()
-                self._body = second
-        self._begun = self._wire.begin_tree(self._address, form_bytes, self._body, self._rank)
+            self._begun = self._wire.read(self.address, self._piece, self._rank)
 
     def tree(self) -> Any:
         """The tree, with all of its tensors."""
@@ -249,50 +234,47 @@ class Edges:
 
     def __init__(self, layout: Layout, group: Group, device: torch.device) -> None:
         self.wire = Wire(group, device)
-        self._group = group
         self._rank_of = layout.rank_of
-        self._handed: dict[Address, Any] = {}  # from a stage of this rank
-        self._leaving: dict[Address, Any] = {}
+        self._held: dict[Address, Any] = {}  # trees for stages of this rank, and those that leave
         self._read: dict[Address, Incoming] = {}
         # by rank, in the order in which it sends: messages to come, and those with room
-        self._coming: dict[int, deque[Address]] = {}
-        self._begun: dict[int, deque[tuple[Address, Incoming]]] = {}
+        self._coming: dict[int, Iterator[Address]] = {}
+        self._begun: dict[int, deque[Incoming]] = {}
 
     def begin(self, plan: Sequence[Action]) -> None:
         """A plan begins: make room for the first messages that it receives."""
         self.wire.begin()
-        self._coming, self._begun = {}, {}
+        coming: dict[int, list[Address]] = {}
         for action in plan:
             if action.op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
-                address = Address(_KIND[action.op], action.peer, action.stage, action.microbatch)
-                self._coming.setdefault(self._rank_of[action.peer], deque()).append(address)
-        for rank in self._coming:
-            for _ in range(AHEAD):
-                self._make_room(rank)
+                coming.setdefault(self._rank_of[action.peer], []).append(_received(action))
+        self._coming = {rank: iter(addresses) for rank, addresses in coming.items()}
+        self._begun = {rank: deque() for rank in coming}
+        for rank in coming:
+            self._make_room(rank, AHEAD)
 
     def forget(self) -> None:
-        for held in (self._handed, self._leaving, self._read, self._coming, self._begun):
+        for held in (self._held, self._read, self._coming, self._begun):
             held.clear()
 
     def get(self, address: Address) -> Any:
         """The tree of this address; waits for it if it comes from another rank."""
         rank = self._rank_of[address.source]
         if rank == self._rank_of[address.destination]:
-            return self._handed.pop(address)
-        while address not in self._read:
-            self._read_next(rank)
+            return self._held.pop(address)
+        self._read_to(address, rank)
         if address.kind == "gradient":  # so the output that it belongs to had arrived
             self.wire.acknowledge(Address("output", address.destination, address.source, address.microbatch), rank)
         return self._read.pop(address).tree()
 
     def put(self, address: Address, tree: Any) -> None:
         """Hand a tree to a stage of this rank, or keep it until an action sends it."""
-        here = self._rank_of[address.source] == self._rank_of[address.destination]
-        (self._handed if here else self._leaving)[address] = tree
+        self._held[address] = tree
 
     def send(self, action: Action) -> None:
-        address = Address(_KIND[action.op], action.stage, action.peer, action.microbatch)
-        self.wire.send(address, self._leaving.pop(address), self._rank_of[action.peer])
+        kind = "output" if action.op is Op.SEND_OUTPUT else "gradient"
+        address = Address(kind, action.stage, action.peer, action.microbatch)
+        self.wire.send(address, self._held.pop(address), self._rank_of[action.peer])
 
     def receive(self, action: Action) -> None:
         """Make room for one more message from the rank of the action's peer.
@@ -300,47 +282,30 @@ class Edges:
         On devices both ends begin their transfers in one order, that of the plan: a message is read now.
         """
         rank = self._rank_of[action.peer]
-        self._make_room(rank)
+        self._make_room(rank, 1)
         if self.wire.by_device:
-            address = Address(_KIND[action.op], action.peer, action.stage, action.microbatch)
-            while address not in self._read:
-                self._read_next(rank)
+            self._read_to(_received(action), rank)
 
-    def _make_room(self, rank: int) -> None:
-        coming = self._coming[rank]
-        if coming:
-            begun = coming[0], self.wire.begin_receive(coming[0], rank)
-            self._begun.setdefault(rank, deque()).append(begun)
-            coming.popleft()
+    def _make_room(self, rank: int, count: int) -> None:
+        for address in islice(self._coming[rank], count):
+            self._begun[rank].append(self.wire.begin_receive(address, rank))
 
-    def _read_next(self, rank: int) -> None:
-        address, incoming = self._begun[rank][0]
-        try:
-            incoming.read()
-        except Interrupted:
-            raise
-        except LostRankError as error:
-            raise LostRankError(f"{address} will not come: {self._reason() or error}") from error
-        self._read[address] = incoming
-        self._begun[rank].popleft()
-
-    def _reason(self) -> str:
-        until = time.monotonic() + _GRACE_S
-        while not (reason := self._group.failure()) and time.monotonic() < until:
-            time.sleep(0.05)
-        return reason
+    def _read_to(self, wanted: Address, rank: int) -> None:
+        while wanted not in self._read:
+            incoming = self._begun[rank].popleft()
+            try:
+                incoming.read()
+            except Interrupted:
+                raise
+            except LostRankError as error:
+                reason = self.wire.group.failure() or error
+                raise LostRankError(f"{incoming.address} will not come: {reason}") from error
+            self._read[incoming.address] = incoming
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    requires_grad: bool
-
-
-_Form = tuple[list[Any], pytree.TreeSpec]  # leaves, with `_Tensor` for tensors; structure
-_Begun = tuple[Any, list[Callable[[], None]]]  # tree; waits for its tensors
+def _received(action: Action) -> Address:
+    kind = "output" if action.op is Op.RECEIVE_INPUT else "gradient"
+    return Address(kind, action.peer, action.stage, action.microbatch)
 
 
 def _mark(leaf: Any) -> Any:
@@ -354,32 +319,22 @@ def _bytes_of(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _packed(address: Address, form: bytes, parts: Sequence[Tensor]) -> Tensor:
-    body_bytes = _aligned(len(form)) + sum(_aligned(part.numel()) for part in parts)
-    numbers = _KINDS.index(address.kind), address.source, address.destination, address.microbatch
-    head = _HEADER.pack(*numbers, len(form), body_bytes) + form
-    head += bytes(-len(head) % _ALIGNED)
-    pieces = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
+    parts = [torch.frombuffer(bytearray(form), dtype=torch.uint8), *parts] if form else parts
+    num_bytes = sum(_aligned(part.numel()) for part in parts)
+    pieces = [torch.tensor([_checksum(address), len(form), num_bytes]).view(torch.uint8)]
     for part in parts:
-        pieces.append(part)
-        if part.numel() % _ALIGNED:
-            pieces.append(torch.empty(-part.numel() % _ALIGNED, dtype=torch.uint8))
-    return torch.cat(pieces)
+        pieces += [pieces[0].new_empty(-pieces[-1].numel() % _ALIGNED), part]
+    return torch.cat([*pieces, pieces[0].new_empty(-pieces[-1].numel() % _ALIGNED)])
 
 
-def _unpacked(body: Tensor, marks: Iterable["_Tensor"], device: torch.device) -> list[Tensor]:
-    made: list[Tensor] = []
-    begin = 0
-    for mark in marks:
-        end = begin + prod(mark.shape) * mark.dtype.itemsize
-        made.append(body[begin:end].view(mark.dtype).view(mark.shape).to(device))
-        begin = _aligned(end)
-    return made
+def _checksum(address: Address) -> int:
+    return crc32(str(address).encode())
 
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNED) * _ALIGNED
 
 
-def _finish(waits: Sequence[Callable[[], None]]) -> None:
+def _finish(waits: Waits) -> None:
     for wait in waits:
         wait()

@@ -131,8 +131,13 @@ def test_registered_dataclasses_and_plain_values_are_sent(on_ranks: OnRanks, pac
 def test_tensors_over_the_devices_backend_have_the_bits_of_one_process(
     on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, schedule: str
 ) -> None:
-    made = Wire.__init__
-    monkeypatch.setattr(Wire, "__init__", lambda self, group, device: made(self, group, device, by_device=True))
+    made = Wire.begin
+
+    def begin(self: Wire) -> None:
+        self.by_device = True
+        made(self)
+
+    monkeypatch.setattr(Wire, "begin", begin)
     got = on_two(on_ranks, lambda x: (x, x.detach() > 0), lambda given: given[0] * given[1], schedule)
     wanted = trained(model(lambda x: (x, x.detach() > 0), lambda given: given[0] * given[1]))
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)

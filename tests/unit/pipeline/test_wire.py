@@ -37,7 +37,8 @@ TREES: list[Any] = [
 
 def sent_over(group: Any, trees: list[Any], *, runs: int = 1, by_device: bool = False) -> list[list[Any]]:
     """The trees of several runs, as they arrive on the second of two ranks."""
-    wire = Wire(group, CPU, by_device=by_device)
+    wire = Wire(group, CPU)
+    wire.by_device = by_device
     arrived: list[list[Any]] = []
     for _ in range(runs):
         wire.begin()
