@@ -1,13 +1,12 @@
 """Learning-rate schedules: functions from the number of an update to a multiplier of each group's base rate.
 
-u is the update's number from 1, U the length of the run, W = `warmup_updates`, s = max(W, 1). A retried update has the
-same rate, and a resumed run needs no state; only `Plateau` has some.
+u is the update's number from 1, U the length of the run, W = `warmup_updates`, s = max(W, 1), n = max(u - s, 0).
 """
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY
 from functools import cached_property
 from math import cos, isfinite, pi, prod, sqrt
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +22,19 @@ DecayShape = Literal["linear", "cosine", "sqrt"]
 Shrink = Annotated[float, Interval(gt=0, le=1)]
 Pairs = Annotated[Sequence[tuple[Count, Positive]], MinLen(1)]
 
+SHAPES: Mapping[DecayShape, Callable[[float], float]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: (1 + cos(pi * progress)) / 2,
+    "sqrt": lambda progress: 1 - sqrt(progress),
+}
+"""Falls r(p) from 1 at p = 0 to 0 at p = 1."""
+
+
+def _share(done: int, length: int) -> float:
+    if done <= 0:
+        return 0.0
+    return 1.0 if done >= length else done / length
+
 
 class LrSchedule(ABC):
     """Multiplier of the base learning rate for every update."""
@@ -36,8 +48,19 @@ class LrSchedule(ABC):
     def __call__(self, update: int, updates: int | None) -> float:
         """Multiplier of an update, from 1, in a run of so many: finite, at least 0, above 0 at the first update."""
 
+    def lengths(self) -> dict[str, int]:
+        """Least length of the run for each field that holds one."""
+        return {}
+
     def check(self, updates: int | None) -> None:
         """Raise ArgumentError if a run of this length can't follow the schedule."""
+        for field, needed in self.lengths().items():
+            if updates is not None and needed > updates:
+                raise ArgumentError(
+                    f"the LR schedule needs {needed} updates, but the run has {updates}; lower `{field}` or train "
+                    f"longer.",
+                    field=field,
+                )
 
     def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
         """Multiplier of an update whose batch is of `epoch`, which counts from 0."""
@@ -47,39 +70,19 @@ class LrSchedule(ABC):
         """Schedule of the optimizer's group of this name; a group without a name has its number."""
         return self
 
-
-def _check_room(updates_needed: int, updates: int | None, field: str) -> None:
-    if updates is not None and updates_needed > updates:
-        raise ArgumentError(
-            f"the LR schedule needs {updates_needed} updates, but the run has {updates}; lower `{field}` or train "
-            f"longer.",
-            field=field,
-        )
-
-
-def _known(updates: int | None, schedule: LrSchedule) -> int:
-    if updates is None:
-        raise ArgumentError(
-            f"`updates` must be known for the LR schedule {type(schedule).__name__}, which ends with the run, but is "
-            f"None; set it, or take a schedule without an end (Constant, InverseSqrt).",
-            field="updates",
-        )
-    return updates
-
-
-def _progress(update: int, begin: int, end: int) -> float:
-    if update <= begin:
-        return 0.0
-    return 1.0 if update >= end else (update - begin) / (end - begin)
-
-
-def _half_cosine(progress: float) -> float:
-    return (1 + cos(pi * progress)) / 2
+    def _known(self, updates: int | None) -> int:
+        if updates is None:
+            raise ArgumentError(
+                f"`updates` must be known for the LR schedule {type(self).__name__}, which ends with the run, but is "
+                f"None; set it, or take a schedule without an end (Constant, InverseSqrt).",
+                field="updates",
+            )
+        return updates
 
 
 @option
 class Warmup(LrSchedule):
-    """Base of schedules that are u / W for u < W, and another function of u from then on."""
+    """Base of schedules that are min(u / W, 1) · f(n)."""
 
     _: KW_ONLY
     warmup_updates: Natural = 0
@@ -90,19 +93,23 @@ class Warmup(LrSchedule):
         """s, the first update at the full rate."""
         return max(self.warmup_updates, 1)
 
-    def warmup(self, update: int) -> float:
+    def rise(self, update: int) -> float:
         """u / W for u < W, then 1."""
         return update / self.warmup_updates if update < self.warmup_updates else 1.0
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        return self.warmup(update) if update < self.warmup_updates else self.after_warmup(update, updates)
-
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        """Multiplier of an update from W on."""
+    def formula(self, done: int, updates: int | None) -> float:
+        """f(n)."""
         return 1.0
 
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.rise(update) * self.formula(max(update - self.full_at, 0), updates)
+
+    def lengths(self) -> dict[str, int]:
+        return {"warmup_updates": self.warmup_updates}
+
     def check(self, updates: int | None) -> None:
-        _check_room(self.warmup_updates, updates, "warmup_updates")
+        self(1, updates)  # raises if it must know the length
+        super().check(updates)
 
 
 @option
@@ -119,54 +126,37 @@ class InverseSqrt(Warmup):
     """Warm-up to 1, then √(s / u): a slow fall without an end.
 
     Reference: Vaswani et al., 2017, eq. 3, https://arxiv.org/abs/1706.03762, with a peak of 1.
-
-    >>> [InverseSqrt(warmup_updates=4)(update, None) for update in (2, 4, 16)]
-    [0.5, 1.0, 0.5]
     """
 
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        return sqrt(self.full_at / update)
+    def formula(self, done: int, updates: int | None) -> float:
+        return sqrt(self.full_at / (self.full_at + done))
 
 
 @option
 class Decay(Warmup):
-    """Base of schedules that fall to e = `end_factor` at the last update.
-
-    u / W                      for u < W
-    e + (1 - e) · r(p)         from then on, p = (u - s) / (U - s)
-    """
+    """Base of schedules that fall after the warm-up: e + (1 - e) · r(p), p = n / (U - s), e = `end_factor`."""
 
     _: KW_ONLY
     end_factor: Share = 0.1
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        end = _known(updates, self)
-        progress = _progress(update, self.decay_begin(end), end)
-        return self.end_factor + (1 - self.end_factor) * self.remaining(progress)
+    def formula(self, done: int, updates: int | None) -> float:
+        return self._fallen(_share(done, self._known(updates) - self.full_at))
 
-    def decay_begin(self, updates: int) -> int:
-        """Last update with the multiplier 1."""
-        return self.full_at
+    def _fallen(self, progress: float) -> float:
+        return self.end_factor + (1 - self.end_factor) * self.remaining(progress)
 
     @abstractmethod
     def remaining(self, progress: float) -> float:
         """r(p): 1 at the beginning of the fall (p = 0), 0 at its end (p = 1)."""
 
-    def check(self, updates: int | None) -> None:
-        super().check(_known(updates, self))
-
 
 @option
 class Linear(Decay):
-    """A `Decay` along a straight line, r(p) = 1 - p.
-
-    >>> [Linear(warmup_updates=2, end_factor=0.0)(update, 4) for update in (1, 2, 3, 4)]
-    [0.5, 1.0, 0.5, 0.0]
-    """
+    """A `Decay` along a straight line, r(p) = 1 - p."""
 
     def remaining(self, progress: float) -> float:
-        return 1 - progress
+        return SHAPES["linear"](progress)
 
 
 @option
@@ -178,16 +168,12 @@ class Cosine(Decay):
     """
 
     def remaining(self, progress: float) -> float:
-        return _half_cosine(progress)
+        return SHAPES["cosine"](progress)
 
 
 @option
 class Polynomial(Decay):
-    """A `Decay` with a power of the rest of the run, r(p) = (1 - p)ⁿ, n = `power`.
-
-    >>> [Polynomial(power=2.0, end_factor=0.0)(update, 3) for update in (1, 2, 3)]
-    [1.0, 0.25, 0.0]
-    """
+    """A `Decay` with a power of the rest of the run, r(p) = (1 - p)ⁿ, n = `power`."""
 
     _: KW_ONLY
     power: Positive = 1.0
@@ -204,12 +190,7 @@ class Wsd(Decay):
         r(p) = 1 - p (linear), (1 + cos(π p)) / 2 (cosine), 1 - √p (sqrt)
 
     With D = 0 there is no decay, and the run's length need not be known.
-
     Reference: Hägele et al., 2024, https://arxiv.org/abs/2405.18392, which finds the sqrt shape best.
-
-    >>> schedule = Wsd(warmup_updates=2, decay_updates=2, shape="linear", end_factor=0.0)
-    >>> [schedule(update, 6) for update in range(1, 7)]
-    [0.5, 1.0, 1.0, 1.0, 0.5, 0.0]
     """
 
     _: KW_ONLY
@@ -218,37 +199,29 @@ class Wsd(Decay):
     shape: DecayShape = "sqrt"
     """Shape of the decay."""
 
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        return super().after_warmup(update, updates) if self.decay_updates else 1.0
-
-    def decay_begin(self, updates: int) -> int:
-        return updates - self.decay_updates
+    def formula(self, done: int, updates: int | None) -> float:
+        if not self.decay_updates:
+            return 1.0
+        begin = self._known(updates) - self.decay_updates
+        return self._fallen(_share(self.full_at + done - begin, self.decay_updates))
 
     def remaining(self, progress: float) -> float:
-        if self.shape == "linear":
-            return 1 - progress
-        return 1 - sqrt(progress) if self.shape == "sqrt" else _half_cosine(progress)
+        return SHAPES[self.shape](progress)
 
-    def check(self, updates: int | None) -> None:
-        Warmup.check(self, updates)
-        if self.decay_updates:
-            _check_room(super().decay_begin(0) + self.decay_updates, _known(updates, self), "decay_updates")
+    def lengths(self) -> dict[str, int]:
+        decay = {"decay_updates": self.full_at + self.decay_updates} if self.decay_updates else {}
+        return super().lengths() | decay
 
 
 @option
 class TriStage(Warmup):
     """Up from i = `start_factor`, stable for H = `hold_updates`, exponentially down to e = `end_factor`.
 
-        i + (1 - i) · u / W    for u < W
-        1                      for the H updates after that (and for u = W)
-        e^p                    from then on, p = min((u - s - H) / D, 1)
+        i + (1 - i) · u / W                for u < W
+        e^p, p = min(max(n - H, 0) / D, 1) from then on
 
     D is `decay_updates`; by default the rest of the run. Reference: Park et al., 2019, §3.2, with i = 0 and e = 0.01,
     https://arxiv.org/abs/1904.08779.
-
-    >>> schedule = TriStage(warmup_updates=2, hold_updates=1, decay_updates=2, end_factor=0.25)
-    >>> [schedule(update, None) for update in range(1, 8)]
-    [0.5, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25]
     """
 
     _: KW_ONLY
@@ -261,39 +234,29 @@ class TriStage(Warmup):
     end_factor: Shrink = 0.01
     """Multiplier after the decay; above 0, which an exponential never reaches."""
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        if update < self.warmup_updates:
-            return self.start_factor + (1 - self.start_factor) * update / self.warmup_updates
-        return self.after_warmup(update, updates)
-
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        begin = self.full_at + self.hold_updates
-        if update <= begin:
+    def rise(self, update: int) -> float:
+        if update >= self.warmup_updates:
             return 1.0
-        end = _known(updates, self) if self.decay_updates is None else begin + self.decay_updates
-        return self.end_factor ** _progress(update, begin, end)
+        return self.start_factor + (1 - self.start_factor) * update / self.warmup_updates
 
-    def check(self, updates: int | None) -> None:
-        if self.decay_updates is None:
-            _known(updates, self)
-        super().check(updates)
-        needed = self.full_at + self.hold_updates + (self.decay_updates or 0)
-        _check_room(needed, updates, "hold_updates")
+    def formula(self, done: int, updates: int | None) -> float:
+        length = self.decay_updates
+        if length is None:
+            length = self._known(updates) - self.full_at - self.hold_updates
+        return self.end_factor ** _share(done - self.hold_updates, length)
+
+    def lengths(self) -> dict[str, int]:
+        return super().lengths() | {"hold_updates": self.full_at + self.hold_updates + (self.decay_updates or 0)}
 
 
 @option
 class CosineRestarts(Warmup):
     """Half a cosine again and again, each period from the top, or from a lower one than the last.
 
-        u / W                                    for u < W
-        kⁱ · (e + (1 - e) · (1 + cos(π p)) / 2)  from then on, p = (u - s - b_i) / T_i in [0, 1)
+        kⁱ · (e + (1 - e) · (1 + cos(π p)) / 2),  p = (n - b_i) / T_i in [0, 1)
 
     T_i = T · mⁱ is the length of period i = 0, 1, … and b_i = T_0 + … + T_{i-1} its begin. T is `period_updates`, m
     `period_factor`, k `shrink`, e `end_factor`. Reference: Loshchilov, Hutter, 2017, https://arxiv.org/abs/1608.03983.
-
-    >>> schedule = CosineRestarts(period_updates=2, period_factor=2, shrink=0.5, end_factor=0.0)
-    >>> [round(schedule(update, None), 3) for update in range(1, 8)]
-    [1.0, 0.5, 0.5, 0.427, 0.25, 0.073, 0.25]
     """
 
     _: KW_ONLY
@@ -306,22 +269,22 @@ class CosineRestarts(Warmup):
     end_factor: Share = 0.0
     """Multiplier that each period falls to, as a share of the multiplier at its begin."""
 
-    def after_warmup(self, update: int, updates: int | None) -> float:
-        number, done = self._period(update - self.full_at)
-        return self.shrink**number * (self.end_factor + (1 - self.end_factor) * (1 + cos(pi * done)) / 2)
+    def formula(self, done: int, updates: int | None) -> float:
+        number, progress = self._period(done)
+        return self.shrink**number * (self.end_factor + (1 - self.end_factor) * SHAPES["cosine"](progress))
 
-    def _period(self, since: int) -> tuple[int, float]:
+    def _period(self, done: int) -> tuple[int, float]:
         if self.period_factor == 1:
-            number, within = divmod(since, self.period_updates)
+            number, within = divmod(done, self.period_updates)
             return number, within / self.period_updates
         number = 0
         begin = 0.0
         length = float(self.period_updates)
-        while since >= begin + length:
+        while done >= begin + length:
             number += 1
             begin += length
             length *= self.period_factor
-        return number, (since - begin) / length
+        return number, (done - begin) / length
 
 
 @option
@@ -332,10 +295,6 @@ class Triangular(LrSchedule):
 
     P is `period_updates`, k `shrink`. Reference: Smith, 2017, §3.2, https://arxiv.org/abs/1506.01186: `triangular` with
     k = 1, `triangular2` with k = 1/2; P is two of its step sizes.
-
-    >>> schedule = Triangular(period_updates=4, low_factor=0.5, shrink=0.5)
-    >>> [schedule(update, None) for update in range(1, 9)]
-    [0.75, 1.0, 0.75, 0.5, 0.625, 0.75, 0.625, 0.5]
     """
 
     _: KW_ONLY
@@ -351,8 +310,8 @@ class Triangular(LrSchedule):
         height = 1 - abs(2 * within / self.period_updates - 1)
         return self.low_factor + (1 - self.low_factor) * self.shrink**cycle * height
 
-    def check(self, updates: int | None) -> None:
-        _check_room((self.period_updates + 1) // 2, updates, "period_updates")
+    def lengths(self) -> dict[str, int]:
+        return {"period_updates": (self.period_updates + 1) // 2}
 
 
 @option
@@ -363,24 +322,12 @@ class CountedSchedule(Warmup):
     unit: Unit = "updates"
     """Unit of the counts: updates, or epochs; an update is of the epoch of its batch."""
 
-    @abstractmethod
-    def after(self, done: int) -> float:
-        """f(n)."""
-
     @property
     def needs(self) -> Collection[Need]:
         return ("epochs",) if self.unit == "epochs" else ()
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        return self.in_epoch(update, 0, updates)
-
     def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
-        done = epoch if self.unit == "epochs" else self.updates_done(update)
-        return self.warmup(update) * self.after(done)
-
-    def updates_done(self, update: int) -> int:
-        """Updates since the warm-up."""
-        return max(update - self.full_at, 0)
+        return self.rise(update) * self.formula(epoch, updates) if self.unit == "epochs" else self(update, updates)
 
 
 @option
@@ -388,9 +335,6 @@ class Step(CountedSchedule):
     """Warm-up to 1, then max(γ^⌊n / K⌋, m), with γ = `factor`, K = `every` and m = `min_factor`.
 
     `torch.optim.lr_scheduler.StepLR` is the case W = 0, m = 0.
-
-    >>> [Step(every=2, factor=0.5)(update, None) for update in range(1, 6)]
-    [1.0, 1.0, 0.5, 0.5, 0.25]
     """
 
     _: KW_ONLY
@@ -401,7 +345,7 @@ class Step(CountedSchedule):
     min_factor: Share = 0.0
     """Lower limit of the multiplier."""
 
-    def after(self, done: int) -> float:
+    def formula(self, done: int, updates: int | None) -> float:
         return max(self.factor ** (done // self.every), self.min_factor)
 
 
@@ -410,10 +354,6 @@ class Multiplicative(CountedSchedule):
     """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor is repeated.
 
     As `torch.optim.lr_scheduler.MultiplicativeLR`, and with one factor `ExponentialLR`.
-
-    >>> schedule = Multiplicative(factors=(1.0, 0.5))
-    >>> [schedule.in_epoch(1, epoch, None) for epoch in range(4)]
-    [1.0, 1.0, 0.5, 0.25]
     """
 
     _: KW_ONLY
@@ -424,19 +364,14 @@ class Multiplicative(CountedSchedule):
     unit: Unit = "epochs"
     """Times of multiplications: after every epoch, or after every update since the warm-up."""
 
-    def after(self, done: int) -> float:
+    def formula(self, done: int, updates: int | None) -> float:
         more = max(done - len(self.factors), 0)
         return max(prod(self.factors[:done]) * self.factors[-1] ** more, self.min_factor)
 
 
 @option
 class Listed(CountedSchedule):
-    """Warm-up times f_i of the last pair (n_i, f_i) that has begun; n_i are updates, or epochs, numbered from 1.
-
-    >>> schedule = Listed(factors=((1, 1.0), (3, 0.1)))
-    >>> [schedule(update, None) for update in range(1, 5)]
-    [1.0, 1.0, 0.1, 0.1]
-    """
+    """Warm-up times f_i of the last pair (n_i, f_i) that has begun; n_i are updates, or epochs, numbered from 1."""
 
     _: KW_ONLY
     factors: Pairs
@@ -447,26 +382,15 @@ class Listed(CountedSchedule):
         if begins[0] != 1 or begins != sorted(set(begins)):
             raise ArgumentError(f"`factors` must begin with 1 and increase, but begin with {begins}.", field="factors")
 
-    def check(self, updates: int | None) -> None:
-        super().check(updates)
-        if self.unit == "updates":
-            _check_room(self.factors[-1][0], updates, "factors")
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.rise(update) * self.formula(update - 1, updates)
 
-    def after(self, done: int) -> float:
+    def formula(self, done: int, updates: int | None) -> float:
         return self.factors[bisect_right([begin for begin, _ in self.factors], done + 1) - 1][1]
 
-    def updates_done(self, update: int) -> int:
-        return update - 1
-
-
-@dataclass
-class PlateauState:
-    """Memory of a `Plateau`: product of all falls, best value, evaluations without a better one or left to ignore."""
-
-    multiplier: float = 1.0
-    best_value: float | None = None
-    evaluations_since_best: int = 0
-    cooldown_left: int = 0
+    def lengths(self) -> dict[str, int]:
+        last = {"factors": self.factors[-1][0]} if self.unit == "updates" else {}
+        return super().lengths() | last
 
 
 @option
@@ -501,58 +425,56 @@ class Plateau(Warmup):
     """Lower limit of the multiplier."""
 
     @cached_property
-    def state(self) -> PlateauState:
-        return PlateauState()
+    def state(self) -> dict[str, Any]:
+        """Product of all falls, best value, evaluations without a better one, and those left to ignore."""
+        return {"multiplier": 1.0, "best_value": None, "evaluations_since_best": 0, "cooldown_left": 0}
 
     @property
-    def needs(self) -> tuple[Need]:
+    def needs(self) -> Collection[Need]:
         return ("evaluations",)
 
-    def __call__(self, update: int, updates: int | None) -> float:
-        return self.warmup(update) * self.state.multiplier
+    def formula(self, done: int, updates: int | None) -> float:
+        return self.state["multiplier"]
 
     def evaluated(self, value: float, *, update: int) -> None:
         """Count an evaluation's value of the metric, made after `update`; inf and NaN are no improvement."""
-        state = self.state
         if update < self.warmup_updates:
             return
+        state = self.state
+        state["evaluations_since_best"] += 1
         if self._is_better(value):
-            state.best_value = value
-            state.evaluations_since_best = 0
-        else:
-            state.evaluations_since_best += 1
-        if state.cooldown_left:
-            state.cooldown_left -= 1
-            state.evaluations_since_best = 0
-        if state.evaluations_since_best >= self.patience_evaluations:
-            state.multiplier = max(state.multiplier * self.factor, self.min_factor)
-            state.cooldown_left = self.cooldown_evaluations
-            state.evaluations_since_best = 0
+            state["best_value"] = value
+            state["evaluations_since_best"] = 0
+        if state["cooldown_left"]:
+            state["cooldown_left"] -= 1
+            state["evaluations_since_best"] = 0
+        if state["evaluations_since_best"] >= self.patience_evaluations:
+            state["multiplier"] = max(state["multiplier"] * self.factor, self.min_factor)
+            state["cooldown_left"] = self.cooldown_evaluations
+            state["evaluations_since_best"] = 0
 
     def _is_better(self, value: float) -> bool:
-        best = self.state.best_value
+        best = self.state["best_value"]
         if best is None or not isfinite(value):
             return isfinite(value)
         return (best - value if self.mode == "min" else value - best) > self.min_delta
 
     def reset(self) -> None:
         """Forget all evaluations."""
-        vars(self)["state"] = PlateauState()
+        vars(self).pop("state", None)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metric": self.metric, "mode": self.mode, **asdict(self.state)}
+        return {"metric": self.metric, "mode": self.mode, **self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str:
         """Load a state; gives half a sentence if it is of another metric and not used, else ""."""
         self.reset()
-        values = dict(state)
-        followed = (values.pop("metric"), values.pop("mode"))
-        if followed != (self.metric, self.mode):
+        if (state["metric"], state["mode"]) != (self.metric, self.mode):
             return (
-                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{followed[0]}` ({followed[1]}), "
-                f"and begins at the full rate"
+                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{state['metric']}` "
+                f"({state['mode']}), and begins at the full rate"
             )
-        vars(self)["state"] = PlateauState(**values)
+        self.state.update({name: state[name] for name in self.state})
         return ""
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from evenstep.precision.float8 import Float8Mixed, Recipe
-from evenstep.precision.loss_scale import LossScale
 from evenstep.precision.precision import (
     Bf16Mixed,
     Bf16NoMaster,
@@ -12,6 +11,7 @@ from evenstep.precision.precision import (
     Fp16NoMaster,
     Fp16True,
     FullPrecision,
+    LossScale,
     LossScaled,
     Precision,
     SixteenBits,

@@ -52,8 +52,14 @@ class Float8Mixed(Precision):
     8.9 or more is needed."""
 
     def check(self, device: torch.device) -> None:
-        if not self.emulate:
-            _check_capability(device)
+        is_nvidia = device.type == "cuda" and torch.version.cuda is not None
+        if not self.emulate and (not is_nvidia or torch.cuda.get_device_capability(device) < CAPABILITY):
+            raise ArgumentError(
+                f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, "
+                f"Blackwell), but the device is '{device}'; use 'bf16-mixed', or set `emulate` to make the same "
+                f"roundings slowly.",
+                field="precision",
+            )
         _import("torchao.float8")
 
     def convert_standalone(self, module: nn.Module) -> None:
@@ -62,9 +68,16 @@ class Float8Mixed(Precision):
 
     def convert_layers(self, layers: Iterable[nn.Linear]) -> None:
         """Change the class of linear layers, in place; parameters, names and hooks stay."""
+        torchao = _import("torchao.float8")
+        config = replace(
+            torchao.Float8LinearConfig.from_recipe_name(self.recipe),
+            emulate=self.emulate,
+            round_scales_to_power_of_2=True,
+            pad_inner_dim=self.recipe != "rowwise_with_gw_hp",
+        )
         for layer in layers:
             restore(layer)
-            made = vars(_converted(layer, self.recipe, emulate=self.emulate))
+            made = vars(torchao.convert_to_float8_training(layer, config=config))
             own = vars(layer)
             added = [name for name in made if name not in own]
             own.update({name: made[name] for name in added}, **{_ADDED: added})
@@ -96,16 +109,6 @@ def restore(layer: nn.Module) -> None:
             del vars(layer)[name]
 
 
-def _check_capability(device: torch.device) -> None:
-    is_nvidia = device.type == "cuda" and torch.version.cuda is not None
-    if not is_nvidia or torch.cuda.get_device_capability(device) < CAPABILITY:
-        raise ArgumentError(
-            f"precision 'float8-mixed' needs an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper, Blackwell), "
-            f"but the device is '{device}'; use 'bf16-mixed', or set `emulate` to make the same roundings slowly.",
-            field="precision",
-        )
-
-
 def _import(module: str) -> Any:
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     before = [one.level for one in loggers]
@@ -133,14 +136,3 @@ def _linear_class() -> Any:
                 return super().forward(input.to(torch.get_autocast_dtype(kind)))
 
     return Float8Linear
-
-
-def _converted(layer: nn.Linear, recipe: str, *, emulate: bool) -> nn.Module:
-    torchao = _import("torchao.float8")
-    config = replace(
-        torchao.Float8LinearConfig.from_recipe_name(recipe),
-        emulate=emulate,
-        round_scales_to_power_of_2=True,
-        pad_inner_dim=recipe != "rowwise_with_gw_hp",
-    )
-    return torchao.convert_to_float8_training(layer, config=config)

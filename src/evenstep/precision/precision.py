@@ -5,8 +5,8 @@ Gradients are not unscaled here: the loss scale is one factor of the update's de
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, fields
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,52 @@ from torch import Tensor, nn
 from evenstep.arguments import format_name
 from evenstep.errors import ArgumentError
 from evenstep.internals import buffers_of, parameters_of
-from evenstep.precision.loss_scale import LossScale
 from evenstep.schema import Count, Positive, option
 
-_REAL = (torch.float32, torch.bfloat16, torch.float16)
+_NARROW = (torch.bfloat16, torch.float16)
+_REAL = (torch.float32, *_NARROW)
+
+
+@final
+class LossScale:
+    """Factor of every loss before its backward, doubled after `growth_updates` clean updates, halved at an overflow.
+
+    float16 loses gradients below 6e-8. Unlike with GradScaler, the *same* update is tried again at half the scale.
+
+    >>> scale = LossScale(initial=4.0, growth_updates=2)
+    >>> scale.halve(), scale.value
+    (True, 2.0)
+    """
+
+    def __init__(self, initial: float = 1.0, growth_updates: int | None = None, floor: float = 1.0) -> None:
+        self.value = float(initial)
+        self.floor = floor
+        self._growth_updates = growth_updates
+        self._clean_updates = 0  # committed since the last change of the scale
+
+    def committed(self) -> None:
+        """Count a committed update, and perhaps double the scale."""
+        self._clean_updates += 1
+        if self._clean_updates == self._growth_updates:
+            self.value *= 2
+            self._clean_updates = 0
+
+    def halve(self) -> bool:
+        """Halve the scale after an overflow; False where that would be below the floor."""
+        if self.value / 2 < self.floor:
+            return False
+        self.value /= 2
+        self._clean_updates = 0
+        return True
+
+    def state_dict(self) -> dict[str, float | int]:
+        """The state to be saved; empty for a constant scale."""
+        return {"scale": self.value, "clean_updates": self._clean_updates} if self._growth_updates else {}
+
+    def load_state_dict(self, state: Mapping[str, float | int]) -> None:
+        if state:
+            self.value = float(state["scale"])
+            self._clean_updates = int(state["clean_updates"])
 
 
 @option
@@ -50,18 +92,18 @@ class Precision:
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
         """Raise ArgumentError for trained parameters, by name, in a format that rounds small updates to nothing."""
         for name, parameter in trained.items():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                advice = "'bf16-true', 'bf16-mixed' after `model.float()`, or `FullPrecision(bfloat16_parameters=True)`"
-                raise _wrong_format(name, parameter, "float32 or float64, or small updates round to nothing", advice)
+            if self.format is None and parameter.dtype in _NARROW:
+                raise ArgumentError(
+                    f"trained parameters must be float32 or float64, or small updates round to nothing, but `{name}` "
+                    f"is {format_name(parameter.dtype)}; use precision 'bf16-true', 'bf16-mixed' after "
+                    f"`model.float()`, or `FullPrecision(bfloat16_parameters=True)`.",
+                    field="precision",
+                )
 
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
-        """Cast the model to this format, in place, before ranks share it.
+        """Cast the model to this format, in place; gives the `id`s of the parameters in `held` that have it then.
 
-        Args:
-            held: `id`s of the parameters of the optimizer.
-
-        Returns:
-            `id`s of the parameters in `held` that have this format, or will have it when they have masters.
+        Parameters with masters get the format later. `held` are `id`s of the parameters of the optimizer.
         """
         return frozenset()
 
@@ -90,14 +132,6 @@ class FullPrecision(Precision):
 
 
 @option
-class Bf16Mixed(Precision):
-    """bf16-mixed: bfloat16 autocast, without a loss scale: bfloat16 has the exponent range of float32."""
-
-    name = "bf16-mixed"
-    autocast = torch.bfloat16
-
-
-@option
 class LossScaled(Precision):
     """Base of precisions with float16 gradients and a dynamic `LossScale`."""
 
@@ -112,16 +146,7 @@ class LossScaled(Precision):
     """The smallest scale. A gradient that overflows even at this scale is a non-finite one."""
 
     def build_loss_scale(self) -> LossScale:
-        options = {field.name: getattr(self, field.name) for field in fields(LossScaled)}
-        return LossScale(**options)
-
-
-@option
-class Fp16Mixed(LossScaled):
-    """16-mixed: float16 autocast with a dynamic loss scale."""
-
-    name = "16-mixed"
-    autocast = torch.float16
+        return LossScale(self.initial, self.growth_updates, self.floor)
 
 
 @option
@@ -147,11 +172,6 @@ class SixteenBits(Precision):
         for parameter in module.parameters():
             parameter.grad_dtype = torch.float32
 
-    def check_trained(self, trained: Mapping[str, Tensor]) -> None:
-        for name, parameter in trained.items():
-            if parameter.dtype not in _REAL:
-                raise _wrong_format(name, parameter, f"float32 or of 16 bits in '{self.name}'", "'32-true'")
-
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         assert self.format is not None
         rounded: set[int] = set()
@@ -174,6 +194,32 @@ class SixteenBits(Precision):
         return frozenset(rounded)
 
 
+def stays_float32(module: nn.Module) -> bool:
+    """True for layers with running statistics, and for modules with `stays_float32 = True`.
+
+    >>> stays_float32(nn.BatchNorm1d(3)), stays_float32(nn.LayerNorm(3))
+    (True, False)
+    """
+    statistics = buffers_of(module).get("running_mean")
+    return statistics is not None or getattr(module, "stays_float32", False) is True
+
+
+@option
+class Bf16Mixed(Precision):
+    """bf16-mixed: bfloat16 autocast, without a loss scale: bfloat16 has the exponent range of float32."""
+
+    name = "bf16-mixed"
+    autocast = torch.bfloat16
+
+
+@option
+class Fp16Mixed(LossScaled):
+    """16-mixed: float16 autocast with a dynamic loss scale."""
+
+    name = "16-mixed"
+    autocast = torch.float16
+
+
 @option
 class Bf16True(SixteenBits):
     """bf16-true: a bfloat16 model with float32 master weights and without a loss scale."""
@@ -185,10 +231,7 @@ class Bf16True(SixteenBits):
 
 @option
 class Bf16NoMaster(SixteenBits):
-    """bf16-true-no-master: a bfloat16 model, rounded stochastically (Gupta et al., 2015).
-
-    Each float32 value is rounded up or down so that its mean is exact, keyed by (seed, update, parameter, element).
-    """
+    """bf16-true-no-master: a bfloat16 model, rounded stochastically (Gupta et al., 2015)."""
 
     name = "bf16-true-no-master"
     format = torch.bfloat16
@@ -209,20 +252,3 @@ class Fp16NoMaster(SixteenBits, LossScaled):
 
     name = "16-true-no-master"
     format = torch.float16
-
-
-def _wrong_format(name: str, parameter: Tensor, must: str, advice: str) -> ArgumentError:
-    return ArgumentError(
-        f"trained parameters must be {must}, but `{name}` is {format_name(parameter.dtype)}; use precision {advice}.",
-        field="precision",
-    )
-
-
-def stays_float32(module: nn.Module) -> bool:
-    """True for layers with running statistics, and for modules with `stays_float32 = True`.
-
-    >>> stays_float32(nn.BatchNorm1d(3)), stays_float32(nn.LayerNorm(3))
-    (True, False)
-    """
-    statistics = buffers_of(module).get("running_mean")
-    return statistics is not None or getattr(module, "stays_float32", False) is True

@@ -39,7 +39,7 @@ def test_it_is_that_of_pytorch_whose_patience_is_one_less(seed: int) -> None:
         theirs.step(value)
         ours.evaluated(value, update=update)
         assert ours(update, None) == optimizer.param_groups[0]["lr"]
-    assert ours.state.multiplier < 1
+    assert ours.state["multiplier"] < 1
 
 
 def test_what_it_remembers_is_saved_and_taken_back() -> None:
@@ -65,14 +65,14 @@ def test_a_memory_of_another_metric_is_reset_and_says_so() -> None:
     assert one(3, None) == 0.1
     said = other.load_state_dict(one.state_dict())
     assert "follows `valid/accuracy` (max) instead of `valid/loss` (min)" in said
-    assert other(3, None) == 1 and other.state.best_value is None
+    assert other(3, None) == 1 and other.state["best_value"] is None
 
 
 def test_evaluations_in_the_warm_up_and_values_that_are_not_finite() -> None:
     schedule = Plateau(patience_evaluations=1, warmup_updates=4)
     for update in (1, 2, 3):
         schedule.evaluated(9.0 + update, update=update)
-    assert schedule.state.best_value is None and schedule(2, None) == 0.5
+    assert schedule.state["best_value"] is None and schedule(2, None) == 0.5
     schedule.evaluated(5.0, update=4)
     schedule.evaluated(float("nan"), update=5)
-    assert schedule.state.best_value == 5.0 and schedule(6, None) == 0.1
+    assert schedule.state["best_value"] == 5.0 and schedule(6, None) == 0.1

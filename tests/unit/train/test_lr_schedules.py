@@ -209,12 +209,12 @@ def test_an_evaluation_after_an_aborted_save_is_not_counted_twice(tmp_path: Path
     trainer = trainer_of(Rates(), schedule, evaluations=evaluations, folder=tmp_path)
     trainer.evaluate()
     trainer.evaluate()
-    assert schedule.state.evaluations_since_best == 1
+    assert schedule.state["evaluations_since_best"] == 1
     state = trainer.state_dict()
     trainer.evaluate()
-    assert schedule.state.evaluations_since_best == 2
+    assert schedule.state["evaluations_since_best"] == 2
     trainer.load_state_dict(state)
-    assert schedule.state.evaluations_since_best == 1
+    assert schedule.state["evaluations_since_best"] == 1
     json.dumps(state["lr_schedule"])
 
 
