@@ -84,7 +84,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
             trainer.resume(config.resume, new_settings=True, reset=config.reset)
         result = trainer.train()
         pack(hooks.state_dict(), "hooks", {})
-        pack({} if parts.data.state is None else parts.data.state.state_dict(), "data", {})
+        pack(parts.data.state_dict(), "data", {})
         parameters, _ = parameters_of(parts.model)
         if trainer.rank == 0:
             if one.num_samples:

@@ -136,10 +136,9 @@ def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
 
 
 def _check(loop: "Loop") -> None:
-    state = loop.feed.data.state
     if isinstance(loop.engine.model, PipelineModel) or loop.engine.group.can_change:
         raise ArgumentError("`find_lr` needs a model without stages, on ranks that stay.", field="find_lr")
-    if state is not None and state.positions == "epochs":
+    if loop.feed.data.positions == "epochs":
         raise ArgumentError(
             "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
             "`state_dict` and `load_state_dict`, or try a dataset with a length.",

@@ -9,7 +9,6 @@ from evenstep.data.batch import (
     Part,
     Position,
     ReadOptions,
-    State,
     batches_in,
 )
 from evenstep.data.from_loader import data_of
@@ -36,7 +35,6 @@ __all__ = [
     "Reading",
     "RoundRobin",
     "Sampled",
-    "State",
     "StreamData",
     "UpdateData",
     "batches_in",

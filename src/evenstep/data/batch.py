@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, final
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, final
 
 import numpy as np
 from torch import Tensor
@@ -175,44 +175,26 @@ def _is_pair(item: object) -> bool:
     return type(item) is tuple and len(pair) == 2 and isinstance(pair[1], str)
 
 
-class State(Protocol):
-    """State of data that can't start at any position by themselves.
-
-    Attributes:
-        scope: "run": one state for all ranks, of any number; "rank": each rank has its own.
-        positions: places to resume at: "all", the "last" one given out, or the beginnings of "epochs".
-    """
-
-    @property
-    def scope(self) -> Literal["run", "rank"]: ...
-
-    @property
-    def positions(self) -> Literal["all", "last", "epochs"]: ...
-
-    def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        """State at a position, by default after the last global batch; DataError where it is not known."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go where `state_dict` was taken, where the next `batches` starts; DataError for a state of other data."""
-        ...
-
-
 class Data(ABC):
     """A source of global batches.
 
     Attributes:
         tasks: names of the tasks that it has batches for; ("",) without names, None where only reading tells.
-        state: what a resume needs beside the position; None for data that can start at any position.
         limit_batches: most global batches of an epoch; None for no limit.
+        positions: places to resume at: "all", the "last" one given out, or the beginnings of "epochs".
+        scope: "run": one state for all ranks, of any number; "rank": each rank has its own.
     """
 
     tasks: tuple[str, ...] | None = ("",)
     limit_batches: int | None = None
 
     @property
-    def state(self) -> State | None:
-        return None
+    def positions(self) -> Literal["all", "last", "epochs"]:
+        return "all"
+
+    @property
+    def scope(self) -> Literal["run", "rank"]:
+        return "run"
 
     @abstractmethod
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
@@ -225,6 +207,13 @@ class Data(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, JSON]:
         """Everything that must be equal for a resumed run to be exact; `cut`, if there, must be on all ranks only."""
+
+    def state_dict(self, at: Position | None = None) -> dict[str, Any]:
+        """What a resume at a position needs beside it, by default after the last batch; DataError if it isn't known."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go where `state_dict` was taken, where the next `batches` starts; DataError for a state of other data."""
 
     def close(self) -> None:
         """Stop whatever runs in the background; the data may be used again after."""

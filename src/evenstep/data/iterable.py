@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any, Literal, Self, cast, final
+from typing import Any, Literal, cast, final
 from zlib import crc32
 
 from torch.utils.data import DataLoader
@@ -177,10 +177,6 @@ class StreamData(Data):
         self._beginning: dict[str, Any] | None = None  # of the stream, before it was read
         self._notices: list[str] = []
         self._is_compared = shared  # the first items of the ranks
-
-    @property
-    def state(self) -> Self:
-        return self
 
     @property
     def scope(self) -> Literal["run", "rank"]:

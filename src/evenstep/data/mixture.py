@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import KW_ONLY, field, replace
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
 from evenstep.arguments import require_word
 from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions
@@ -206,9 +206,6 @@ class Mixture(Data):
         ArgumentError: a name or a task's data that cannot be.
     """
 
-    scope: Literal["run"] = "run"
-    positions: Literal["all"] = "all"
-
     def __init__(
         self,
         data: "Mapping[str, Data | DataLoader[Any]]",
@@ -231,10 +228,6 @@ class Mixture(Data):
         self._walk: _Walk | None = None  # of the last reader
         self._known: dict[str, Any] = {}  # state at the last requested or loaded position
         self._epochs: dict[int, tuple[_Walk, list[int]]] = {}  # by seed: batches of each epoch
-
-    @property
-    def state(self) -> Self:
-        return self
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
         if self._walk is not None:
@@ -334,7 +327,7 @@ def _check_task(name: str, data: Data) -> None:
         raise ArgumentError(
             f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.", field="data"
         )
-    if data.tasks != ("",) or data.state is not None:
+    if data.tasks != ("",) or data.positions != "all":
         raise ArgumentError(
             f"the data of task `{name}` must be of one task and know their length, but are {type(data).__name__}; give "
             f"`MapData`, or mix in the stream itself and give it to `UpdateData`.",

@@ -119,7 +119,7 @@ def build_loop(
     )
     mirror = None if folder is None or checkpoint.mirror is None else Mirror(checkpoint.mirror, folder)
     run_folder = RunFolder(path=folder, group=group, report=reporter.report, mirror=mirror)
-    known_at_once = parts.compute.reads_at_once or (data.state is not None and data.state.positions != "all")
+    known_at_once = parts.compute.reads_at_once or data.positions != "all"
     return Loop(
         engine=engine,
         feed=Feed(

@@ -243,8 +243,7 @@ class Loop:
         self.evaluator.try_out()
 
     def _report_losses_of_resume(self) -> None:
-        state = self.feed.data.state
-        if self.checkpointer.enabled and state is not None and state.positions == "epochs":
+        if self.checkpointer.enabled and self.feed.data.positions == "epochs":
             message = (
                 "the stream has no `state_dict`, so a resume begins its epoch again; give it `state_dict` and "
                 "`load_state_dict`, as torchdata's `StatefulDataLoader` has them."

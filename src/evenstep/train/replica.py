@@ -31,7 +31,7 @@ class Replica:
         self._is_whole = True
         if loop.engine.parts.execution.num_parts > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp`.")
-        if (state := loop.feed.data.state) is not None and state.positions != "all":
+        if loop.feed.data.positions != "all":
             raise ArgumentError(
                 "a stream can't be divided again among the ranks that are left; give a dataset with a length, or "
                 "let a lost rank stop the run."

@@ -59,7 +59,7 @@ class RunState:
         """
         engine = self.engine
         rank, ranks = self._stream
-        own = {} if self.data.state is None else self.data.state.state_dict(engine.progress.position)
+        own = self.data.state_dict(engine.progress.position)
         states = {rank: own}
         if self._reads_own_stream:
             states = {rank: state for one in engine.reducers.data_group.gather(states) for rank, state in one.items()}
@@ -113,7 +113,7 @@ class RunState:
 
     @property
     def _reads_own_stream(self) -> bool:
-        return self.data.state is not None and self.data.state.scope == "rank"
+        return self.data.scope == "rank"
 
     @property
     def _stream(self) -> tuple[int, int]:
@@ -237,8 +237,8 @@ class RunState:
             False  # hooks and data may raise; loading the engine, which comes last, makes it whole
         )
         changed = engine.bus.load_state_dict(own["hooks"])
-        if self.data.state is not None and "data" in own:
-            self.data.state.load_state_dict(own["data"]["states"][self._stream[0]])
+        if "data" in own:
+            self.data.load_state_dict(own["data"]["states"][self._stream[0]])
         changed += engine.state.load(own)
         begun_at = (run.get("begun") or {}).get("data", 0)
         if self.epochs is not None and begun_at:

@@ -167,7 +167,7 @@ def test_the_state_is_that_before_or_after_the_last_batch() -> None:
 
 def test_a_stream_without_state_begins_its_epoch_again_and_says_so_once() -> None:
     data = by_samples(range(5), 2)
-    assert (data.state.positions, data.state.scope, data.state_dict()) == ("epochs", "run", {})
+    assert (data.positions, data.scope, data.state_dict()) == ("epochs", "run", {})
     first, second, third = taken(data, 3, Position(epoch=1, batch=3))
     assert samples([first, second, third]) == [[0, 1], [2, 3], [4]]
     assert (first.position, third.following) == (Position(epoch=1, batch=3), Position(epoch=2))
@@ -252,7 +252,7 @@ def test_a_stream_with_global_numbers_resumes_on_another_number_of_ranks(before:
     first, second = dealt(before), dealt(after)
     position = together(first, stop)[0][-1].following
     for one in second:
-        assert one.state.scope == "run"
+        assert one.scope == "run"
         one.load_state_dict(first[0].state_dict(position))
     assert of_updates(together(second, 5, position)) == of_updates(together(dealt(1), stop + 5))[stop:]
 
