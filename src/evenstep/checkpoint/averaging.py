@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evenstep.arguments import first_of, format_name
+from evenstep.arguments import format_name
 from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.read import CheckpointReader
 from evenstep.checkpoint.write import CheckpointWrite
@@ -92,15 +92,11 @@ def _check_alike(readers: Sequence[CheckpointReader], part: str) -> None:
     wanted = _described(newest.state[part])
     for reader in readers:
         found = _described(reader.state[part])
-        faults = [
-            f"`{name}` is {found.get(name, 'missing')} instead of {wanted.get(name, 'missing')}"
-            for name in {**wanted, **found}
-            if found.get(name) != wanted.get(name)
-        ]
-        if faults:
+        name = next((name for name in {**wanted, **found} if found.get(name) != wanted.get(name)), None)
+        if name is not None:
             raise CheckpointError(
-                f"`{reader.path}` is of another model than `{newest.path}`: {first_of(faults, 5, '; ')}. Give "
-                f"checkpoints of one model."
+                f"`{reader.path}` is of another model than `{newest.path}`: `{name}` is {found.get(name, 'missing')} "
+                f"instead of {wanted.get(name, 'missing')}. Give checkpoints of one model."
             )
 
 
@@ -113,10 +109,10 @@ def _described(tensors: dict[str, Any]) -> dict[str, str]:
 
 def _means(readers: Sequence[CheckpointReader], part: str) -> dict[str, Any]:
     means: dict[str, Any] = dict(readers[-1].state[part])
-    made: dict[int, Tensor] = {}
+    made: dict[int, Tensor] = {}  # by `id` of outlines: tied tensors are one
     for name, outline in means.items():
         if isinstance(outline, Tensor):
-            if id(outline) not in made:  # tied tensors are one
+            if id(outline) not in made:
                 made[id(outline)] = _mean([reader.read(reader.state[part][name]) for reader in readers])
             means[name] = made[id(outline)]
     return means

@@ -29,12 +29,7 @@ class UnreadableError(CheckpointError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One file of a checkpoint.
-
-    Args:
-        bytes: its size.
-        crc32: of a JSON file, or of the header of a file of tensors, as eight hexadecimal digits.
-    """
+    """Size of a file; and `digits` of the checksum of a JSON file, or of the header of a file of tensors."""
 
     bytes: int
     crc32: str
@@ -54,10 +49,10 @@ class Manifest:
         files: entry of each file by name, without the manifest itself.
     """
 
-    format: int
-    evenstep: str
-    torch: str
-    python: str
+    format: int = FORMAT
+    evenstep: str = __version__
+    torch: str = torch.__version__
+    python: str = platform.python_version()
     update: int
     created: str
     ranks: int
@@ -67,18 +62,8 @@ class Manifest:
 
 def manifest_bytes(update: int, files: Mapping[str, FileEntry], *, ranks: int, resumed_from: str | None) -> bytes:
     """Content of `manifest.json` of a checkpoint that is written now."""
-    manifest = Manifest(
-        format=FORMAT,
-        evenstep=__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        update=update,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        ranks=ranks,
-        resumed_from=resumed_from,
-        files=files,
-    )
-    content = asdict(manifest)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    content = asdict(Manifest(update=update, created=created, ranks=ranks, resumed_from=resumed_from, files=files))
     return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
 
 
@@ -136,10 +121,6 @@ def named_errors(path: Path) -> Generator[None]:
 
 
 def digits(checksum: int) -> str:
-    """
-    >>> digits(0xBEEF)
-    '0000beef'
-    """
     return f"{checksum:08x}"
 
 
