@@ -68,7 +68,7 @@ class Ledger:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""
         self.core.require_whole()
         self._pending.clear()
-        self.core.begin()
+        self.core.rollback.follow()
 
     def abandon(self) -> None:
         """Roll back uncommitted updates after an error."""

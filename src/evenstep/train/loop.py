@@ -251,7 +251,7 @@ class Loop:
             self.reporter.report(Incident(kind="loader", update=self.engine.progress.update, message=message))
 
     def _report_not_in_optimizer(self) -> None:
-        engine, outside = self.engine, self.engine.parts.core.trained.outside_names
+        engine, outside = self.engine, [*self.engine.parts.core.trained.outside]
         if not outside:
             return
         incident = Incident(

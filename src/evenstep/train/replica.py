@@ -65,7 +65,7 @@ class Replica:
         """Load what `state_dict` gave on another process, and write the metrics that this process has missed."""
         engine, before = self._loop.engine, max(self.update, 0)
         self._loop.checkpointer.state.load_state_dict(state)
-        engine.parts.core.begin()
+        engine.parts.core.rollback.follow()
         engine.parts.core.is_whole = self._is_whole = True
         history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
         missed = sorted((one for one in history if one.update > before), key=lambda one: one.update)

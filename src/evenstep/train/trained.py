@@ -1,10 +1,6 @@
-"""Parameters that updates train, followed from update to update.
+"""Parameters that updates train: those with `requires_grad` that the optimizer holds."""
 
-A parameter is trained while it has `requires_grad` and the optimizer holds it. Hooks may freeze it
-and unfreeze it.
-"""
-
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import final
@@ -14,10 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.arguments import first_of
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, parameters_of
 from evenstep.parallel import Reducers
-from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision
 from evenstep.tensors import named_parameters
 
@@ -38,7 +33,7 @@ class TrainedParameters:
 
     Attributes:
         with_grad: parameters that get a gradient.
-        outside: parameters that get a gradient but are not in the optimizer; it is dropped.
+        outside: those of them that are not in the optimizer, by name; their gradients are dropped.
         stamp: checksum of the flags of all parameters.
     """
 
@@ -58,39 +53,32 @@ class TrainedParameters:
         self._by_name = named_parameters(model)
         self._parameters = list(self._by_name.values())
         self._held = frozenset(chain.from_iterable(names))
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        self._flags = list(map(_requires_grad, self._parameters))
-        self._built_flags = self._flags
-        self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
-        self._places = _places(model)
-        self._standing = [list(held) for held in self._places]
-        self._begin()
-
-    @property
-    def outside_names(self) -> list[str]:
-        """Names of the parameters in `outside`."""
-        ids = {id(one) for one in self.outside}
-        return [name for name, one in self._by_name.items() if id(one) in ids]
+        self._grouped = self._groups()
+        self._built_flags = list(map(_requires_grad, self._parameters))
+        self.outside = {
+            name: one for name, one in self._by_name.items() if one.requires_grad and name not in self._held
+        }
+        self._read_model()
+        self._begin(self._built_flags)
 
     def follow(self) -> None:
-        """Before an update: follow changes of `requires_grad` since the last update.
-
-        Raises:
-            ArgumentError: model or optimizer have changed since the run was built.
-            TaskError: nothing is left to train.
-        """
+        """Before an update: follow changes of `requires_grad`; ArgumentError if model or optimizer are others."""
         self.check_groups()
-        if not _same(self._places, self._standing):
+        if not _are_same(list(chain.from_iterable(self._registries)), self._registered):
             self._check_model()
-            self._places = _places(self._model)
-            self._standing = [list(held) for held in self._places]
+            self._read_model()
         flags = list(map(_requires_grad, self._parameters))
-        if flags != self._flags:
-            self._flags = flags
-            self._check_flags()
-            for one in self._parameters:
-                one.grad = None  # a frozen parameter keeps no gradient of before
-            self._begin()
+        if flags == self._flags:
+            return
+        for name, one in self._by_name.items():
+            one.grad = None  # a frozen parameter keeps no gradient of before
+            if one.requires_grad and name not in self._held and name not in self.outside:
+                raise ArgumentError(
+                    f"`{name}` was unfrozen, but is not in the optimizer: build the optimizer from all parameters that "
+                    f"are ever trained.",
+                    field=name,
+                )
+        self._begin(flags)
 
     def state_dict(self) -> dict[str, dict[str, bool]]:
         """Flags now and when the run was built: of the optimizer's parameters, and of others that have changed."""
@@ -114,32 +102,28 @@ class TrainedParameters:
 
     def check_groups(self) -> None:
         """Raise ArgumentError unless the optimizer's groups are still those that the run was built with."""
-        if not _same(list(map(_params, self._optimizer.param_groups)), self._groups):
+        if not _are_same(self._groups(), self._grouped):
             raise ArgumentError(
                 "the optimizer's groups have changed since the run was built: build the optimizer with all groups, and "
                 "freeze the parameters of later ones.",
                 field="optimizer",
             )
 
-    def _begin(self) -> None:
+    def _groups(self) -> list[object]:
+        return list(chain.from_iterable(map(_params, self._optimizer.param_groups)))
+
+    def _begin(self, flags: list[bool]) -> None:
+        self._flags = flags
+        self.stamp = crc32(bytes(flags))
         self.with_grad = [one for one in self._parameters if one.requires_grad]
         trained = {name: one for name, one in self._by_name.items() if one.requires_grad and name in self._held}
-        self.stamp = crc32(bytes(self._flags))
         self._precision.check_trained(trained)
         self._reducers.share(list(trained.values()))
 
-    def _check_flags(self) -> None:
-        known = {id(one) for one in self.outside}
-        for name, one in self._by_name.items():
-            if one.requires_grad and name not in self._held and id(one) not in known:
-                raise ArgumentError(
-                    f"`{name}` was unfrozen, but is not in the optimizer: build the optimizer from all parameters that "
-                    f"are ever trained.",
-                    field=name,
-                )
-        is_left = any(one.requires_grad for name, one in self._by_name.items() if name in self._held)
-        if not is_left and not in_stages(self._model):  # other stages may have some left
-            raise TaskError("all parameters of the optimizer have been frozen: leave some, or end the run.")
+    def _read_model(self) -> None:
+        modules = list(self._model.modules())
+        self._registries = [held.values() for one in modules for held in (children_of(one), parameters_of(one))]
+        self._registered = list(chain.from_iterable(self._registries))
 
     def _check_model(self) -> None:
         now = named_parameters(self._model)
@@ -152,11 +136,6 @@ class TrainedParameters:
                 )
 
 
-def _places(model: nn.Module) -> list[Collection[object]]:
-    return [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
-
-
-def _same(now: Sequence[Collection[object]], before: Sequence[Collection[object]]) -> bool:
+def _are_same(now: Sequence[object], before: Sequence[object]) -> bool:
     # called in every update, so without Python's bytecode for each object
-    sizes = list(map(len, now)) == list(map(len, before))
-    return sizes and all(map(is_, chain.from_iterable(now), chain.from_iterable(before)))
+    return len(now) == len(before) and all(map(is_, now, before))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.parallel import Ddp
 from evenstep.parallel.buffers import SharedBuffers
-from evenstep.train.buffers import Buffers
+from evenstep.train.update.rollback import Buffers
 
 OnRanks = Callable[..., list[Any]]
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.parallel import Ddp, Dealing, Reducers
-from evenstep.train.buffers import Buffers
+from evenstep.train.update.rollback import Buffers
 
 
 class Heads(nn.Module):

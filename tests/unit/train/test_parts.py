@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pack_sequence
 from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.buffers import Buffers
 from evenstep.train.checks import check_same_on_all_ranks
 from evenstep.train.tasks.task import Loss, Task, weight_of
+from evenstep.train.update.rollback import Buffers
 from evenstep.train.update.transfer import build_transfer
 from evenstep.train.update.weigh import weigh
 from refused import refused

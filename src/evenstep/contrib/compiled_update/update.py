@@ -83,7 +83,6 @@ class CompiledUpdate:
         core.rollback.begin(update, batch)
         core.trained.follow()
         weights = core.weigh(batch)
-        context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
         self._follow_state(update)

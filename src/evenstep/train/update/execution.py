@@ -16,9 +16,9 @@ from evenstep.pipeline import SCHEDULES, Layout, Op, PipelineModel, Plan, execut
 from evenstep.pipeline.runner import Runner, build_runner
 from evenstep.pipeline.stage import Stage
 from evenstep.tensors import named_parameters, parameters_in
-from evenstep.train.buffers import Buffers
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch import MicrobatchStep, dummy_step
+from evenstep.train.update.rollback import Buffers
 
 T = TypeVar("T")
 Numbers = tuple[int, ...]  # of micro-batches in a plan, or of their pieces

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import final
 
+import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -24,8 +25,9 @@ from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import MicrobatchResults, TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.outcome import PendingUpdate
-from evenstep.train.update.passes import Passes
+from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.rollback import Rollback
 from evenstep.train.update.weigh import Weights, check_batches, check_pipeline_weights, weigh
@@ -65,7 +67,7 @@ class Update:
         self.trained = trained
         self.average = average
         self.learning_rates = learning_rates
-        self.rollback = Rollback(model, context, execution, trained)
+        self.rollback = Rollback(model, context, execution.buffers, execution.reducers, trained)
         self.reads_at_once = apply.reads_at_once
         self.is_whole = True
         self.is_computing = False
@@ -77,69 +79,110 @@ class Update:
         self._apply = apply
         self._branch_of_steps = branch(context.seed, "step")
         self._recovery = Recovery(execution=execution, context=context, policy=out_of_memory)
-        self._passes: Callable[[Weights, int], MicrobatchResults] = Passes(
-            context=context, execution=execution, recovery=self._recovery, rollback=self.rollback, trained=trained
-        )
+        self._run: Callable[[Weights, int], MicrobatchResults] = self._run_passes
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-            self._passes = load("evenstep.contrib.multitask:PerTaskGradients")(
-                accumulate=self._passes, combine=combine, parameters=by_name, context=context, execution=execution
+            self._run = load("evenstep.contrib.multitask:PerTaskGradients")(
+                accumulate=self._run_passes, combine=combine, parameters=by_name, context=context, execution=execution
             )
-        self._first = 0  # number of the update that is made first
+        self._has_checked_batches = execution.pipeline.ranks == 1
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`."""
-        pending = PendingUpdate(
-            batch=batch,
-            before=before,
-            loss_scale=self._context.loss_scale.state_dict(),
-            rates=self.learning_rates.last,
-        )
+        scale, rates = self._context.loss_scale.state_dict(), self.learning_rates.last
+        pending = PendingUpdate(batch=batch, before=before, loss_scale=scale, rates=rates)
+        number = pending.number
         self.is_computing = True
         try:
-            self.rollback.begin(pending.number, batch)
-            self.trained.follow()
-            self._check_mode(pending.number)
+            self._begin(number, batch)
             weights, grads, squared = None, list[Tensor](), None
-            undo = self.rollback.begin_passes()
-            for attempt in self._recovery.attempts(f"update {pending.number}", pending.number, undo):
-                with attempt:
-                    weights = self._weigh(batch, pending)
+            for attempt in self._recovery.attempts(f"update {number}", number, self.rollback.begin_passes()):
+                with attempt:  # until no rank has run out of memory
+                    weights = self.weigh(batch)
                     if weights.totals:  # some rank has work
-                        pending.gathered = self._passes(weights, pending.number)
-                        self._end_passes()
-                    grads, squared = self._norm(weights)
+                        pending.gathered = self._run(weights, number)
+                        grads, squared = self._judge()
             assert weights is not None, "one attempt has succeeded"
+            pending.skipped_samples = weights.skipped_samples
             if squared is None:
                 self._end_idle(pending)
             else:
                 self._step(pending, weights, grads, squared)
             return pending
-        except RuntimeError:
-            self._refuse_sparse()
-            raise
         finally:
             self.is_computing = False
 
-    def _weigh(self, batch: GlobalBatch, pending: PendingUpdate) -> Weights:
-        self._first = self._first or pending.number
-        if pending.number == self._first and self._execution.pipeline.ranks > 1:
-            check_batches(self._execution.pipeline, batch)
-        weights = self.weigh(batch)
-        pending.skipped_samples = weights.skipped_samples
-        self._context.phases.lap("weigh")
+    def _begin(self, number: int, batch: GlobalBatch) -> None:
+        self.rollback.begin(number, batch)
+        self.trained.follow()
+        if not self.model.training:
+            raise TaskError(
+                f"update {number} trains a model that is in evaluation mode; something has called `eval()` on it and "
+                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
+            )
+
+    def weigh(self, batch: GlobalBatch) -> Weights:
+        """Count the weights of an update; see `weigh`."""
+        context, group, pipeline = self._context, self._execution.reducers.group, self._execution.pipeline
+        if not self._has_checked_batches:
+            check_batches(pipeline, batch)
+            self._has_checked_batches = True
+        stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
+        weights = weigh(context.tasks, batch, group, blocks=self._execution.reducers.blocks, stamp=stamp)
+        if pipeline.ranks > 1:
+            check_pipeline_weights(pipeline, batch, weights)
+        context.phases.lap("weigh")
         return weights
 
-    def _end_passes(self) -> None:
+    def _run_passes(self, weights: Weights, update: int) -> MicrobatchResults:
+        """Run micro-batches forward and backward; leaves their gradients in `.grad`, summed over all ranks.
+
+        With S the loss scale, a gradient is S·Σ_t λ_t·Σ∇S_m / Σw_m; of a task whose weight is late, S·Σ∇S_m.
+        """
+        context, execution = self._context, self._execution
+        per_pass = execution.reducers.per_pass
+        self.rollback.forget_gradients(weights.dealing)
+        recording = Recording(context, weights, update, "train/")
+        step = MicrobatchStep(
+            context, weights, recording, path=(update,), update=update, factor=context.loss_scale.value
+        )
+        # where ranks run passes together: one task after the other, with the same number of passes on all ranks
+        turns = [weights.of(task) for task in weights.totals] if per_pass else [weights]
+        with step:
+            for part in turns:
+                last = part is turns[-1]
+                if per_pass:
+                    self._pad(part, last=last)
+                self._recovery.watch(step)
+                execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
+        for parameter in self.trained.outside.values():
+            parameter.grad = None
+        results = recording.gathered
+        if all(context.tasks[name].late_weight for name in weights.totals):
+            results.late_total = self._late_total(recording.late_weights, weights)
+            recording.settle_late(results.late_total)
+        return results
+
+    def _pad(self, part: Weights, *, last: bool) -> None:
+        passes = self._context.cuts.passes(self._context.tasks, part.work)
+        (task,) = part.totals
+        watch = self._recovery.watch
+        self._execution.pad_passes(self._context, passes, kind=task, backward=True, last=last, watch=watch)
+
+    def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
+        dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
+        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
+        for microbatch, weight in late.items():
+            each[microbatch] = weight
+        self._execution.group.sum(each)()
+        return each.sum()
+
+    def _judge(self) -> tuple[list[Tensor], Tensor | None]:
+        """The gradients, and ‖g‖₂² over all stages and shards: they are applied if it is finite; None without any."""
         self.rollback.check_writes()
         self.rollback.buffers.settle()
         self._execution.reducers.share_buffers(self.rollback.buffers)
-
-    def _norm(self, weights: Weights) -> tuple[list[Tensor], Tensor | None]:
-        """The gradients, and ‖g‖₂² over all parameters, stages and shards, or None without any."""
-        if not weights.totals:
-            return [], None
         grads = gradients(self._parameters, sparse=self._sparse)
         return grads, self._execution.norms.squared(grads)
 
@@ -193,22 +236,6 @@ class Update:
             return gathered.total, scale * (gathered.total > 0)
         return weights.total, scale
 
-    def _check_mode(self, update: int) -> None:
-        if not self.model.training:
-            raise TaskError(
-                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
-                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
-            )
-
-    def _refuse_sparse(self) -> None:
-        for name, parameter in () if self._sparse else named_parameters(self.model).items():
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                raise TaskError(
-                    f"the gradient of `{name}` is sparse, which a trainer must know when it is built: say "
-                    f"`self.sparse = True` in its module, as `nn.Embedding(…, sparse=True)` does, to train it in one "
-                    f"process, or compute it without `sparse=True`."
-                )
-
     def require_whole(self) -> None:
         """Raise EvenstepError where an error has left the state of no update."""
         if not self.is_whole:
@@ -216,10 +243,6 @@ class Update:
                 "an error came while the state was changed, so it belongs to no update; load another state, by "
                 "`load_state_dict` or a trainer's `resume`, or build model, optimizer and engine again."
             )
-
-    def begin(self) -> None:
-        """Take the buffers as they are: changes of the user's since the last update stay."""
-        self.rollback.follow()
 
     def abandon(self, aborted: int | None = None) -> None:
         """Undo an update that has raised, and be ready for another.
@@ -250,16 +273,5 @@ class Update:
         place = f"update {update}, which is looked at again"
         for attempt in self._recovery.attempts(place, update, self.rollback.begin_passes()):
             with attempt:
-                self._passes(self.weigh(batch), update)
+                self._run(self.weigh(batch), update)
         self.rollback.judge(1.0)
-
-    def weigh(self, batch: GlobalBatch) -> Weights:
-        """Count the weights of an update; see `weigh`."""
-        context = self._context
-        group = self._execution.reducers.group
-        stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
-        blocks = self._execution.reducers.blocks
-        weights = weigh(context.tasks, batch, group, blocks=blocks, stamp=stamp)
-        if self._execution.pipeline.ranks > 1:
-            check_pipeline_weights(self._execution.pipeline, batch, weights)
-        return weights
