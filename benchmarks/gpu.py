@@ -34,7 +34,7 @@ from evenstep import Ema, Engine, Task, Training  # noqa: E402
 from evenstep.checkpoint.background import Staging  # noqa: E402
 from evenstep.precision import Float8Mixed, Precision  # noqa: E402
 from evenstep.precision.float8 import CAPABILITY, Recipe  # noqa: E402
-from evenstep.train.global_batch import global_batch  # noqa: E402
+from evenstep.train.engine import global_batch  # noqa: E402
 from harness.row import Row, Times, compared, mean_of, table, write_rows  # noqa: E402
 from harness.work import Block  # noqa: E402
 

@@ -9,7 +9,7 @@ from ranks_programs import compiled_in_stages
 from work import batches, engine_of, flat, in_blocks, no_waiting, precision_of, sha256
 
 from evenstep import Ema, Engine, Training
-from evenstep.train.global_batch import global_batch
+from evenstep.train.engine import global_batch
 
 pytestmark = [
     pytest.mark.slow,  # on a CPU; `make gpu` runs them all the same

@@ -13,7 +13,7 @@ from work import ended_at, network, no_waiting, precision_of, samples
 from evenstep import Ema, Engine, Failures, Loss, Task, Training
 from evenstep.options import Checkpointing
 from evenstep.train import Aborted, Committed
-from evenstep.train.global_batch import global_batch
+from evenstep.train.engine import global_batch
 
 
 class Squares(Task):

@@ -7,7 +7,7 @@ from torch import nn
 from work import WIDTH, batches, engine_of, no_waiting, sha256
 
 from evenstep import Memory, Training
-from evenstep.train.global_batch import global_batch
+from evenstep.train.engine import global_batch
 
 DEPTH, ROWS = 8, 2048
 

@@ -28,7 +28,7 @@ from evenstep.optim.apply import CLIP_EPSILON, build_apply, gradients, norms
 from evenstep.optim.stepper import Stepper
 from evenstep.options import Logging
 from evenstep.precision import PRECISIONS
-from evenstep.train.global_batch import global_batch
+from evenstep.train.engine import global_batch
 
 FORMATS = sorted(PRECISIONS)
 FUSED = {

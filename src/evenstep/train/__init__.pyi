@@ -25,12 +25,12 @@ from evenstep.train.failures import (
     Stop as Stop,
 )
 from evenstep.train.progress import (
-    Progress as Progress,
-)
-from evenstep.train.result import (
     Prediction as Prediction,
 )
-from evenstep.train.result import (
+from evenstep.train.progress import (
+    Progress as Progress,
+)
+from evenstep.train.progress import (
     Result as Result,
 )
 from evenstep.train.state.loading import (

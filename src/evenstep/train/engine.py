@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.data import GlobalBatch, Position
+from evenstep.data import GlobalBatch, Microbatch, Part, Position
+from evenstep.data.batch import named_batch
 from evenstep.data.seeding import drawing_alone
-from evenstep.errors import TaskError
-from evenstep.events import Bus, Incident, UpdateEvent
+from evenstep.data.split import samples_in
+from evenstep.errors import DataError, TaskError
+from evenstep.events import Bus, Incident
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.failures import LOSS, Stop
-from evenstep.train.global_batch import global_batch
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import check_parts, check_same_run
@@ -225,7 +226,7 @@ class Engine:
             batch = global_batch(given, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         undisturbed = context.randomness.undisturbed(context.device)
-        with self._update_span(update, batch), ledger.together(), undisturbed, torch.enable_grad():
+        with ledger.events(self.bus, batch), ledger.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be replaced
             self.parts.check_loss(batch)
@@ -283,7 +284,7 @@ class Engine:
         """
         if self.parts.execution.num_parts > 1:
             self.reducers.group.gather(None)  # what gathers shards would not notice that a rank is elsewhere
-        return {**self.state.tensors(whole=True), **self.state.counters()}
+        return self.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> list[str]:
         """Restore a state of `state_dict`; returns messages about reset or changed parts, such as a rate.
@@ -292,17 +293,8 @@ class Engine:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
         check_parts(state, _PARTS, "an engine")
-        context = self.parts.context
-        check_same_run(state["run"], {"seed": context.seed, "precision": context.precision.name})
+        check_same_run(state["run"], self.state.identity)
         return self.state.load(self.state.own_part(state))
-
-    def _update_span(self, update: int, batch: GlobalBatch) -> AbstractContextManager[None]:
-        def end(error: BaseException | None) -> UpdateEvent:
-            committed = error is None and self.progress.update >= update
-            return replace(begin, committed=committed, num_samples=batch.num_samples)
-
-        begin = UpdateEvent(update=update, num_microbatches=batch.num_microbatches)
-        return self.bus.span("update", lambda: begin, end)
 
     def _metrics(self, update: int) -> Mapping[str, float]:
         records = self.storage.settle(self.group.gather)
@@ -313,3 +305,45 @@ def _given(batch: Any, microbatches: Iterable[Any] | None) -> Sequence[Any]:
     if (batch is _NONE) == (microbatches is None):
         raise TypeError("give one micro-batch, or several as `microbatches=[…]`")
     return [batch] if microbatches is None else [*microbatches]
+
+
+def global_batch(given: Sequence[Any], position: Position, group: Group) -> GlobalBatch:
+    """The global batch of the micro-batches that each rank of `group` gives; all ranks call it together.
+
+    Args:
+        given: this rank's micro-batches, or one `GlobalBatch`, which is taken as it is.
+
+    >>> batch = global_batch((["a"], (["b", "c"], "box")), Position(batch=7), Group())
+    >>> [(one.index, one.task) for one in batch.microbatches], batch.following
+    ([(0, ''), (1, 'box')], Position(epoch=0, batch=8))
+    """
+    if len(given) == 1 and isinstance(given[0], GlobalBatch):
+        return given[0]
+    mine = [named_batch(one) for one in given]
+    told = group.gather([(one.task, _num_samples(one.data)) for one in mine])
+    everything = [one for theirs in told for one in theirs]
+    first = sum(len(theirs) for theirs in told[: group.rank])
+    numbered = [(first + place, one) for place, one in enumerate(mine)]
+    # micro-batches of one task without a name are one batch, however many they are
+    is_named = any(task for task, _ in everything)
+    return GlobalBatch(
+        position=position,
+        following=position.after(ends_epoch=False),
+        microbatches=tuple(
+            Microbatch(index=number, data=one.data, num_samples=everything[number][1], task=one.task, counted=False)
+            for number, one in numbered
+        ),
+        num_microbatches=len(everything),
+        num_samples=sum(samples for _, samples in everything),
+        ends_epoch=False,
+        parts=tuple(
+            Part(task=task, num_microbatches=1, num_samples=samples) for task, samples in everything if is_named
+        ),
+    )
+
+
+def _num_samples(data: object) -> int:
+    try:
+        return samples_in(data)
+    except DataError:
+        return 1

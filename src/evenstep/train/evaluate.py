@@ -18,9 +18,9 @@ from evenstep.train.cut import SplitLimit
 from evenstep.train.forwards import Read, one_epoch, run_forwards
 from evenstep.train.ledger import Ledger
 from evenstep.train.predict import predict
+from evenstep.train.progress import Prediction
 from evenstep.train.reporter import Reporter, data_incidents
 from evenstep.train.requests import BrokenOff, Requests
-from evenstep.train.result import Prediction
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.timing import Phases

@@ -1,13 +1,13 @@
 """Counters of committed updates, and the updates whose verdict the host has not read."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import LostRankError, clause
-from evenstep.events import Incident, Storage
+from evenstep.events import Bus, Incident, Storage, UpdateEvent
 from evenstep.parallel import Group
 from evenstep.precision import LossScale
 from evenstep.train.aborts import AbortCauses
@@ -59,6 +59,18 @@ class Ledger:
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
         return Aborted(incident=self.causes.incident(first), pending=first, since=since)
+
+    def events(self, bus: Bus, batch: GlobalBatch, *, data_s: float | None = None) -> AbstractContextManager[None]:
+        """Events around the next update, whose batch took `data_s` seconds of waiting."""
+        number, samples = self.progress.update + 1, self.progress.samples
+        begin = UpdateEvent(update=number, num_microbatches=batch.num_microbatches, data_s=data_s)
+
+        def end(error: BaseException | None) -> UpdateEvent:
+            committed = error is None and self.progress.update >= number
+            taken = self.progress.samples - samples if committed else batch.num_samples
+            return replace(begin, data_s=None, committed=committed, num_samples=taken)
+
+        return bus.span("update", lambda: begin, end)
 
     def skip(self, batch: GlobalBatch) -> None:
         """Count `batch` as taken without an update."""

@@ -6,19 +6,19 @@ A failure policy answers an aborted update: its batch is taken again or left out
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast, final
 
 from evenstep.data import GlobalBatch, Position
 from evenstep.errors import DataError
-from evenstep.events import EpochEvent, Hook, Incident, Record, UpdateEvent
+from evenstep.events import EpochEvent, Hook, Incident, Record
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
 from evenstep.train.failures import Answer, Decision, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter, data_incidents
-from evenstep.train.requests import Agreed, End, Requests, Rewind
+from evenstep.train.requests import End, Requests, Rewind
 from evenstep.train.update.outcome import Aborted
 
 
@@ -66,7 +66,7 @@ class Loop:
                     while end is None:
                         epoch = engine.progress.position.epoch
                         with self._epoch_events(epoch):
-                            end = self.requests.agree(engine.group).stop or self.ended()
+                            end = self.requests.agree(engine.group) or self.ended()
                             for batch in batches if end is None else ():
                                 self._update(batch)
                                 end = self._after(batch)
@@ -109,26 +109,24 @@ class Loop:
         """Evaluate and save as any rank has requested; gives the end if one has requested to stop."""
         requests, group = self.requests, self.engine.group
         self.checkpointer.poll()
-        agreed = requests.agree(group)
-        if not (agreed.evaluate or agreed.save):
-            return agreed.stop
+        stop = requests.agree(group)
+        if not (requests.evaluate or requests.save):
+            return stop
         self.settle()
         self.write()
-        agreed = requests.agree(group)  # without the requests of aborted updates
-        if agreed.evaluate or self._saves_the_end(agreed):
-            requests.evaluate = not self.evaluator.all()
-            agreed = requests.agree(group)
-            if agreed.save:
-                self.write()  # values that hooks put after the evaluation
-        if agreed.save:
-            with requests.granting("save"), self.engine.phases.only("save"):
-                self.checkpointer.begin()
-        return agreed.stop
-
-    def _saves_the_end(self, agreed: Agreed) -> bool:
+        stop = requests.agree(group)  # without the requests of aborted updates
         # the evaluation of the end comes before its checkpoint: a run that goes on from it would make it again
-        is_end = agreed.save and agreed.stop is None and self.planned_end() is not None
-        return is_end and bool(self.evaluator.due)
+        saves_end = requests.save and stop is None and self.planned_end() is not None
+        if requests.evaluate or (saves_end and self.evaluator.due):
+            requests.evaluate = not self.evaluator.all()
+            stop = requests.agree(group)
+            if requests.save:
+                self.write()  # values that hooks put after the evaluation
+        if requests.save:
+            with self.engine.phases.only("save"):
+                self.checkpointer.begin()
+            requests.save = False  # also a request that was made meanwhile
+        return stop
 
     def abandon(self) -> None:
         """Roll back uncommitted updates after an error."""
@@ -164,13 +162,13 @@ class Loop:
     def _epoch_events(self, epoch: int) -> AbstractContextManager[None]:
         engine = self.engine
         engine.group.at(engine.progress.update + 1)
-        return engine.bus.span(
-            "epoch",
-            lambda: EpochEvent(update=engine.progress.update, epoch=epoch),
-            lambda error: EpochEvent(
-                update=engine.progress.update, epoch=epoch, complete=engine.progress.position.epoch > epoch
-            ),
-        )
+        begin = EpochEvent(update=engine.progress.update, epoch=epoch)
+
+        def end(error: BaseException | None) -> EpochEvent:
+            is_complete = engine.progress.position.epoch > epoch
+            return replace(begin, update=engine.progress.update, complete=is_complete)
+
+        return engine.bus.span("epoch", lambda: begin, end)
 
     def _update(self, batch: GlobalBatch) -> None:
         engine, lap = self.engine, self.engine.phases.lap
@@ -182,32 +180,18 @@ class Loop:
             with engine.phases.only("check"):
                 engine.parts.check_loss(batch)
         if not self.has_begun:
-            self._begin()
-        number, data_s, skipped = engine.progress.update + 1, self.feed.data_s, 0
+            self.has_begun = True
+            self._report_first()
+            self.evaluator.try_out()
+        self.number = number = engine.progress.update + 1
         lap("loop")
         for incident in data_incidents(batch, number, engine.group.rank):
             self.reporter.report(incident)
-        self.number = number
-        with engine.bus.span(
-            "update",
-            lambda: UpdateEvent(
-                update=number,
-                num_microbatches=batch.num_microbatches,
-                data_s=data_s,
-            ),
-            lambda error: UpdateEvent(
-                update=number,
-                num_microbatches=batch.num_microbatches,
-                committed=error is None and engine.progress.update >= number,
-                num_samples=batch.num_samples - skipped,
-            ),
-        ):
+        with engine.ledger.events(engine.bus, batch, data_s=self.feed.data_s):
             lap("hooks")
             pending = engine.ledger.add(engine.parts.compute(batch, engine.progress))
-            skipped = pending.skipped_samples
             self.feed.used(number, batch)
-            if skipped:
-                self.feed.count_skipped(skipped)
+            self.feed.count_skipped(pending.skipped_samples)
             if pending.is_known_aborted or self._settles(number):
                 self.settle()
             lap("apply")  # or the rest of it, where the update is one graph
@@ -236,35 +220,25 @@ class Loop:
         self.engine.group.at(self.engine.progress.update + 1)
         return end
 
-    def _begin(self) -> None:
-        self.has_begun = True
-        self._report_losses_of_resume()
-        self._report_not_in_optimizer()
-        self.evaluator.try_out()
-
-    def _report_losses_of_resume(self) -> None:
+    def _report_first(self) -> None:
+        engine = self.engine
         if self.checkpointer.enabled and self.feed.data.positions == "epochs":
             message = (
                 "the stream has no `state_dict`, so a resume begins its epoch again; give it `state_dict` and "
                 "`load_state_dict`, as torchdata's `StatefulDataLoader` has them."
             )
-            self.reporter.report(Incident(kind="loader", update=self.engine.progress.update, message=message))
-
-    def _report_not_in_optimizer(self) -> None:
-        engine, outside = self.engine, [*self.engine.parts.core.trained.outside]
-        if not outside:
-            return
-        incident = Incident(
-            kind="not_in_optimizer",
-            update=engine.progress.update,
-            message=(
+            self.reporter.report(Incident(kind="loader", update=engine.progress.update, message=message))
+        outside = [*engine.parts.core.trained.outside]
+        if outside:
+            message = (
                 f"{len(outside)} parameters get gradients but are not in the optimizer, first `{outside[0]}`: give "
                 f"them to the optimizer, or set `requires_grad_(False)`."
-            ),
-            rank=engine.group.rank if engine.parts.execution.in_stages else None,
-            tensors=tuple(outside[:20]),
-        )
-        self.reporter.report(incident)
+            )
+            rank = engine.group.rank if engine.parts.execution.in_stages else None
+            kind, names = "not_in_optimizer", tuple(outside[:20])
+            self.reporter.report(
+                Incident(kind=kind, update=engine.progress.update, message=message, rank=rank, tensors=names)
+            )
 
     def _check_data(self) -> None:
         progress = self.engine.progress
@@ -318,7 +292,7 @@ class Loop:
         evaluates = end.outcome == "done" and bool(self.evaluator.due)
         if evaluates and not self.evaluator.all():
             requests.evaluate = True  # it is made when the run goes on
-            end = requests.agree(self.engine.group).stop or end
+            end = requests.agree(self.engine.group) or end
         saves, requests.save = requests.save or evaluates, False  # also by hooks that have heard of the evaluation
         checkpointer.settle()
         if checkpointer.enabled and (saves or checkpointer.saved_at != self.engine.progress.update):

@@ -18,7 +18,7 @@ from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.cut import SubBatch
 from evenstep.train.forwards import one_epoch, run_forwards
-from evenstep.train.result import Prediction
+from evenstep.train.progress import Prediction
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution

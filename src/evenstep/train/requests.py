@@ -1,7 +1,6 @@
 """Requests of hooks, signals and users, which the loop executes at the end of an update on all ranks."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, final
 
@@ -46,18 +45,10 @@ class BrokenOff(BaseException):
     """
 
 
-class Agreed(NamedTuple):
-    """Requests of any rank."""
-
-    stop: End | None
-    save: bool
-    evaluate: bool
-
-
 @final
 @dataclass(slots=True)
 class Requests:
-    """Open requests of this rank.
+    """Open requests: of this rank, and after `agree` of all ranks.
 
     Args:
         stop: reason to stop, or "".
@@ -113,27 +104,16 @@ class Requests:
     def is_for_good(self) -> bool:
         return bool(self.stop) and not self.requeue
 
-    def agree(self, group: Group) -> Agreed:
-        done, save, evaluate, requeue, reason = self.is_for_good, self.save, self.evaluate, self.requeue, self.stop
+    def agree(self, group: Group) -> End | None:
+        """Take the requests of any rank to save and to evaluate; gives the end if any rank has requested to stop."""
+        done, requeue, reason = self.is_for_good, self.requeue, self.stop
         if group.ranks > 1:
-            sums = group.sum_floats([done, save, evaluate, requeue])
-            done, save, evaluate, requeue = (total > 0 for total in sums)
+            sums = group.sum_floats([done, self.save, self.evaluate, requeue])
+            done, self.save, self.evaluate, requeue = (total > 0 for total in sums)
             if done or requeue:
                 reasons = [one for one, again in group.gather((reason, self.requeue)) if one and again is not done]
                 reason = reasons[0]
-        end = End(reason, outcome="stopped", requeue=not done) if done or requeue else None
-        return Agreed(stop=end, save=save, evaluate=evaluate)
-
-    @contextmanager
-    def granting(self, wish: Literal["save", "evaluate"]) -> Generator[None]:
-        """Clear a request around its execution, unless that raises; one that is made meanwhile is granted too."""
-        setattr(self, wish, False)
-        try:
-            yield
-        except BaseException:
-            setattr(self, wish, True)
-            raise
-        setattr(self, wish, False)
+        return End(reason, outcome="stopped", requeue=not done) if done or requeue else None
 
     def forget_stop(self) -> None:
         self.stop, self.requeue, self.is_urgent = "", False, False

@@ -1,7 +1,6 @@
-"""State of a run as a dict of parts. All parts are compared before any is changed; a part that is reset is left out.
+"""State of a run as a dict of parts: those of its engine, "data", "hooks", "storage" (metrics), and more in "run".
 
-Beside the parts of `TrainState`: progress, tasks, lr_schedule (of the engine), data, hooks, storage (metrics), and run
-(seed, settings, config, and what is due).
+All parts are compared before any is changed; a part that is reset is left out.
 """
 
 from collections.abc import Collection
@@ -59,24 +58,20 @@ class RunState:
         """
         engine = self.engine
         rank, ranks = self._stream
-        own = self.data.state_dict(engine.progress.position)
-        states = {rank: own}
+        states = {rank: self.data.state_dict(engine.progress.position)}
         if self._reads_own_stream:
             states = {rank: state for one in engine.reducers.data_group.gather(states) for rank, state in one.items()}
-        counters = engine.state.counters()
-        state = {
-            **engine.state.tensors(whole=whole),
-            **counters,
+        state = engine.state.state_dict(whole=whole)
+        state["run"] |= {
+            "evaluate": self.requests.evaluate,
+            "evaluated_at": dict(self.evaluations.evaluated_at),
+            "cuts": self.reporter.limits,
+            "config": self.config,
+        }
+        state |= {
             "data": {"fingerprint": self._fingerprint(), "ranks": ranks, "states": states},
             "hooks": engine.bus.state_dict(),
             "storage": engine.storage.state_dict(),
-            "run": {
-                **counters["run"],
-                "evaluate": self.requests.evaluate,
-                "evaluated_at": dict(self.evaluations.evaluated_at),
-                "cuts": self.reporter.limits,
-                "config": self.config,
-            },
         }
         return self._of_all_ranks(state, whole=whole) if self.holds_own_model else state
 
@@ -91,12 +86,23 @@ class RunState:
         others = {str(rank): theirs for rank, theirs in enumerate(everybody) if rank}
         return {**state, **everybody[0], "each_rank": others}
 
+    def _of_this_rank(self, state: Tree) -> Tree:
+        others = state.get("each_rank")
+        if others is None or not self.holds_own_model:  # of ranks that trained one model together: all begin with it
+            return state
+        group = self.engine.group
+        if len(others) + 1 != group.ranks:
+            raise CheckpointError(
+                f"the checkpoint is of {len(others) + 1} ranks that train a model each, but this run has "
+                f"{group.ranks}; resume on as many ranks, or begin with its weights by `load_weights`."
+            )
+        return {**state, **others.get(str(group.rank), {})}
+
     def replica(self) -> Replica | None:
         """Replicated parameters, to compare before a save; None where each rank trains its own model."""
         if self.holds_own_model:
             return None
-        execution = self.engine.parts.execution
-        layout = execution.reducers.layout
+        execution, layout = self.engine.parts.execution, self.engine.reducers.layout
         place = execution.pipeline.rank, layout.shard_index if layout.divides == "elements" else 0
         return Replica(place=place, tensors=named_parameters(unwrapped(self.engine.model)))
 
@@ -129,9 +135,7 @@ class RunState:
         Raises:
             CheckpointError: it does not fit. Nothing has been changed.
         """
-        state = self._of_this_rank(state)
-        check_parts(state, _PARTS, "a trainer")
-        self._check(state)
+        state = self._checked(self._of_this_rank(state))
         return self._restore(self.engine.state.own_part(state))
 
     def load_checkpoint(
@@ -146,8 +150,8 @@ class RunState:
             new_settings: whether settings of updates may differ from the saved ones.
             reset: parts that are left out.
         """
-        group, layout = self.engine.group, self.engine.reducers.layout
-        is_divided = self.engine.parts.execution.in_stages or layout.divides != "nothing" or layout.num_shards > 1
+        engine, group, layout = self.engine, self.engine.group, self.engine.reducers.layout
+        is_divided = engine.parts.execution.in_stages or layout.divides != "nothing" or layout.num_shards > 1
         is_divided = is_divided and not group.can_change  # other ranks may join later
 
         def opened() -> CheckpointReader:
@@ -164,16 +168,11 @@ class RunState:
             else:
                 on_all_ranks(group, reader.verify)
 
-        def compared() -> Tree:
-            check_parts(state, _PARTS, "a trainer")
-            left = without(state, reset) if reset else state
-            self._check(left)
-            return left
-
         reader = on_all_ranks(group, opened)
         state = self._of_this_rank(reader.state)
         try:
-            own = self.engine.state.own_part(on_all_ranks(group, compared), take=take, ranks=group)
+            checked = on_all_ranks(group, lambda: self._checked(state, reset))
+            own = engine.state.own_part(checked, take=take, ranks=group)
             on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
         except Exception:
             verify()  # damage is the first cause to tell
@@ -181,36 +180,23 @@ class RunState:
         verify()
         return reader.path, [*self._restore(own), *(f"`{part}` is reset" for part in reset)]
 
-    def _of_this_rank(self, state: Tree) -> Tree:
-        others = state.get("each_rank")
-        if others is None or not self.holds_own_model:  # of ranks that trained one model together: all begin with it
-            return state
-        group = self.engine.group
-        if len(others) + 1 != group.ranks:
-            raise CheckpointError(
-                f"the checkpoint is of {len(others) + 1} ranks that train a model each, but this run has "
-                f"{group.ranks}; resume on as many ranks, or begin with its weights by `load_weights`."
-            )
-        return {**state, **others.get(str(group.rank), {})}
-
-    def _check(self, state: Tree) -> None:
-        engine = self.engine
-        saved, own = (
-            dict(state["run"]),
-            {"seed": engine.parts.context.seed, "precision": engine.parts.context.precision.name},
-        )
-        if "data" not in state:
+    def _checked(self, state: Tree, reset: Collection[Reset] = ()) -> Tree:
+        check_parts(state, _PARTS, "a trainer")
+        left = without(state, reset) if reset else state
+        saved, own = dict(left["run"]), self.engine.state.identity
+        if "data" not in left:
             check_same_run(saved, own)
-            return
-        check_same_run({**saved, "data": state["data"]["fingerprint"]}, {**own, "data": self._fingerprint()})
+            return left
+        check_same_run({**saved, "data": left["data"]["fingerprint"]}, {**own, "data": self._fingerprint()})
         rank, ranks = self._stream
-        then = state["data"]["ranks"]
-        if then != ranks or rank not in state["data"]["states"]:
+        then = left["data"]["ranks"]
+        if then != ranks or rank not in left["data"]["states"]:
             raise CheckpointError(
                 f"the checkpoint has the places of {then} streams, but this run reads {ranks}: resume on as many ranks "
                 f"as saved it. `StreamData(…, shared=True)` and `MapData` resume on any number of ranks.",
                 field="data",
             )
+        return left
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
         begun, rates = own["run"].get("begun"), self.engine.parts.core.learning_rates
@@ -228,19 +214,17 @@ class RunState:
             )
 
     def _planned(self, begun_at: int) -> int | None:
-        count = updates_of(self.data, cast("int", self.epochs), self.engine.parts.context.seed)
+        count = updates_of(self.data, cast("int", self.epochs), self.engine.parts.seed)
         return None if count is None else begun_at + count
 
     def _restore(self, own: Tree) -> list[str]:
         engine, run = self.engine, own["run"]
-        engine.parts.core.is_whole = (
-            False  # hooks and data may raise; loading the engine, which comes last, makes it whole
-        )
+        engine.parts.core.is_whole = False  # hooks and data may raise; the engine, which is loaded last, makes it whole
         changed = engine.bus.load_state_dict(own["hooks"])
         if "data" in own:
             self.data.load_state_dict(own["data"]["states"][self._stream[0]])
         changed += engine.state.load(own)
-        begun_at = (run.get("begun") or {}).get("data", 0)
+        begun_at = engine.state.begun.get("data", 0)
         if self.epochs is not None and begun_at:
             engine.parts.stretch(self._planned(begun_at))
         if "storage" in own:
@@ -248,9 +232,9 @@ class RunState:
         self.requests.evaluate = run["evaluate"]
         self.evaluations.evaluated_at = dict(run["evaluated_at"])
         limits: list[int | None] = run["cuts"]
-        known = [limit for limit in limits if limit is not None]
         same = len(limits) == engine.group.ranks and not engine.parts.execution.in_stages
-        engine.parts.context.cuts.limit = limits[engine.group.rank] if same else min(known, default=None)
+        smallest = min((limit for limit in limits if limit is not None), default=None)
+        engine.parts.context.cuts.limit = limits[engine.group.rank] if same else smallest
         return changed
 
 

@@ -28,9 +28,8 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.progress import Progress
+from evenstep.train.progress import Prediction, Progress, Result
 from evenstep.train.requests import End
-from evenstep.train.result import Prediction, Result
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import resets_of
 from evenstep.train.tasks.task import Task
@@ -506,7 +505,7 @@ class Trainer:
             raise ArgumentError(
                 f"this trainer has {', '.join(self.evaluations) or 'nothing'} to evaluate on: give it "
                 f"`evaluations={{'{name or 'valid'}': MapData(dataset, global_batch_size=32, shuffle=False)}}`.",
-                field="evaluations",
+                field="evaluations" if name is None else "data",
             )
 
     def _check_hooks(self) -> None:

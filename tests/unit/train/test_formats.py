@@ -79,7 +79,7 @@ def test_the_model_is_of_16_bits_and_all_that_is_summed_or_stepped_float32(name:
 
 
 def engine_batch(engine: Engine) -> Any:
-    from evenstep.train.global_batch import global_batch
+    from evenstep.train.engine import global_batch
 
     return global_batch((points(7),), engine.progress.position, engine.reducers.group)
 

@@ -82,7 +82,7 @@ def engine_of(
 
 def dispatched(engine: Engine, *, tasks: tuple[str, ...] = ("",)) -> None:
     from evenstep.data import Batch
-    from evenstep.train.global_batch import global_batch
+    from evenstep.train.engine import global_batch
 
     for _ in range(UPDATES):
         data = [(torch.zeros(3, 4), torch.zeros(3)) for _ in range(2)]

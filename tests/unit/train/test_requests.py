@@ -40,12 +40,10 @@ def test_what_one_rank_requests_all_agree_on(on_ranks: Callable[..., list[Any]])
         if group.rank == 1:
             requests.request_stop("", requeue=True)
             requests.save = True
-        return requests.agree(group)
+        return requests.agree(group), requests.save, requests.evaluate
 
     first, second = on_ranks(2, act)
-    assert first == second
-    assert first.stop == End("asked to stop", outcome="stopped", requeue=True)
-    assert (first.save, first.evaluate) == (True, False)
+    assert first == second == (End("asked to stop", outcome="stopped", requeue=True), True, False)
 
 
 def test_a_stop_requested_during_a_save_stops_all_ranks_at_the_same_update(
@@ -140,6 +138,6 @@ def test_a_stop_for_good_goes_before_one_that_wants_the_run_again(
         for number, reason in enumerate(order):
             if ranks == 1 or number == group.rank:
                 requests.request_stop(reason, requeue=reason == "SIGTERM")
-        return requests.agree(group).stop
+        return requests.agree(group)
 
     assert set(on_ranks(ranks, rank)) == {End("good enough", outcome="stopped", requeue=False)}

@@ -34,26 +34,23 @@ class EngineState:
     settings: Tree
     begun: Tree = field(default_factory=Tree)
 
-    def tensors(self, *, whole: bool) -> Tree:
-        """The parts of a state that `TrainState` has; all ranks call it together.
+    @property
+    def identity(self) -> Tree:
+        """Values that a resumed run must have in common with the saved one."""
+        return {"seed": self.context.seed, "precision": self.context.precision.name}
+
+    def state_dict(self, *, whole: bool) -> Tree:
+        """The state of all ranks, which call it together.
 
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         self.ledger.core.require_whole()
-        return self.saved.state_dict(whole=whole)
-
-    def counters(self) -> Tree:
-        """The parts "progress", "tasks", "lr_schedule" and "run" of a state."""
-        run: Tree = {
-            "seed": self.context.seed,
-            "precision": self.context.precision.name,
-            "settings": self.settings,
-            "begun": self.begun,
-        }
+        run: Tree = {**self.identity, "settings": self.settings, "begun": self.begun}
         if self.modes.names:  # optimizers that evaluate other parameters than those they train, which a state holds
             run["trained_by"] = ", ".join(self.modes.names)
         return {
+            **self.saved.state_dict(whole=whole),
             "progress": self.ledger.progress.state_dict(),
             "tasks": states_of(self.context.tasks),
             "lr_schedule": self.ledger.core.learning_rates.state_dict(),
@@ -78,14 +75,14 @@ class EngineState:
     def load(self, state: Tree) -> list[str]:
         """Restore a state of `own_part`; returns messages about reset or dropped parts."""
         core = self.ledger.core
-        settings = [*self.changed_settings(state).values()]
-        self.ledger.progress = Progress.from_state_dict(state["progress"])
+        changed = [*self.changed_settings(state).values()]
         core.is_whole = False  # until all of it is loaded
+        self.ledger.progress = Progress.from_state_dict(state["progress"])
         for name, theirs in state.get("tasks", {}).items():
             task = self.context.tasks.get(name)
             if task is not None and (theirs or task.state_dict()):
                 task.load_state_dict(theirs)
-        changed = settings + self.saved.load_state_dict(state)
+        changed += self.saved.load_state_dict(state)
         changed += core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self.begun = state["run"].get("begun") or {}
         core.learning_rates.reloaded(self.begun.get("lr_schedule", 0))
