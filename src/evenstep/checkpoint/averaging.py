@@ -21,14 +21,10 @@ WEIGHTS = ("model", "ema")  # the parts that are averaged
 
 
 def average_checkpoints(paths: Sequence[Path | str], folder: Path | str, *, name: str = "average") -> Path:
-    """Write the mean of the weights of several checkpoints of one model as the checkpoint `folder / name`.
+    """Write the mean of the weights of two or more checkpoints of one model as the checkpoint `folder / name`.
 
-    `load_weights`, `export_weights` and `init_from` take it as any checkpoint. Integers and flags are those of the
-    newest checkpoint. The average of the parameters is averaged as well, if all checkpoints have one.
-
-    Args:
-        paths: two or more checkpoints, of any ranks and stages.
-        folder: made if need be; an older average of that name is replaced.
+    Integers and flags are those of the newest checkpoint. The average of the parameters is averaged as well, if all
+    checkpoints have one. An older average of that name is replaced.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import read_checkpoint, write_checkpoint
@@ -65,11 +61,7 @@ def average_checkpoints(paths: Sequence[Path | str], folder: Path | str, *, name
 
 
 def last_checkpoints(run: Path, count: int, *, until: int | None = None) -> list[Path]:
-    """The newest `count` complete checkpoints of a run, the oldest first.
-
-    Args:
-        until: the last update that counts; None for the newest there is.
-    """
+    """The newest `count` complete checkpoints of a run up to update `until`, the oldest first."""
     known = complete_checkpoints(checkpoints_folder(run))
     found = [path for path in known if until is None or (step_update(path.name) or 0) <= until]
     if len(found) < count:

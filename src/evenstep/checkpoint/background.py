@@ -54,11 +54,7 @@ class Staging:
         return device
 
     def copy(self, tensors: Mapping[T, Tensor]) -> tuple[dict[T, Tensor], Callable[[], None]]:
-        """Contiguous copies, valid until the next call, and a function that waits for them.
-
-        Args:
-            tensors: on the CPU and at most one accelerator.
-        """
+        """Contiguous copies, valid until the next call, and a function that waits for them; of one accelerator."""
         device = self.reserve(tensors.values())
         copies: dict[T, Tensor] = {}
         begin = 0
@@ -97,8 +93,7 @@ class Replica:
         """Raise ReplicaError on all ranks if any differs from another of its place.
 
         Args:
-            sums: of this rank.
-            checksums: of all ranks, each with its place.
+            sums, checksums: of this rank; of all ranks, each with its place.
         """
         firsts: dict[tuple[int, ...], int] = {}
         different = [rank for rank, (place, one) in enumerate(checksums) if one != firsts.setdefault(place, one)]
@@ -191,17 +186,12 @@ class AsyncWriter:
         resumed_from: str | None = None,
         replica: Replica | None = None,
     ) -> str:
-        """Begin a save; no other may be in flight.
+        """Begin a save; gives the reason why a rank has no memory for a copy, so that all must `wait`, else "".
 
         Args:
-            update: number of committed updates in the state.
-            state: as for `write_checkpoint`; if `asynchronous`, it may change as soon as this returns.
+            update, state, resumed_from: as for `write_checkpoint`; the state may change as soon as this returns.
             protect: names of checkpoints that must not be deleted.
-            resumed_from: as for `write_checkpoint`.
             replica: tensors that must be equal on ranks of the same place when the checkpoint is published.
-
-        Returns:
-            Why a rank has no memory for a copy of the state, so that all must `wait`; else "".
         """
         assert self._write is None, "wait for the save before"
         write = CheckpointWrite(self._folder, update, state, group=self._group, resumed_from=resumed_from)

@@ -28,8 +28,7 @@ def export_weights(
 ) -> Path:
     """Write the weights at `path` into the new safetensors file `to`.
 
-    Of tied weights the first name is written, as `safetensors.torch.load_model` expects. Every byte of the checkpoint
-    is verified before the file gets its name.
+    Of tied weights the first name is written, as `safetensors.torch.load_model` expects.
 
     Args:
         path: a run (whose newest checkpoint is taken), a checkpoint, or anything else that `load_weights` takes.

@@ -22,11 +22,7 @@ LOCK, HOLDER = ".lock", ".lock.json"
 
 @contextmanager
 def locked(folder: Path) -> Generator[str]:
-    """Hold the run folder inside the `with`; gives a sentence on a lock that was taken over, or "".
-
-    Raises:
-        CheckpointError: another run holds it, or the folder cannot be written to.
-    """
+    """Hold the run folder inside the `with`, or raise CheckpointError; gives a sentence on a lock that it took over."""
     lock = FileLock(folder / LOCK, thread_local=False)
     holder = folder / HOLDER
     since = datetime.now(UTC).isoformat(timespec="seconds")

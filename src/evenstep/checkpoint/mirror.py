@@ -26,10 +26,6 @@ class Mirror:
         address: of the copies of all runs, as fsspec writes it: `s3://BUCKET/FOLDER`.
         run: the run folder, whose name the copies have.
 
-    Raises:
-        ArgumentError: no such address.
-        MissingExtraError: the package that reaches it is not installed.
-
     >>> Mirror("memory://copies", "digits").steps()
     []
     """

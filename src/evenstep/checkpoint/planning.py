@@ -36,11 +36,7 @@ class SavePlanner(DefaultSavePlanner):
     def pieces(
         self, plans: Sequence[SavePlan], files: Sequence[str], rank: int
     ) -> tuple[dict[str, Tensor], dict[str, TensorEntry]]:
-        """Pieces that this rank writes by their names in its file, and entries of all tensors, equal on all ranks.
-
-        Args:
-            plans, files: local plans and names of files of all ranks, by rank.
-        """
+        """Pieces that this rank writes by their names in its file, and entries of all tensors; both of all plans."""
         try:
             everybody, metadata = self.create_global_plan(list(plans))
         except (ValueError, AssertionError) as error:

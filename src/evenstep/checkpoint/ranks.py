@@ -39,14 +39,9 @@ ALONE = SingleRank()
 
 
 def together(group: RankGroup, act: Callable[[], T]) -> list[T]:
-    """Call `act` on every rank; gives the results of all, by rank, or raises on all if one raised.
+    """Call `act`, which does not wait for others, on every rank; gives the results of all, by rank.
 
-    Args:
-        group: all of its ranks call this.
-        act: work of this rank, which does not wait for others.
-
-    Raises:
-        CheckpointError: on other ranks than that of the error, which it names; of the same class if it is one.
+    If it raised on one, all others raise a CheckpointError that names that rank, of the same class if it is one.
     """
     result, raised = None, None
     try:

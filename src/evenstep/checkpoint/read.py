@@ -51,15 +51,12 @@ class CheckpointReader:
         return self.manifest.update
 
     def load(self, is_outlined: Callable[[str], bool] | None = None, device: torch.device | str = "cpu") -> None:
-        """Read the state.
+        """Read the state; UnreadableError for a damaged file.
 
         Args:
             is_outlined: True for a tensor `PART/TENSOR` in whose place to put an outline: a tensor on the meta device,
                 whose values `read` gives. None reads all tensors.
             device: of the other tensors.
-
-        Raises:
-            UnreadableError: a damaged file.
         """
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.values}
         try:
@@ -89,12 +86,7 @@ class CheckpointReader:
         )
 
     def tensor(self, name: str, offsets: Sequence[int] = (), sizes: Sequence[int] | None = None) -> Tensor:
-        """A block of the tensor `PART/TENSOR`, or the whole tensor, in new memory of the CPU.
-
-        Raises:
-            CheckpointError: there is no such block.
-            UnreadableError: a damaged file.
-        """
+        """A block of the tensor `PART/TENSOR`, or the whole tensor, in new memory of the CPU."""
         entry = self.tensors.get(name)
         if entry is None:
             raise CheckpointError(f"`{self.path}` holds no tensor `{name}`; `CheckpointReader.tensors` has all names.")
@@ -123,11 +115,7 @@ class CheckpointReader:
         return block
 
     def verify(self, group: RankGroup = ALONE) -> None:
-        """Compare all bytes with their checksums; ranks share the chunks that none of them has read.
-
-        Raises:
-            UnreadableError: on all ranks, if any has found a byte that differs.
-        """
+        """Compare all bytes with their checksums; ranks share the chunks that none has read, and the error of one."""
         compared: dict[tuple[str, str], set[int]] = {}
         for each in group.gather(self._compared):
             for place, numbers in each.items():

@@ -31,18 +31,12 @@ def retain(
     keep_every_updates: int | None = None,
     protect: Collection[str] = (),
 ) -> list[Path]:
-    """Delete old checkpoints, except the last `keep_last`, every n-th update and protected names.
-
-    Checkpoints with a missing file or one of another size are neither counted nor deleted.
+    """Delete old checkpoints of a folder; gives them. Those with a missing or cut file are not counted nor deleted.
 
     Args:
-        folder: the folder of checkpoints.
         keep_last: how many of the newest to keep, at least 1; None keeps all.
         keep_every_updates: also keep those whose update is a multiple of this.
         protect: names of step folders to keep besides.
-
-    Returns:
-        The deleted checkpoints, the oldest first.
     """
     if keep_last is None:
         return []

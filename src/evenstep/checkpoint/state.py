@@ -80,9 +80,7 @@ def local_of(leaf: Any) -> Tensor:
 
 
 def pack(tree: object, name: str, sharded: dict[str, object] | None = None) -> tuple[dict[str, Tensor], JSON]:
-    """Split a tree into tensors and a skeleton of dict, list, tuple, set, deque, Counter, str, numbers and None.
-
-    A tensor is named by its path, joined with dots. Tied tensors get one name. No tensor is copied.
+    """Split a tree into tensors, named by their paths, and a JSON skeleton; tied tensors get one name.
 
     Args:
         name: of the root, in errors.

@@ -65,14 +65,7 @@ def checksums(value: Tensor) -> list[int]:
 
 
 class TensorFile:
-    """A file of tensors, mapped into memory: values are read from the disk when they are used.
-
-    Attributes:
-        stored: its tensors by name, in memory that is the file's.
-
-    Raises:
-        UnreadableError: no such file, or a damaged one.
-    """
+    """A file of tensors, mapped into memory; `stored` are its tensors by name, read when they are used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,10 +81,8 @@ class TensorFile:
             return _header_crc32(self.path, self.stored)
 
     def rows(self, name: str, begin: int, end: int) -> Tensor:
-        """A copy of the rows `begin` to `end` of a tensor; the whole of a tensor without dimensions.
-
-        The copy is aligned as a fresh tensor, so that a resumed run computes the same bits.
-        """
+        """A copy of the rows `begin` to `end` of a tensor; the whole of a tensor without dimensions."""
+        # aligned as a fresh tensor, so that a resumed run computes the same bits
         stored = self.stored[name]
         return (stored[begin:end] if stored.ndim else stored).clone()
 

@@ -64,12 +64,11 @@ class StoredWeights:
 
 
 def open_weights(path: Path | str | StoredWeights, *, average: bool = False) -> StoredWeights:
-    """The weights at `path`.
+    """The weights at `path`, or a run's average of them; open ones are returned as they are.
 
     Args:
         path: a run, a checkpoint, a `.safetensors` file, an index of several, a folder with one of these, or a file of
-            `torch.save`; weights that are open already are returned as they are.
-        average: whether to take a run's average instead of its model.
+            `torch.save`.
     """
     if isinstance(path, StoredWeights):
         return path

@@ -30,13 +30,9 @@ Written: TypeAlias = Mapping[str, tuple[FileEntry, Mapping[str, Sequence[int]]]]
 
 @final
 class CheckpointWrite:
-    """A checkpoint that is being saved; made by all ranks of `group` at once.
+    """A checkpoint that is being saved; made by all ranks of `group` at once, as by `write_checkpoint`.
 
     `write` may run in any thread. `publish` follows when all ranks have written; `abandon` if a rank failed.
-
-    Args:
-        folder, update, state, group, resumed_from: as for `write_checkpoint`.
-        name: of the new folder; by default that of the step.
 
     Attributes:
         tensors: tensors that this rank writes, by file and by name in it.
@@ -205,7 +201,9 @@ def write_checkpoint(
     group: RankGroup = ALONE,
     resumed_from: str | None = None,
 ) -> Path:
-    """Write `state` as the checkpoint of `update`, and return its folder when it would survive a loss of power.
+    """Write `state` as the checkpoint of `update`; gives its folder when it would survive a loss of power.
+
+    Raises CheckpointError on all ranks, if any can't save its part; earlier checkpoints are untouched.
 
     Args:
         folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be.
@@ -214,9 +212,6 @@ def write_checkpoint(
             other than tensors are those of the first rank.
         group: the ranks, all of which call this.
         resumed_from: the checkpoint that the run went on from, for people.
-
-    Raises:
-        CheckpointError: on all ranks, if any can't save its part; earlier checkpoints are untouched.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as run:
@@ -230,11 +225,7 @@ def write_checkpoint(
 def write_emergency(
     folder: Path, update: int, state: Mapping[str, object], *, resumed_from: str | None = None
 ) -> Path | None:
-    """Write the whole `state` of a failing run, without other ranks, which may be gone.
-
-    Returns:
-        The checkpoint, or None if it exists or another rank writes it.
-    """
+    """Write the whole `state` of a failing run without other ranks; None if it exists or another rank writes it."""
     name = step_name(update)
     if is_complete(folder / name):
         return None

@@ -21,8 +21,6 @@ Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int
 Sizes = int | Sequence[tuple[int, int]] | None  # one, or pairs of a global batch of the run, from 1, and a size
 Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 
-_FIRST_LOOK = 64  # lengths: looking at all that are left would take time that grows with their square
-
 
 def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
     """The lengths of all samples, `[num_samples]` in tokens."""
@@ -66,30 +64,25 @@ def cut_evenly(num_samples: int, parts: int) -> list[int]:
 
 
 def cut_by_tokens(
-    lengths: Sequence[int] | NDArray[np.int64],
-    *,
-    max_tokens: int,
-    max_samples: int | None = None,
+    lengths: Sequence[int] | NDArray[np.int64], *, max_tokens: int, max_samples: int | None = None
 ) -> list[int]:
-    """Cut greedily, in order, into batches of longest × count ≤ `max_tokens`.
+    """Cut greedily, in order, into batches of longest × count ≤ `max_tokens`; no sample may be longer.
 
     >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
     [0, 2, 4, 6]
     """
-    values = np.asarray(lengths, dtype=np.int64)
-    num_samples = len(values)
-    edges = [0]
-    start = 0
-    expected = _FIRST_LOOK
-    while start < num_samples:
-        most = num_samples - start if max_samples is None else min(num_samples - start, max_samples)
-        count = _fitting(values[start : start + most], max_tokens, expected)
-        if count == 0:
-            raise ArgumentError(f"the sample at place {start} has more than the {max_tokens} tokens of a batch.")
-        expected = 2 * count  # the next batch is about as large
-        start += count
-        edges.append(start)
-    return edges
+    values: list[int] = np.asarray(lengths).tolist()
+    most = len(values) if max_samples is None else max_samples
+    edges: list[int] = []
+    begin = longest = 0
+    for place, length in enumerate(values):
+        if length > longest:
+            longest = length
+        if longest * (place + 1 - begin) > max_tokens or place - begin == most:
+            edges.append(place)
+            begin = place
+            longest = length
+    return [0, *edges, len(values)]
 
 
 def cut_by_sum(lengths: Sequence[int] | NDArray[np.int64], *, max_tokens: int) -> list[int]:
@@ -127,17 +120,6 @@ def pack(
         bins[number].append(place)
         room[number] = -1 if len(bins[number]) == max_samples else room[number] - values[place]
     return bins
-
-
-def _fitting(values: NDArray[np.int64], max_tokens: int, look: int) -> int:
-    while True:
-        seen = values[:look]
-        padded = np.maximum.accumulate(seen)
-        padded *= np.arange(1, len(seen) + 1)
-        count = int(padded.searchsorted(max_tokens, side="right"))
-        if count < len(seen) or len(seen) == len(values):
-            return count
-        look *= 4
 
 
 def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, window: int) -> NDArray[np.int64]:

@@ -21,26 +21,22 @@ def seed_generators(number: int) -> None:
     random.seed(number)
 
 
-_THREADS: list[int] = []  # those in which something draws from these generators, as often as it has begun to
-_CHANGING = threading.Lock()
+_DRAWING = threading.RLock()  # held by the thread that draws from these generators
 
 
 @contextmanager
 def drawing_alone(method: str) -> Generator[None]:
     """Refuse other threads of this process inside the `with`."""
-    mine = threading.get_ident()
-    with _CHANGING:
-        if any(one != mine for one in _THREADS):
-            raise ArgumentError(
-                f"`{method}` was called while another thread of this process trains, and both draw from torch's, "
-                f"numpy's and Python's global generators. Let one wait for the other, or give each a process.",
-                field=method,
-            )
-        _THREADS.append(mine)
+    if not _DRAWING.acquire(blocking=False):
+        raise ArgumentError(
+            f"`{method}` was called while another thread of this process trains, and both draw from torch's, numpy's "
+            f"and Python's global generators. Let one wait for the other, or give each a process.",
+            field=method,
+        )
     try:
         yield
     finally:
-        _THREADS.remove(mine)
+        _DRAWING.release()
 
 
 def generator_states() -> tuple[object, ...]:
@@ -51,11 +47,7 @@ def generator_states() -> tuple[object, ...]:
 
 @contextmanager
 def undisturbed(device: torch.device | None = None) -> Generator[None]:
-    """Restore the global generators of Python, numpy and torch at the end of the `with`.
-
-    Args:
-        device: whose generator is given back as well, if it is a CUDA device.
-    """
+    """Restore the global generators at the end of the `with`, also that of a CUDA device."""
     devices = [device] if device is not None and device.type == "cuda" else []
     numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
