@@ -33,11 +33,7 @@ def coordination() -> Any:
 
 @contextmanager
 def lighthouse(timeout_s: float) -> Generator[str]:
-    """Address of a lighthouse that this process serves.
-
-    Args:
-        timeout_s: longest wait for a process that is alive and makes no progress.
-    """
+    """Serve a lighthouse, which waits up to `timeout_s` for a process that is alive and does not ask; its address."""
     server: Any = coordination().LighthouseServer(
         bind="[::]:0",
         min_replicas=1,
@@ -54,20 +50,13 @@ def lighthouse(timeout_s: float) -> Generator[str]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One process that has asked.
-
-    Args:
-        name: unique, also beside a process that takes the same place later.
-        tries: groups that it has been in, or tried to form.
-        patient: prefers to wait for processes that have not come.
-        store: address where the first process of a group lets the others rendezvous.
-    """
+    """One process that has asked."""
 
     number: int
-    name: str
-    tries: int
-    patient: bool
-    store: str
+    name: str  # unique, also beside a process that takes the same place later
+    tries: int  # number of groups that it has been in, or tried to form
+    patient: bool  # prefers to wait for processes that have not come
+    store: str  # address where the first process of a group lets the others rendezvous
 
 
 @final

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from socket import gethostname
-from threading import Event
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, TypeVar, final
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -49,8 +48,8 @@ class Elastic(Group):
 
     Attributes:
         count: number of processes that were started.
-        members: numbers of the processes in the group, by name, in the order of their ranks. Ranks change with the
-            group; a process that replaces a lost one has its number; names are unique.
+        members: numbers of the processes in the group, by unique name, in the order of their ranks. A process that
+            replaces a lost one has its number.
     """
 
     can_change = True
@@ -62,8 +61,8 @@ class Elastic(Group):
         self.rank, self.ranks, self.count = mine.number, mine.count, mine.count
         self.members: dict[str, int] = {}
         self._formed: list[Peer] = []
-        self._asked: list[Peer] | None = None
-        self._tries, self._update = 0, 0
+        self._asked: list[Peer] = []  # the members of the next group, if they are known
+        self._tries = self._update = 0
         self._has_begun, self._built_at = False, monotonic()
         # the first process lets the others find each other; it takes part in every group
         self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if mine.number == 0 else None
@@ -77,22 +76,22 @@ class Elastic(Group):
             update: number of updates that this process has committed; below 0 if it holds no consistent state.
         """
         self._update = max(update, 0)
-        members, self._asked = self._asked, None
-        if self._formed and members is None:
+        members, self._asked = self._asked, []
+        if self._formed and not members:
             self._tries += 1
         self._leave(waits=False)
         until = monotonic() + self._timeout_s
         while True:
             members = members or self._ask(until)
-            if _enough(members, self._lighthouse.place.count) and self._connect(members):
+            if _enough(members, self.count) and self._connect(members):
                 return
             if monotonic() > until:
                 raise LostRankError(
-                    f"process 0, which keeps the run folder, did not join within {self._timeout_s:g} s, only "
+                    f"process 0, which keeps the run folder, did not join within {self._timeout_s:g} s, only process "
                     f"{_numbers(members)}; resume from the newest checkpoint."
                 )
-            members = None
-            Event().wait(_PAUSE_S)
+            members = []
+            sleep(_PAUSE_S)
 
     def at(self, update: int) -> None:
         self._now.at(update)
@@ -102,7 +101,7 @@ class Elastic(Group):
         asked = self._ask(monotonic() + self._timeout_s)
         if _attempt(asked) != _attempt(self._formed):
             self._asked = asked
-            raise LostRankError(f"process {self._lighthouse.place.number} finds others than before: {_numbers(asked)}")
+            raise LostRankError(f"the group has changed: now it is process {_numbers(asked)}")
 
     def _ask(self, until: float) -> list[Peer]:
         return self._lighthouse.ask(
@@ -117,7 +116,7 @@ class Elastic(Group):
     def _connect(self, members: list[Peer]) -> bool:
         host, _, port = members[0].store.rpartition(":")
         info = RankInfo(
-            rank=next(rank for rank, one in enumerate(members) if one.name == self._lighthouse.name),
+            rank=[one.name for one in members].index(self._lighthouse.name),
             ranks=len(members),
             address="localhost" if self._store else host,  # a machine's own name need not lead back to it
             port=int(port),
@@ -130,7 +129,7 @@ class Elastic(Group):
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise
             # a lost process is not in the next answer, and a slow one is
-            logging.getLogger(__name__).debug("no group of %s: %s", _numbers(members), error)
+            logging.getLogger(__name__).debug("no group of process %s: %s", _numbers(members), error)
             self._tries += 1
             return False
         self._now, self._formed, self._has_begun = now, members, True
@@ -182,4 +181,4 @@ def _attempt(members: list[Peer]) -> int:
 
 
 def _numbers(members: list[Peer]) -> str:
-    return f"process {', '.join(str(one.number) for one in members)}" if members else "none"
+    return ", ".join(str(one.number) for one in members) or "none"

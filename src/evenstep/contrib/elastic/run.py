@@ -1,57 +1,74 @@
 """Runs a training loop on ranks that come and go.
 
-`join` forms a group, `heal` shares the most advanced state, then training continues from the last committed update.
+`join` forms a group, ranks take the most advanced state, then training continues from the last committed update.
 An interrupted update leaves no trace: its micro-batches keep their numbers on the remaining ranks.
 """
 
 from collections.abc import Callable, Mapping
 from typing import final
 
+from torch import Tensor
+
 from evenstep.contrib.elastic.membership import Elastic
-from evenstep.errors import EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
+from evenstep.internals import unwrapped
+from evenstep.tensors import byte_sum
 from evenstep.train.loop import Loop
-from evenstep.train.replica import Replica
 from evenstep.train.requests import End
+from evenstep.train.state import Tree
 
 
 @final
 class ElasticRun:
-    """A trainer's loop on ranks that come and go."""
+    """A trainer's loop on ranks that come and go.
+
+    Raises:
+        ArgumentError: this process holds only a part of the model, or its data can't be dealt to other ranks.
+    """
 
     def __init__(self, group: Elastic, loop: Loop, agree: Callable[[], None]) -> None:
-        self._group = group
-        self._replica = Replica(loop)
-        self._agree = agree
+        self._group, self._loop, self._agree = group, loop, agree
+        self._is_whole = True
         self._before: dict[str, int] = {}  # the members when the loop last ran
+        if loop.engine.parts.execution.num_parts > 1:
+            raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp`.")
+        if loop.feed.data.positions != "all":
+            raise ArgumentError(
+                "a stream can't be divided again among the ranks that are left; give a dataset with a length, or "
+                "let a lost rank stop the run."
+            )
+
+    @property
+    def _update(self) -> int:
+        return self._loop.engine.progress.update if self._is_whole else -1
 
     def run(self) -> End:
         """Do what `Loop.run` does, as often as the group changes."""
         end: End | None = None
         while True:
             try:
-                self._group.join(self._replica.update)
+                self._group.join(self._update)
             except LostRankError:
                 if end is not None:
                     return end  # so are the others, who have left: they knew it a moment earlier
                 raise
             try:
-                self._heal()
-                end = self._replica.run()
+                before, update = self._take_newest()
+                self._agree_on_requests()
+                self._agree()
+                self._report(before, update)
+                end = self._loop.run()
                 self._group.gather("done")  # somebody may need the last update again
             except LostRankError:
-                self._replica.abandon()
+                self._abandon()
             else:
                 return end
 
-    def _heal(self) -> None:
-        before, update = self._same_state()
-        self._replica.agree(self._group)
-        self._agree()
-        self._tell(before, update)
-
-    def _same_state(self) -> tuple[Mapping[str, int], int]:
-        group, mine = self._group, self._replica.fingerprint()
+    def _take_newest(self) -> tuple[Mapping[str, int], int]:
+        group = self._group
+        tensors = unwrapped(self._loop.engine.model).state_dict().values()
+        mine = self._update, [int(byte_sum(one)) for one in tensors if isinstance(one, Tensor)]
         told = group.gather((mine, self._before))
         everybody = [theirs for theirs, _ in told]
         source = max(range(group.ranks), key=lambda rank: (everybody[rank][0], -rank))
@@ -59,12 +76,47 @@ class ElasticRun:
         if most < 0:
             raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
         if any(theirs != everybody[source] for theirs in everybody):
-            state = group.gather(self._replica.state_dict() if group.rank == source else None)[source]
-            if mine != everybody[source]:
-                self._replica.take(state)
+            run_state = self._loop.checkpointer.state
+            state = group.gather(run_state.state_dict(whole=True) if group.rank == source else None)[source]
+            if mine != everybody[source] and state is not None:
+                self._take(state)
         return told[source][1], most
 
-    def _tell(self, before: Mapping[str, int], update: int) -> None:
+    def _take(self, state: Tree) -> None:
+        engine, before = self._loop.engine, max(self._update, 0)
+        self._loop.checkpointer.state.load_state_dict(state)
+        engine.parts.core.rollback.follow()
+        engine.parts.core.is_whole = self._is_whole = True
+        history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
+        missed = sorted((one for one in history if one.update > before), key=lambda one: one.update)
+        self._loop.reporter.writers.write(missed)
+
+    def _agree_on_requests(self) -> None:
+        loop, storage = self._loop, self._loop.engine.storage
+        evaluations, saves, check = loop.evaluator, loop.checkpointer, loop.engine.parts.check_loss
+        mine = (
+            loop.has_begun,
+            evaluations.evaluated_at,
+            saves.saved_at,
+            saves.is_prepared,
+            check.pending,
+            storage.settled,
+        )
+        have_begun, evaluated, saved, prepared, pending, settled = zip(*self._group.gather(mine), strict=True)
+        loop.has_begun = any(have_begun)
+        storage.follow(max(settled))
+        evaluations.evaluated_at = {name: min(one.get(name, -1) for one in evaluated) for name in evaluations.sets}
+        saves.saved_at = saved[0]
+        saves.is_prepared = any(prepared)
+        check.pending.intersection_update(*pending)
+
+    def _abandon(self) -> None:
+        self._loop.abandon()
+        self._is_whole = self._is_whole and self._loop.engine.parts.core.is_whole
+        if self._loop.checkpointer.settle_alone():
+            self._loop.requests.save = True  # again, as the group broke it off
+
+    def _report(self, before: Mapping[str, int], update: int) -> None:
         now = self._before = dict(self._group.members)
         lost = sorted(number for name, number in before.items() if name not in now)
         came = sorted(number for name, number in now.items() if before and name not in before)
@@ -75,7 +127,7 @@ class ElasticRun:
         message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self._group.count}."
         details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*sorted(now.values())]}
         kind = "lost_rank" if lost else "rank_came"
-        self._replica.report(Incident(kind=kind, update=update, message=message, details=details))
+        self._loop.reporter.report(Incident(kind=kind, update=update, message=message, details=details))
 
 
 def _processes(numbers: list[int]) -> str:
