@@ -1,8 +1,7 @@
 """Modules that an option means: the repeated blocks of a model, or those whose names fit a pattern.
 
-Blocks are items of an `nn.ModuleList` or `nn.Sequential`, or layers of a model in stages, of a class that stands there
-at least twice; they hold parameters and are more than one layer of torch's. Blocks are not looked for inside of blocks.
-All ranks of a pipeline ask together and get the same answer.
+Blocks are items of a list, or layers of a model in stages, of a class that stands there at least twice; they hold
+parameters and are more than one layer of torch's. Blocks are not looked for inside of blocks.
 """
 
 from collections import Counter
@@ -14,7 +13,7 @@ from torch import nn
 
 from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError
-from evenstep.internals import children_of, compiled_in_place, unwrapped
+from evenstep.internals import children_of, unwrapped
 from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.tensors import plain
@@ -32,32 +31,8 @@ class Chosen(NamedTuple):
     names: tuple[str, ...]
 
 
-def choose_modules(model: nn.Module, meant: str) -> Chosen:
-    """The modules that `memory.checkpoint` means.
-
-    Raises:
-        ArgumentError: there is none, or one is inside a module that was compiled.
-
-    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    >>> model = nn.Sequential(nn.Linear(3, 2), block(), block())
-    >>> choose_modules(model, "blocks").names, choose_modules(model, "1*").names
-    (('1', '2'), ('1',))
-    """
-    here = modules_meant(model, meant, "memory.checkpoint")
-    compiled = [one for one in (model, *unwrapped(model).modules()) if _is_compiled(one)]
-    inside = {id(part) for one in compiled for part in unwrapped(one).modules() if part is not one}
-    for name, module in here.items():
-        if id(module) in inside:
-            raise ArgumentError(
-                f"`memory.checkpoint` means `{name}`, which is inside a compiled module, where it can't be recomputed "
-                f"by itself; compile the blocks one by one (`model.blocks[0].compile()`).",
-                field="memory.checkpoint",
-            )
-    return chosen(model, here)
-
-
-def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module]:
-    """The modules of this process that are meant, by name.
+def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint") -> Chosen:
+    """The modules that an option means; all ranks of a pipeline call it together.
 
     Args:
         meant: "none", "blocks", or a pattern of names, in which `*` stands for any characters, dots as well; of modules
@@ -66,26 +41,29 @@ def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module
 
     Raises:
         ArgumentError: there is none, on any rank.
+
+    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    >>> model = nn.Sequential(nn.Linear(3, 2), block(), block())
+    >>> choose_modules(model, "blocks").names, choose_modules(model, "1*").names
+    (('1', '2'), ('1',))
     """
     if meant == "none":
-        return {}
-    pipeline = pipeline_of(model)
+        return Chosen({}, ())
     whole = unwrapped(model)
-    in_stages = isinstance(model, PipelineModel)
-    layers = model.own_layers() if in_stages else dict(children_of(whole))
+    pipeline, in_stages = pipeline_of(model), isinstance(model, PipelineModel)
+    layers = model.own_layers() if in_stages else children_of(whole)
     if meant == "blocks":
         found = repeated_blocks(layers, pipeline if in_stages else None, is_list=in_stages or _is_list(whole))
     else:
         found = _matching(layers, meant)
-    everybody = pipeline.gather((list(layers), bool(found)))
-    if not any(is_found for _, is_found in everybody):
-        names = [name for theirs, _ in everybody for name in theirs]
+    result = chosen(model, found)
+    if not result.names:
         raise ArgumentError(
             f"`{key}` is {meant!r}, which no module fits: give a pattern of names of modules that are called, such as "
-            f"those in {first_of(names)}.",
+            f"those in {first_of([*layers])}.",
             field=key,
         )
-    return found
+    return result
 
 
 def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
@@ -120,12 +98,12 @@ def _each_once(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]
 def _repeated(
     items: Mapping[str, nn.Module], pipeline: Group | None, *, is_list: bool, above: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
-    kinds = {name: _kind(one) for name, one in items.items() if is_list and is_block(one) and not _lists_blocks(one)}
-    mine = list(kinds.values())
+    blocks = {name for name, one in items.items() if is_list and is_block(one) and not _lists_blocks(one)}
+    mine = [_kind(items[name]) for name in blocks]
     everybody = [mine] if pipeline is None else pipeline.gather(mine)
     counts = Counter(kind for theirs in everybody for kind in theirs)
     for name, module in items.items():
-        if name in kinds and counts[kinds[name]] > 1:
+        if name in blocks and counts[_kind(module)] > 1:
             yield plain(f"{above}{name}"), module
         else:
             yield from _repeated(children_of(module), None, is_list=_is_list(module), above=f"{above}{name}.")
@@ -146,10 +124,6 @@ def _kind(module: nn.Module) -> str:
 
 def _is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return unwrapped(module) is not module or compiled_in_place(module)
 
 
 def _matching(layers: Mapping[str, nn.Module], pattern: str) -> dict[str, nn.Module]:

@@ -261,7 +261,7 @@ class Parts:
         self.group.go_on()  # after an earlier error of all ranks
         check_shared(model, strategy)
         self.execution = build_execution(model, strategy, optimizer, self.device)
-        recompute(model, self.recomputed.here, context.randomness)
+        recompute(model, self.recomputed.here)
         # after the strategy has made replicas equal: the average begins as a copy of the parameters
         self.saved = self._saved(names, rounded)
         settle = train.settle_every_updates
@@ -315,7 +315,7 @@ class Parts:
         if self.package is None:
             key_layers(model, randomness)
         release(model)
-        recompute(model, {}, randomness)  # the choice of an earlier engine must not be compiled
+        recompute(model, {})  # the choice of an earlier engine must not be compiled
         if self.train.compile == "model":
             compile_model(model)
         convert_linear_layers(model, self.precision, self.linear_layers.here)

@@ -16,24 +16,13 @@ from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.pipeline.layers import is_chain
 from evenstep.train.randomness import Randomness
 
-_KINDS = (
-    "activation",
-    "batchnorm",
-    "channelshuffle",
-    "container",
-    "conv",
-    "flatten",
-    "fold",
-    "instancenorm",
-    "linear",
-    "normalization",
-    "padding",
-    "pixelshuffle",
-    "pooling",
-    "sparse",
-    "upsampling",
-)
-_NEVER_RANDOM = {f"torch.nn.modules.{kind}" for kind in _KINDS}
+_NEVER_RANDOM = {
+    f"torch.nn.modules.{kind}"
+    for kind in (
+        *("activation", "batchnorm", "channelshuffle", "container", "conv", "flatten", "fold", "instancenorm"),
+        *("linear", "normalization", "padding", "pixelshuffle", "pooling", "sparse", "upsampling"),
+    )
+}
 _RANDOM = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -70,7 +59,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> None:
             places.setdefault(module, []).append(place)
     for module, theirs in places.items():
         # before others' hooks, which may draw
-        module.register_forward_pre_hook(_Begin(randomness, theirs, torch_only=_is_of_torch(module)), prepend=True)
+        module.register_forward_pre_hook(_Begin(randomness, theirs), prepend=True)
     randomness.by_layer = True
 
 
@@ -93,13 +82,11 @@ class _Begin:
 
     Args:
         places: of the layer; several where one module without state stands in several places.
-        torch_only: the layer draws from torch's generators alone.
     """
 
-    def __init__(self, randomness: Randomness, places: list[int], *, torch_only: bool = False) -> None:
+    def __init__(self, randomness: Randomness, places: list[int]) -> None:
         self._randomness = randomness
         self._places = places
-        self._torch_only = torch_only
         self._begun = 0
         self._calls = dict[int, int]()
 
@@ -112,7 +99,7 @@ class _Begin:
         if self._begun != self._randomness.begun:
             self._begun = self._randomness.begun
             self._calls = {}
-        self._randomness.begin_layer(self._places, self._calls, torch_only=self._torch_only)
+        self._randomness.begin_layer(self._places, self._calls)
 
 
 def layers_of(model: nn.Module) -> Sequence[Layer]:
@@ -129,14 +116,6 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
         given = list(cast("Iterable[object]", method()))
     layers = [one for one in given if isinstance(one, Layer)]
     return layers if len(layers) == len(given) else ()
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    parts: list[Any] = [*module.modules()]
-    return all(
-        type(one).__module__.startswith("torch.nn.modules.") and "forward" not in vars(one) and not has_hooks(one)
-        for one in parts
-    )
 
 
 def _is_needed(parameter: Parameter) -> bool:

@@ -1,7 +1,4 @@
-"""Choice of the linear layers that multiply in a format of their own, such as float8.
-
-What such a format is, and of which layers it can be, is `precision`'s; which modules are meant, `blocks`'.
-"""
+"""Choice of the linear layers that multiply in float8."""
 
 from collections.abc import Mapping
 
@@ -13,7 +10,7 @@ from evenstep.pipeline.deferred import DeferredLinear
 from evenstep.precision import Float8Mixed, Precision
 from evenstep.precision.float8 import is_converted, restore, why_not
 from evenstep.tensors import plain
-from evenstep.train.blocks import Chosen, chosen, modules_meant
+from evenstep.train.blocks import Chosen, choose_modules, chosen
 
 _KEY = "float8.layers"
 
@@ -28,21 +25,20 @@ def choose_linear_layers(model: nn.Module, precision: Precision) -> Chosen:
     """
     if not isinstance(precision, Float8Mixed):
         return Chosen({}, ())
-    meant = modules_meant(model, precision.layers, _KEY)
     found = {
         plain(f"{above}.{name}".rstrip(".")): part
-        for above, module in meant.items()
+        for above, module in choose_modules(model, precision.layers, _KEY).here.items()
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear)
     }
     unfit = {name: why for name, part in found.items() if (why := _why_not(part))}
-    here: Mapping[str, nn.Module] = {name: part for name, part in found.items() if name not in unfit}
-    result = chosen(model, here)
+    result = chosen(model, {name: part for name, part in found.items() if name not in unfit})
     if not result.names:
-        everybody = [said for theirs in pipeline_of(model).gather(_few(unfit)) for said in theirs]
-        what = f"none of the linear layers there can compute so: {'; '.join(everybody[:3])}" if everybody else ""
+        mine = [f"`{name}` {why}" for name, why in unfit.items()][:3]
+        reasons = [one for theirs in pipeline_of(model).gather(mine) for one in theirs][:3]
+        what = f"none of the linear layers there can compute so: {'; '.join(reasons)}"
         raise ArgumentError(
-            f"`{_KEY}` is {precision.layers!r}, but {what or 'there are no linear layers'}; precision "
+            f"`{_KEY}` is {precision.layers!r}, but {what if reasons else 'there are no linear layers'}; precision "
             f"'{precision.name}' needs layers of class `nn.Linear` whose features are multiples of 16: mean others by "
             f"a pattern of module names, or use 'bf16-mixed'."
         )
@@ -62,7 +58,3 @@ def _why_not(layer: nn.Linear) -> str:
     if kind not in (nn.Linear, DeferredLinear) and not is_converted(layer):
         return f"is a {kind.__name__}"
     return why_not(layer)
-
-
-def _few(unfit: Mapping[str, str]) -> list[str]:
-    return [f"`{name}` {why}" for name, why in unfit.items()][:3]

@@ -6,9 +6,9 @@ Where the layers of a model are known (see `layer_keys`), each layer and the los
 """
 
 import random
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, final
+from typing import Any, final
 from zlib import crc32
 
 import numpy as np
@@ -26,16 +26,11 @@ _numpy: Any = np.random  # whose stubs lack two functions
 
 def seed_all(device: torch.device, number: int) -> None:
     """Seed the generators of torch (CPU and `device`), Python and numpy with a key."""
-    seed_torch(device, number)
-    random.seed(number)
-    np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
-
-
-def seed_torch(device: torch.device, number: int) -> None:
-    """Seed the generators of torch; `torch.manual_seed` also walks over all other backends, in 0.3 ms."""
-    _seed_cpu(number)
+    _seed_cpu(number)  # `torch.manual_seed` also walks over all other backends, in 0.3 ms
     if device.type != "cpu":
         seed_device(device, number)
+    random.seed(number)
+    np.random.seed(number >> 31)  # other bits than Python's: both are Mersenne twisters
 
 
 def seed_device(device: torch.device, number: int) -> None:
@@ -45,20 +40,6 @@ def seed_device(device: torch.device, number: int) -> None:
             torch.cuda.manual_seed(number)
     else:
         torch.get_device_module(device).manual_seed(number)
-
-
-class RandomnessSnapshot(NamedTuple):
-    """Random state at the beginning of a part of a forward, beside torch's generators.
-
-    Args:
-        state: branch of the keys of its micro-batch.
-        paths: of the keys of the layers within it, in the order of their calls.
-    """
-
-    python: Any
-    numpy: Any
-    state: int
-    paths: list[tuple[int, ...]]
 
 
 @final
@@ -78,8 +59,6 @@ class Randomness:
         self._device = torch.device("cpu")
         self._state = 0
         self._numpys: list[np.random.BitGenerator] = []  # of `undisturbed`, free to be used again
-        self._recorded: RandomnessSnapshot | None = None  # of the part of a forward that runs now
-        self._replayed: tuple[RandomnessSnapshot, Iterator[tuple[int, ...]]] | None = None
 
     @contextmanager
     def undisturbed(self, device: torch.device) -> Generator[None]:
@@ -131,52 +110,19 @@ class Randomness:
         """A layer begins, by its place in the model, or the `LOSS`."""
         seed_all(self._device, key_below(self._state, place))
 
-    def begin_layer(self, places: list[int], calls: dict[int, int], *, torch_only: bool) -> None:
+    def begin_layer(self, places: list[int], calls: dict[int, int]) -> None:
         """A layer of a whole model begins.
 
-        Each call in a micro-batch draws other numbers. A forward that torch's checkpointing computes again is the same
+        Each call in a micro-batch draws other numbers. A forward that is computed again in the backward is the same
         call: torch's generator then has the seed that it had before that.
 
         Args:
             places: of the layer in the model, one for each call of a forward.
             calls: numbers of its calls in this micro-batch, by the seed of torch's generator before.
-            torch_only: it draws from torch's generators alone.
         """
-        seed = seed_torch if torch_only else seed_all
-        if self._replayed is not None:
-            snapshot, paths = self._replayed
-            seed(self._device, key_below(snapshot.state, *next(paths)))
-            return
         forward, call = divmod(calls.setdefault(_seed_of_cpu(), len(calls)), len(places))
         path = (places[call], forward) if forward else (places[call],)
-        seed(self._device, key_below(self._state, *path))
-        if self._recorded is not None:
-            self._recorded.paths.append(path)
-
-    @contextmanager
-    def record(self) -> Generator[RandomnessSnapshot]:
-        """Records a part of a forward for `replay`."""
-        outer = self._recorded
-        self._recorded = RandomnessSnapshot(random.getstate(), np.random.get_state(), self._state, [])
-        try:
-            yield self._recorded
-        finally:
-            self._recorded = outer
-
-    @contextmanager
-    def replay(self, snapshot: RandomnessSnapshot) -> Generator[None]:
-        """Random state of a recorded part while it is recomputed; torch's generators are set by the caller."""
-        python, numpys = random.getstate(), np.random.get_state()
-        outer = self._replayed
-        random.setstate(snapshot.python)
-        np.random.set_state(snapshot.numpy)
-        self._replayed = snapshot, iter(snapshot.paths)
-        try:
-            yield
-        finally:
-            self._replayed = outer
-            random.setstate(python)
-            np.random.set_state(numpys)
+        seed_all(self._device, key_below(self._state, *path))
 
 
 def branch_of(state: int, index: int, path: tuple[int, ...]) -> int:

@@ -4,10 +4,12 @@ torch's non-reentrant checkpoint replaces a module's `forward`, so names, state 
 second forward has the random state, autocast and running statistics of the first. State in attributes changes twice.
 """
 
+import random
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, final
+from contextlib import contextmanager
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -15,12 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
 from evenstep.parallel.buffers import is_norm
-from evenstep.train.randomness import Randomness, RandomnessSnapshot
 
 _CALLED = ("forward", "_compiled_call_impl")  # a compiled module is called past its `forward`
 
 
-def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Randomness) -> None:
+def recompute(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
     """Recompute the forwards of some modules in the backward, and of no others.
 
     Args:
@@ -29,7 +30,7 @@ def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Ran
 
     >>> _ = torch.manual_seed(0); block = nn.Sequential(nn.Linear(2, 2), nn.Tanh()); x = torch.ones(1, 2)
     >>> block(x).sum().backward(); kept = block[0].weight.grad.clone(); block.zero_grad()
-    >>> recompute(block, {"0": block[0]}, Randomness()); block(x).sum().backward()
+    >>> recompute(block, {"0": block[0]}); block(x).sum().backward()
     >>> torch.equal(block[0].weight.grad, kept), list(block.state_dict())
     (True, ['0.weight', '0.bias'])
     """
@@ -40,21 +41,7 @@ def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Ran
                 earlier.remove(module)
     for name, module in chosen.items():
         attribute = _CALLED[compiled_in_place(module)]
-        vars(module)[attribute] = CheckpointedForward(name, module, attribute, randomness)
-
-
-class _Buffer(NamedTuple):
-    registry: dict[str, Tensor | None]
-    name: str
-    norm: nn.Module | None
-
-    @property
-    def value(self) -> Tensor | None:
-        return self.registry.get(self.name)
-
-
-class _TensorIndex(NamedTuple):
-    place: int
+        vars(module)[attribute] = CheckpointedForward(name, module, attribute)
 
 
 @final
@@ -65,18 +52,13 @@ class CheckpointedForward:
         attribute: of the module, which holds this.
     """
 
-    def __init__(self, name: str, module: nn.Module, attribute: str, randomness: Randomness) -> None:
+    def __init__(self, name: str, module: nn.Module, attribute: str) -> None:
         self._name = name
-        self._randomness = randomness
         self._attribute = attribute
         self._own = vars(module).get(attribute)
         self._forward: Callable[..., Any] = getattr(module, attribute)
         self.__wrapped__ = self._forward  # so that its signature is seen
-        self._buffers = [
-            _Buffer(buffers_of(part), name, part if is_norm(part) else None)
-            for part in module.modules()
-            for name in buffers_of(part)
-        ]
+        self._buffers = [(buffers_of(part), name, part) for part in module.modules() for name in buffers_of(part)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -85,17 +67,20 @@ class CheckpointedForward:
         leaves, form = pytree.tree_flatten((args, kwargs))
         tensors = {id(one): one for one in leaves if isinstance(one, Tensor)}
         places = {key: place for place, key in enumerate(tensors)}
-        rest = [_TensorIndex(places[id(one)]) if isinstance(one, Tensor) else one for one in leaves]
-        given = [(args, kwargs)]
-        calls = self._calls()
+        where = [places.get(id(one), -1) for one in leaves]
+        rest = [one if place < 0 else None for one, place in zip(leaves, where, strict=True)]
+        given = [(args, kwargs)]  # until the first call, as the graph must not hold them
+        values = self._values()
+        generators = random.getstate(), np.random.get_state()
 
         def forward(*tensors: Tensor) -> Any:
-            with next(calls):
-                if given:
-                    args, kwargs = given.pop()
-                else:
-                    filled = [tensors[one.place] if isinstance(one, _TensorIndex) else one for one in rest]
-                    args, kwargs = pytree.tree_unflatten(filled, form)
+            if given:
+                args, kwargs = given.pop()
+                with self._unwritten(values):
+                    return self._forward(*args, **kwargs)
+            filled = [one if place < 0 else tensors[place] for one, place in zip(rest, where, strict=True)]
+            args, kwargs = pytree.tree_unflatten(filled, form)
+            with self._as_before(values, *generators):
                 return self._forward(*args, **kwargs)
 
         return checkpoint(forward, *tensors.values(), use_reentrant=False)
@@ -107,38 +92,35 @@ class CheckpointedForward:
         else:
             vars(module)[self._attribute] = self._own
 
-    def _calls(self) -> Generator[AbstractContextManager[None]]:
-        """Contexts of the first call, and of each recomputation."""
-        values = [one.value for one in self._buffers]
-        snapshots: list[RandomnessSnapshot] = []
-        yield self._first(values, snapshots)
-        while True:
-            yield self._again(snapshots[0], values)
+    def _values(self) -> list[Tensor | None]:
+        return [registry.get(name) for registry, name, _ in self._buffers]
 
     @contextmanager
-    def _first(self, values: list[Tensor | None], snapshots: list[RandomnessSnapshot]) -> Generator[None]:
+    def _unwritten(self, values: list[Tensor | None]) -> Generator[None]:
         versions = [0 if one is None else times_written(one) for one in values]
-        with self._randomness.record() as snapshot:
-            snapshots.append(snapshot)
-            yield
-        for buffer, value, version in zip(self._buffers, values, versions, strict=True):
-            if value is not None and buffer.norm is None and times_written(value) != version:
+        yield
+        for (_, name, part), value, version in zip(self._buffers, values, versions, strict=True):
+            if value is not None and times_written(value) != version and not is_norm(part):
                 raise TaskError(
-                    f"the forward of `{self._name}` writes into its buffer `{buffer.name}`, so `memory.checkpoint` "
-                    f"can't recompute it with the same bits: leave the module out.",
+                    f"the forward of `{self._name}` writes into its buffer `{name}`, so `memory.checkpoint` can't "
+                    f"recompute it with the same bits: leave the module out.",
                     field=self._name,
                 )
 
     @contextmanager
-    def _again(self, snapshot: RandomnessSnapshot, values: list[Tensor | None]) -> Generator[None]:
-        now = [one.value for one in self._buffers]
-        for buffer, value in zip(self._buffers, values, strict=True):
-            if value is not None and buffer.norm is not None and buffer.norm.training:
+    def _as_before(self, values: list[Tensor | None], python: Any, numpys: Any) -> Generator[None]:
+        """Inside, buffers and generators are as in the first forward; torch restores its own generators."""
+        now, generators = self._values(), (random.getstate(), np.random.get_state())
+        for (registry, name, part), value in zip(self._buffers, values, strict=True):
+            if value is not None and part.training and is_norm(part):
                 value = value.detach().clone()
-            buffer.registry[buffer.name] = value
+            registry[name] = value
+        random.setstate(python)
+        np.random.set_state(numpys)
         try:
-            with self._randomness.replay(snapshot):
-                yield
+            yield
         finally:
-            for buffer, value in zip(self._buffers, now, strict=True):
-                buffer.registry[buffer.name] = value
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
+            for (registry, name, _), value in zip(self._buffers, now, strict=True):
+                registry[name] = value

@@ -80,18 +80,3 @@ def test_the_blocks_of_a_model_in_stages_are_among_its_layers() -> None:
     opened = PipelineModel(nn.Sequential(block(), block()), stages_per_rank=2)
     with refused(ArgumentError, "memory.checkpoint"):
         choose_modules(opened, "blocks")
-
-
-def test_what_was_compiled_as_a_whole_is_refused_by_name() -> None:
-    model = nn.Sequential(block(), block())
-    model[1].compile(backend="eager")
-    assert choose_modules(model, "blocks").names == ("0", "1")
-    with refused(ArgumentError, "memory.checkpoint"):
-        choose_modules(model, "1.0")
-    model.compile(backend="eager")
-    with refused(ArgumentError, "memory.checkpoint"):
-        choose_modules(model, "blocks")
-    wrapped = torch.compile(nn.Sequential(block(), block()), backend="eager")
-    assert isinstance(wrapped, nn.Module)
-    with refused(ArgumentError, "memory.checkpoint"):
-        choose_modules(wrapped, "blocks")
