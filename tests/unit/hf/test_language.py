@@ -1,7 +1,6 @@
 """The losses of language models, beside those of each document by itself and those of transformers."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep import Logging, MapData, PipelineModel, Task, Trainer
+from evenstep import Logging, MapData, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.integrations.hf import CausalLM, Seq2Seq
 from refused import refused
@@ -121,18 +120,6 @@ def test_a_resumed_run_has_the_same_bits(made: Made, kind: str, tmp_path: Any) -
     trained(made, kind, 4, updates=2, folder=tmp_path / "run")
     resumed = trained(made, kind, 4, updates=5, folder=tmp_path / "run", resume=True)
     assert torch.equal(parameters(resumed), straight)
-
-
-def test_models_that_add_a_loss_over_a_whole_batch_are_refused(made: Made) -> None:
-    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2, "output_router_logits": True}
-    with refused(ArgumentError, "output_router_logits"):
-        CausalLM().prepare(made(mixtral))
-    within = nn.Linear(2, 2)
-    within.config = SimpleNamespace(text_config=SimpleNamespace(output_router_logits=True))  # pyright: ignore
-    with refused(ArgumentError, "output_router_logits"):
-        CausalLM().prepare(within)
-    with refused(ArgumentError, "model"):
-        CausalLM(packed=True).prepare(PipelineModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
 
 
 def test_the_scores_of_all_tokens_are_never_in_memory(made: Made) -> None:

@@ -96,16 +96,6 @@ def test_updates_of_so_many_packed_tokens_do_not_depend_on_the_rows(made: Made) 
     torch.testing.assert_close(rows, whole, rtol=0, atol=1e-12)
 
 
-def test_a_row_that_does_not_fit_into_memory_is_cut_between_documents() -> None:
-    task, batch = CausalLM(packed=True), Packing()(DOCUMENTS[:4])
-    halves = task.split(batch)
-    assert [one["position_ids"][0, 0].item() for one in halves] == [0, 0]
-    assert torch.equal(torch.cat([one["input_ids"] for one in halves], 1), batch["input_ids"])
-    assert sum(int(task.weight(one)) for one in halves) == int(task.weight(batch))
-    assert len(task.split(Packing()(DOCUMENTS[:1]))) == 1
-    assert len(task.split(Packing(max_tokens=8)(DOCUMENTS[:4]))) == 2
-
-
 def test_weights_and_labels_go_along() -> None:
     samples = [{"input_ids": [1, 2], "labels": [1, -100], "weights": [0.5, 1.0]}, {"input_ids": [3], "weights": [2.0]}]
     batch = Packing(max_tokens=4, fixed=True, pad_token_id=9)(samples)

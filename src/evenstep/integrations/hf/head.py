@@ -9,7 +9,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.train import chunked_cross_entropy
 from evenstep.train.forwards import evaluating
 
@@ -38,15 +38,6 @@ class ChunkedHead:
     def expect(self, targets: Tensor, weights: Tensor | None) -> None:
         """Set the targets of the next forward, `[rows, length]`, −100 where none is counted, and their weights."""
         self._expected = targets, weights
-
-    def loss_in(self, logits: Tensor) -> Tensor:
-        """The summed loss that the model gave in place of scores; TaskError if it gave scores."""
-        if logits.ndim:
-            raise TaskError(
-                "`chunked` serves one task and one model at a time, but this model has another task now.",
-                field="chunked",
-            )
-        return logits
 
     def _forward(self, linear: nn.Linear, input: Tensor) -> Tensor:
         if self._expected is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evenstep.data.batching import pack
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import DataError
 
 _IGNORED = -100
 _PADDING = {"input_ids": 0, "labels": _IGNORED, "weights": 0.0}
@@ -35,8 +35,6 @@ class Packing:
     """
 
     def __init__(self, *, max_tokens: int | None = None, fixed: bool = False, pad_token_id: int = 0) -> None:
-        if fixed and max_tokens is None:
-            raise ArgumentError("`fixed` pads rows to `max_tokens`, which is not given; give it.", field="max_tokens")
         self._max_tokens = max_tokens
         self._fixed = fixed
         self._pad = pad_token_id
@@ -77,13 +75,12 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
     document = {"input_ids": tokens, "labels": labels}
     if "weights" in given:
         document["weights"] = torch.as_tensor(given["weights"], dtype=torch.get_default_dtype())
-    mask = torch.as_tensor(given.get("attention_mask", torch.ones_like(tokens)))
-    for name, one in (*document.items(), ("attention_mask", mask)):
+    for name, one in document.items():
         if one.ndim != 1 or one.shape != tokens.shape or not len(one):
             raise DataError(
                 f"`{name}` of sample {number} of the batch must be as many numbers as its `input_ids`.", field=name
             )
-    if not bool((mask != 0).all()):
+    if not bool((torch.as_tensor(given.get("attention_mask", 1)) != 0).all()):
         raise DataError(
             f"sample {number} of the batch has padding (`attention_mask`); give its tokens without it.",
             field="attention_mask",

@@ -10,19 +10,17 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import nn
 
-from evenstep.arguments import require_word
 from evenstep.checkpoint import ended_on_all
 from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, HookError, clause
 from evenstep.events import Best, Hook, TrainEvent
+from evenstep.events.hook import run_folder
 from evenstep.files import replacing
 from evenstep.integrations.hf.models import library
 from evenstep.internals import unwrapped
 from evenstep.internals.fsdp import class_before_sharding
 from evenstep.train import load_weights
-
-_NAME = "pretrained"
 
 
 def save_pretrained(
@@ -44,15 +42,10 @@ def save_pretrained(
         average: take the average that the run has kept of its parameters.
         dtype: format of floating-point tensors; None keeps that of the model.
         tokenizer: a folder of this machine whose tokenizer is to be in `to` as well.
-
-    Raises:
-        ArgumentError: a model that transformers has not made, or a folder that exists already.
-        CheckpointError: weights that can't be read, that are not the model's, or that the format can't hold.
     """
     to = Path(to)
-    if not _is_of_transformers(model):
+    if not hasattr(model, "save_pretrained"):
         raise ArgumentError(f"`model` must be one of transformers, but is a {type(model).__name__}.", field="model")
-    _check_options(dtype, tokenizer)
     if to.exists():
         raise ArgumentError(f"`{to}` exists already, and nothing in it was touched; give another name.", field="to")
     open_weights(weights, average=average).check_evaluated()
@@ -95,40 +88,29 @@ class SavePretrained(Hook):
         dtype: ExportFormat | None = None,
         tokenizer: Path | str | None = None,
     ) -> None:
-        _check_options(dtype, tokenizer)
-        require_word("checkpoint", checkpoint, ("last", "best"))
         self._checkpoint = checkpoint
         self._average = average
         self._tokenizer = tokenizer
         self._dtype: ExportFormat | None = dtype
 
     def before_train(self, event: TrainEvent) -> None:
-        trainer = self.trainer
-        model = unwrapped(trainer.model)
-        keeps_best = any(isinstance(hook, Best) for hook in trainer.engine.bus.hooks)
-        refused = {
-            "folder": (trainer.folder is None, "writes into the run folder; give `folder`"),
-            "model": (not _is_of_transformers(model), "is for whole models of transformers; leave it out"),
-            "ema": (self._average and trainer.engine.state.saved.ema is None, "writes the average, which needs `ema`"),
-            "checkpoint.best": (self._checkpoint == "best" and not keeps_best, "needs `checkpoint.best`; set it"),
-        }
-        for field, (applies, text) in refused.items():
-            if applies:
-                raise HookError(f"hook `{self.name}` {text}.", field=field)
+        bus = self.trainer.engine.bus
+        if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in bus.hooks):
+            raise HookError(f"hook `{self.name}` needs `checkpoint.best`; set it.", field="checkpoint.best")
+        if self._average and self.trainer.engine.state.saved.ema is None:
+            raise HookError(f"hook `{self.name}` writes the average, which needs `ema`; set it.", field="ema")
+        run_folder(self)
 
     def after_train(self, event: TrainEvent) -> None:
         if event.error is None:
-            folder, group = cast("Path", self.trainer.folder), self.trainer.engine.group
+            folder, group = run_folder(self), self.trainer.engine.group
             job = ended_on_all(group, lambda: self._write(folder) if group.rank == 0 else None)
             group.first_rank_does(job.result)
 
     def _write(self, folder: Path) -> None:
-        weights = folder
-        if self._checkpoint == "best":
-            if not (folder / "best").is_file():
-                raise HookError(f"hook `{self.name}` finds no best checkpoint in `{folder}`.", field="checkpoint")
-            weights = folder / "checkpoints" / (folder / "best").read_text().strip()
-        with replacing(folder / _NAME) as new, torch.random.fork_rng(devices=[]):
+        best = folder / "best"
+        weights = folder / "checkpoints" / best.read_text().strip() if self._checkpoint == "best" else folder
+        with replacing(folder / "pretrained") as new, torch.random.fork_rng(devices=[]):
             model = _like(unwrapped(self.trainer.model))
             save_pretrained(
                 model, new, weights=weights, average=self._average, dtype=self._dtype, tokenizer=self._tokenizer
@@ -150,16 +132,3 @@ def _like(model: nn.Module) -> nn.Module:
         made.generation_config = deepcopy(live.generation_config)
     formats = {one.dtype for one in model.parameters() if one.is_floating_point()}
     return made.to(torch.float64 if torch.float64 in formats else torch.float32)  # checkpoints of 16 bits have masters
-
-
-def _is_of_transformers(model: nn.Module) -> bool:
-    return callable(getattr(model, "save_pretrained", None))
-
-
-def _check_options(dtype: object, tokenizer: Path | str | None) -> None:
-    if dtype is not None:
-        require_word("dtype", dtype, FORMATS)
-    if tokenizer is not None and not any(Path(tokenizer).glob("tokenizer*")):
-        raise ArgumentError(
-            f"`tokenizer` must be a folder with a tokenizer's files, but `{tokenizer}` has none.", field="tokenizer"
-        )

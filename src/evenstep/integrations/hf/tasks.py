@@ -6,7 +6,7 @@ w · (−log p(y)) to the loss and w to the batch's weight. The label −100 is 
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 from weakref import ref
 
 import torch
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.integrations.hf.checks import check_causal, check_documents, check_whole, halves_of_row, restarts
+from evenstep.integrations.hf.checks import check_causal, check_documents
 from evenstep.integrations.hf.head import ChunkedHead
 from evenstep.internals import unwrapped
-from evenstep.pipeline import PipelineModel
 from evenstep.train import Loss, Task
 
 IGNORED = -100  # label that is not counted
@@ -26,9 +25,6 @@ Problem = Literal["single_label", "multi_label", "regression"]
 
 class _Labelled(Task):
     """A task whose batches have `labels` and perhaps `weights` of their shape."""
-
-    def prepare(self, model: nn.Module) -> None:
-        check_whole(self, model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         return {name: one for name, one in batch.items() if name not in ("labels", "weights")}
@@ -41,10 +37,6 @@ class _Labelled(Task):
         logits: Any = output["logits"] if isinstance(output, Mapping) else output
         if isinstance(logits, tuple | list):
             logits = cast("Any", logits)[0]
-        if not isinstance(logits, Tensor):
-            raise TaskError(
-                f"{type(self).__name__} needs a model that gives `logits`, but got a {type(logits).__name__}."
-            )
         return logits.float() if logits.itemsize < 4 else logits
 
 
@@ -75,7 +67,6 @@ class _Tokens(_Labelled):
         self._head = ChunkedHead() if chunked else None
 
     def prepare(self, model: nn.Module) -> None:
-        super().prepare(model)
         if self._head is not None:
             self._head.attach(model)
 
@@ -92,7 +83,7 @@ class _Tokens(_Labelled):
     def loss(self, output: Any, batch: Any) -> Loss:
         logits = self._logits(output)
         if self._head is not None:
-            return Loss(self._head.loss_in(logits))
+            return Loss(logits)  # the summed loss that the head gave in place of scores
         targets, weights = self._counted(batch)
         return Loss(_cross_entropy(logits, targets, weights, self._label_smoothing))
 
@@ -111,9 +102,6 @@ class CausalLM(_Tokens):
         packed: rows hold several documents, which `position_ids` that begin anew tell apart.
         chunked: scores are never in memory all at once; for models whose scores are those of one linear layer.
         label_smoothing: ε: the target is (1 − ε) on the label and ε spread evenly over the vocabulary.
-
-    Raises:
-        ArgumentError: choices that do not go together; later, a model that can't be trained so.
     """
 
     def __init__(self, *, packed: bool = False, chunked: bool = False, label_smoothing: float = 0.0) -> None:
@@ -121,8 +109,6 @@ class CausalLM(_Tokens):
         self._packed = packed
 
     def prepare(self, model: nn.Module) -> None:
-        if isinstance(model, PipelineModel) and not self._packed and self._head is None:
-            return
         super().prepare(model)
         check_causal(model)
         if self._packed:
@@ -132,10 +118,6 @@ class CausalLM(_Tokens):
         self._check_row(batch)
         return super().weight(batch)
 
-    def split(self, batch: Any) -> list[Any]:
-        """In two by rows; a row of several documents between two of them."""
-        return (halves_of_row(batch) if self._packed else None) or super().split(batch)
-
     def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         labels, weights = super()._counted(batch)
         counted = labels != IGNORED
@@ -144,24 +126,27 @@ class CausalLM(_Tokens):
             counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0))
         positions = batch.get("position_ids")
         if positions is not None:
-            counted = counted & ~restarts(positions, mask)
+            counted = counted & ~_restarts(positions, mask)
         shift = (-1, 1)
         targets = functional.pad(labels.masked_fill(~counted, IGNORED), shift, value=IGNORED)
         return targets, None if weights is None else functional.pad(weights, shift)
 
     def _check_row(self, batch: Mapping[str, Any]) -> None:
         positions = batch.get("position_ids")
-        if positions is None or not bool(restarts(positions, _mask_of(batch)).any()):
+        if positions is None or not bool(_restarts(positions, _mask_of(batch)).any()):
             return
-        if not self._packed:
+        if not self._packed or batch.get("attention_mask") is not None:
             raise TaskError(
-                "a row holds several documents (`position_ids` restart); write `CausalLM(packed=True)`.", field="packed"
+                "a row of several documents (`position_ids` restart) needs `CausalLM(packed=True)` and no "
+                "`attention_mask`, or they see each other.",
+                field="packed",
             )
-        if batch.get("attention_mask") is not None:
-            raise TaskError(
-                "a row of several documents must come without `attention_mask`, or they see each other.",
-                field="attention_mask",
-            )
+
+
+def _restarts(positions: Tensor, mask: Tensor | None) -> Tensor:
+    """Places `[rows, length]` where a document begins that is not the first of its row; after padding none does."""
+    begins = functional.pad(positions[:, 1:] == 0, (1, 0))
+    return begins if mask is None else begins & functional.pad(mask[:, :-1] != 0, (1, 0))
 
 
 def _mask_of(batch: Mapping[str, Any]) -> Tensor | None:
@@ -173,8 +158,7 @@ class Seq2Seq(_Tokens):
     """The tokens that an encoder-decoder such as T5 or BART gives for others: the scores at place t are for label t.
 
     `labels` and `weights` are of shape `[rows, length]`. Without `decoder_input_ids` the decoder gets the labels one
-    place further right, as the model's `prepare_decoder_input_ids_from_labels` puts them, else after its
-    `decoder_start_token_id`.
+    place further right, by the model's `prepare_decoder_input_ids_from_labels`.
 
     Args:
         chunked, label_smoothing: see `CausalLM`.
@@ -182,35 +166,18 @@ class Seq2Seq(_Tokens):
 
     def __init__(self, *, chunked: bool = False, label_smoothing: float = 0.0) -> None:
         super().__init__(label_smoothing=label_smoothing, chunked=chunked)
-        self._begin: int | None = None
-        self._pad: int | None = None
         self._model: ref[nn.Module] | None = None
 
     def prepare(self, model: nn.Module) -> None:
-        config = getattr(model, "config", None)
         self._model = ref(model)  # the task does not own it
-        self._begin = getattr(config, "decoder_start_token_id", None)
-        self._pad = getattr(config, "pad_token_id", None)
         super().prepare(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         given = super().inputs(batch)
         if "decoder_input_ids" not in given and "labels" in batch:
-            given["decoder_input_ids"] = self._shifted(batch["labels"])
+            model = cast("Any", self._model)()
+            given["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
         return given
-
-    def _shifted(self, labels: Tensor) -> Tensor:
-        own: Any = getattr(self._model and self._model(), "prepare_decoder_input_ids_from_labels", None)
-        if self._pad is not None and own is not None:
-            try:
-                return own(labels)
-            except (AttributeError, TypeError, ValueError):  # it begins with a token that the config lacks
-                if self._begin is not None:
-                    raise
-        if self._begin is None or self._pad is None:
-            raise TaskError("the model's config needs `decoder_start_token_id` and `pad_token_id`; set them.")
-        begin = labels.new_full((len(labels), 1), self._begin)
-        return torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._pad)], 1)
 
 
 class Classification(_Labelled):
@@ -230,18 +197,13 @@ class Classification(_Labelled):
     """
 
     def __init__(self, *, problem: Problem = "single_label", label_smoothing: float = 0.0) -> None:
-        if problem not in get_args(Problem) or (label_smoothing and problem != "single_label"):
-            raise ArgumentError(
-                f"`problem` must be one of {', '.join(get_args(Problem))}, and `label_smoothing` is for single labels, "
-                f"but `problem` is {problem!r}.",
-                field="problem",
-            )
+        if label_smoothing and problem != "single_label":
+            raise ArgumentError("`label_smoothing` is for single labels; leave it out.", field="label_smoothing")
         self._problem = problem
         self._label_smoothing = float(label_smoothing)
         self._more = dict[str, bool]()
 
     def prepare(self, model: nn.Module) -> None:
-        super().prepare(model)
         self._more = _without_cache(model)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
