@@ -5,11 +5,7 @@ The text of an error says what was, what must be, and what to do. Faults that tr
 
 
 class EvenstepError(Exception):
-    """Base of all errors that evenstep raises on purpose.
-
-    Args:
-        field: the argument, key or name that the error is about; "" for none.
-    """
+    """Base of all errors that evenstep raises on purpose; `field` is the argument, key or name that it is about."""
 
     def __init__(self, *args: object, field: str = "") -> None:
         super().__init__(*args)
@@ -21,11 +17,7 @@ class ArgumentError(EvenstepError, ValueError):
 
 
 class ConfigError(ArgumentError):
-    """All faults of a configuration at once.
-
-    Args:
-        faults: one sentence per fault, each beginning with its key path.
-    """
+    """All faults of a configuration at once, one sentence each, which begins with its key."""
 
     def __init__(self, faults: list[str] | str) -> None:
         self.faults = [faults] if isinstance(faults, str) else faults
@@ -77,21 +69,18 @@ class MissingExtraError(EvenstepError, ImportError):
         )
 
 
-_LONGEST = 20_000  # characters; the text of a foreign error may hold a whole tensor or file
+_HALF = 10_000  # characters; the text of a foreign error may hold a whole tensor or file
 
 
 def keepable(text: str) -> str:
     r"""A text of a foreign error in UTF-8, without its middle if it is long, so that files and other ranks can take it.
 
-    >>> keepable("caf\udce9.png")
-    'caf\\udce9.png'
-    >>> len(keepable("x" * 3_000_000))
-    20044
+    >>> keepable("caf\udce9.png"), len(keepable("x" * 3_000_000))
+    ('caf\\udce9.png', 20044)
     """
-    left_out = max(len(text) - _LONGEST, 0)
-    if left_out:
-        half = _LONGEST // 2
-        text = f"{text[:half]}\n… {left_out:,} characters are left out here …\n{text[-half:]}"
+    left_out = len(text) - 2 * _HALF
+    if left_out > 0:
+        text = f"{text[:_HALF]}\n… {left_out:,} characters are left out here …\n{text[-_HALF:]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -25,10 +25,7 @@ def mix(value: int) -> int:
 
 
 def key(seed: int, *path: int | str) -> int:
-    """The key of `path` under `seed`: k ← mix(k xor step) for each step of the path; a number in [0, 2⁶³).
-
-    Args:
-        path: numbers (of an update, a micro-batch, …) and names (of a purpose).
+    """The key of a path of numbers and names under `seed`: k ← mix(k xor step) for each step; a number in [0, 2⁶³).
 
     >>> key(1, 5) != key(2, 4), key(7, "order", 0) == key(7, "order", 0)
     (True, True)

@@ -12,11 +12,7 @@ from evenstep.usual_words import name_for
 
 
 def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package whose `__init__.pyi` imports its public names.
-
-    Args:
-        package: its `__name__`.
-    """
+    """`__all__`, `__getattr__` and `__dir__` of a package whose `__init__.pyi` imports its public names."""
     module = sys.modules[package]
     stub = ast.parse(Path(str(module.__file__)).with_suffix(".pyi").read_text("utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
@@ -44,13 +40,10 @@ def load(target: str) -> Any:
 
 
 def load_optional(module: str, extra: str, library: str = "") -> Any:
-    """Module of a library that one of evenstep's extras installs.
+    """Module of a library that an extra installs; MissingExtraError where it is not installed, or is too old.
 
     Args:
         library: the library that it needs; by default the one that it is in.
-
-    Raises:
-        MissingExtraError: the library is not installed, or is too old for it.
     """
     library = library or module.partition(".")[0]
     try:

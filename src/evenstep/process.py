@@ -44,8 +44,7 @@ def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 def ending(*, leaves: bool = False) -> Generator[None]:
     """Raise Terminated at a signal of `REQUEUE` inside the `with`.
 
-    Args:
-        leaves: the process ends after the `with`; then the signals stay ignored, and `leave_with` must follow.
+    With `leaves` the process ends after it: then the signals stay ignored, and `leave_with` must follow.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -76,16 +75,13 @@ def ignore_at_the_end() -> None:
 def stopping(
     request_stop: Callable[..., None], *, spares_own: bool = False
 ) -> Generator[Callable[[], signal.Signals | None]]:
-    """Pass signals inside the `with` to `request_stop`, if this is the main thread.
+    """Pass signals inside the `with` to `request_stop`, if this is the main thread; KeyboardInterrupt at the second.
 
     Gives a function that returns the signal that has asked for the end, or None.
 
     Args:
         request_stop: called in a signal handler with the reason, and `requeue=` for another run later.
         spares_own: leave handlers that the program has set itself.
-
-    Raises:
-        KeyboardInterrupt: at the second signal.
     """
     caught: signal.Signals | None = None
     owner, first_at = os.getpid(), 0.0

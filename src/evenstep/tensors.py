@@ -56,11 +56,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load the result of `state_of`. Tensors that the model's `state_dict` leaves out stay as they are.
-
-    Raises:
-        CheckpointError: the model's `load_state_dict` does not know a name that its `state_dict` gives.
-    """
+    """Load the result of `state_of`. Tensors that the model's `state_dict` leaves out stay as they are."""
     given = {name: state[plain(name)] for name in model.state_dict()}
     if type(model).load_state_dict is not nn.Module.load_state_dict:
         model.load_state_dict(given)

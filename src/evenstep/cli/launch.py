@@ -19,9 +19,9 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, final
 
-from evenstep.config.run import RunConfig, SlurmTable
+from evenstep.config.run import SlurmTable
 from evenstep.errors import ArgumentError, EvenstepError
-from evenstep.lazy import load, load_optional
+from evenstep.lazy import load_optional
 from evenstep.parallel.rank_info import (
     ADDRESS,
     ATTEMPT,
@@ -31,7 +31,6 @@ from evenstep.parallel.rank_info import (
     NUM_PORTS,
     NUMBER,
     RESTARTS,
-    is_launched,
 )
 from evenstep.process import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL, REQUEUE, command, heeded
 
@@ -41,28 +40,6 @@ _GRACE_S = 300.0  # for the update and the save between a signal and the end
 _LEAVE_S = 5.0  # for the others, when rank 0 has ended
 _LOOK_EVERY_S = 0.02
 _PR_SET_PDEATHSIG = 1
-
-
-def start_ranks(config: RunConfig, arguments: list[str], *, restarts: bool = True) -> int | None:
-    """Run `evenstep` with `arguments` as the ranks of a run.
-
-    Args:
-        restarts: start ranks again after a failure, as often as the run file says.
-
-    Returns:
-        The exit code of the ranks, or None in a process that is one of them or the only one.
-    """
-    if is_launched():
-        end_with_parent()
-        return None
-    ranks = max(config.launch.ranks, config.parallel.pipeline)
-    max_restarts = config.launch.max_restarts if restarts else 0
-    if ranks == 1 and not max_restarts:
-        return None
-    if config.launch.lost_rank == "continue":
-        with load("evenstep.contrib.elastic:lighthouse")(config.parallel.timeout_s) as address:
-            return launch(ranks, arguments, max_restarts=max_restarts, lighthouse=address)
-    return launch(ranks, arguments, max_restarts=max_restarts)
 
 
 def end_with_parent() -> None:
