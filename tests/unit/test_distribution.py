@@ -16,14 +16,6 @@ def test_every_local_link_of_the_pages_leads_somewhere() -> None:
     assert links.broken(ROOT) == []
 
 
-def test_a_link_to_a_page_or_a_headline_that_is_not_there_is_found(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text(
-        "# A `b` c\n\n[x](b.md) [y](#a-b-c) [z](#other) [w](https://w) [v](c.md#d)\n"
-    )
-    assert links.broken(tmp_path) == ["docs/a.md: b.md", "docs/a.md: #other", "docs/a.md: c.md#d"]
-
-
 def test_the_long_description_has_no_link_into_the_repository() -> None:
     names: dict[str, object] = {}
     source = (ROOT / "website" / "long_description.py").read_text()

@@ -189,10 +189,3 @@ def test_all_public_names_load_nothing_that_only_runs_need() -> None:
     heavy = [f"evenstep.train.{one}" for one in ("update.update", "loop", "setup", "engine_parts")]
     heavy += ["evenstep.pipeline.stage", "evenstep.checkpoint.write", "sysconfig"]
     assert not set(heavy) & set(loaded()[1])
-
-
-def test_the_options_load_nothing_of_what_they_are_options_of() -> None:
-    heavy = ["torch", *(f"evenstep.{part}" for part in CORE)]
-    code = f"import sys, evenstep.options; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"

@@ -93,17 +93,3 @@ def test_what_is_shown_is_shown(tmp_path: Path) -> None:
     train(tmp_path, names["Weights"](), task=names["Translate"]())
     lines = [json.loads(line) for line in (tmp_path / "shown.jsonl").read_text().splitlines()]
     assert {line["name"] for line in lines} == {"valid/first", "valid/attention"}  # there are no hundred updates
-
-
-def test_the_unit_of_a_weight_is_as_written() -> None:
-    task = next(run(block)["Translate"] for block in BLOCKS if "unit =" in block)
-    assert task.unit == "tokens"
-
-
-def test_the_lines_of_the_page_are_those_that_are_written() -> None:
-    (block,) = re.findall(r"```json\n(.*?)```", PAGE, re.S)
-    kinds = {line["kind"]: set(line) for line in map(json.loads, block.splitlines())}
-    assert kinds == {
-        "text": {"update", "name", "kind", "text"},
-        "image": {"update", "name", "kind", "file", "caption"},
-    }

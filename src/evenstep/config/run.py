@@ -131,19 +131,17 @@ class DataTable:
     evaluations: dict[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
     """The evaluation sets. Their names begin the names of their metrics: `valid` gives `valid/loss`."""
     global_batch_size: Count | Pairs | None = None
-    """Samples of one update, over all ranks together. To change it during the run give pairs of an update and a size:
-    [[1, 64], [1000, 128]]. Give either this or `global_batch_tokens`."""
+    """Samples of one update, over all ranks; or pairs of an update and a size from there on: [[1, 64], [1000, 128]].
+    Give either this or `global_batch_tokens`."""
     global_batch_tokens: Count | None = None
-    """Most tokens of one update, padding included: the number of samples times the tokens of the longest one."""
+    """Most tokens of one update, padding included: the number of samples times the longest one."""
     micro_batch_size: Count | Literal["auto"] | None = None
-    """Samples that go through forward and backward at once; the gradients of an update's micro-batches are accumulated.
-    By default the whole global batch. auto finds at the start, by trying, how many fit into memory; with a pipeline it
-    starts with four micro-batches per pipeline rank."""
+    """Samples that go through forward and backward at once. By default the whole global batch. auto finds at the start,
+    by trying, how many fit into memory; with a pipeline it starts with four micro-batches per pipeline rank."""
     micro_batch_tokens: Count | None = None
-    """Most tokens of one micro-batch, padding included: the number of samples times the tokens of the longest one."""
+    """Most tokens of one micro-batch, padding included."""
     packed: bool = False
-    """The tokens of a batch are the sum over its samples, because `collate` packs them without padding, and not the
-    number of samples times the longest one."""
+    """`collate` packs samples without padding: the tokens of a batch are the sum over its samples."""
     oversized: Oversized = "error"
     """For a sample longer than the token budget: stop with an error, or leave it out."""
     shuffle: bool = True
@@ -153,11 +151,9 @@ class DataTable:
     reading: Reading = Reading()
     """Reading of samples: waiting, repeating, leaving out."""
     collate: TargetName | None = None
-    """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch from a list of samples. By default as in
-    a `DataLoader`."""
+    """`FILE.py:NAME` or `package.module:NAME`: makes a batch from a list of samples. By default as a `DataLoader`."""
     shared: bool = False
-    """Streams only: all ranks read the same stream, and each uses its part of every batch. By default each rank reads a
-    stream of its own."""
+    """Streams only: all ranks read the same stream, and each uses its part of every batch."""
 
     def __post_init__(self) -> None:
         if (self.global_batch_size is None) == (self.global_batch_tokens is None):
@@ -173,17 +169,14 @@ class InitFrom:
 
     _: KW_ONLY
     path: str
-    """Where the weights are: a run folder, a checkpoint or an averaged one; a `.safetensors` file, the index of a
-    sharded one, or a folder with either, as on the Hugging Face Hub; or a file written by `torch.save`, of which only
-    tensors are read."""
+    """A run folder or a checkpoint; a `.safetensors` file, the index of a sharded one, or a folder with either; or a
+    file written by `torch.save`, of which only tensors are read."""
     only: Names = ("*",)
-    """Patterns of parameter names to load, such as `encoder.*`. Parameters that match none keep their initial values.
-    By default all are loaded."""
+    """Patterns of parameter names to load, such as `encoder.*`; others keep their initial values. All by default."""
     average: bool = False
-    """Load the moving average (EMA) of the parameters that the run has kept, instead of the parameters."""
+    """Load the moving average (EMA) of the parameters instead of the parameters."""
     partial: bool = False
-    """Allow missing, additional or differently shaped weights: what fits is loaded, and the rest is listed. Without it
-    such a file is refused."""
+    """Allow missing, additional or differently shaped weights: what fits is loaded, and the rest is listed."""
 
 
 @option
@@ -192,8 +185,7 @@ class TaskTable(Target):
 
     _: KW_ONLY
     metrics: dict[str, Target] = field(default_factory=dict[str, Target])
-    """Additional metrics, by name: `torchmetrics` classes (extra `torchmetrics`). They are updated with what the task's
-    `loss` returns as `observed`."""
+    """Additional metrics, by name: classes of `torchmetrics`, which get what the task's `loss` returns as `observed`."""
 
 
 @option
@@ -202,7 +194,7 @@ class NamedTask(TaskTable):
 
     _: KW_ONLY
     data: DataTable
-    """Training and evaluation data of this task; the same keys as the table `data` of a run with one task."""
+    """Training and evaluation data of this task."""
 
 
 @option
@@ -211,8 +203,8 @@ class MixtureTable:
 
     _: KW_ONLY
     mixing: AnyMixing = AllTasks()
-    """Tasks of each update. `all`: a batch of every task, or as many as `repeats` says. `round_robin`: the tasks take
-    turns, one per update. `sampled`: tasks are drawn at random."""
+    """Tasks of each update. `all`: a batch of every task, or as many as `repeats` says. `round_robin`: one after the
+    other. `sampled`: drawn at random."""
     end: End = "cycle"
     """When an epoch ends: `min` as soon as one task has used up its data; `max` and `cycle` when all have, where the
     tasks that finish earlier pause (`max`) or start over (`cycle`)."""
@@ -249,7 +241,7 @@ class GroupTable(ParameterGroup):
     args: Args = field(default_factory=dict[str, Any])
     """Additional keyword arguments of that optimizer."""
     lr_schedule: AnySchedule | None = None
-    """Learning rate schedule of this group. By default the run's `lr_schedule`."""
+    """LR schedule of this group. By default the run's `lr_schedule`."""
 
     def __post_init__(self) -> None:
         if self.options:
@@ -264,15 +256,13 @@ class OptimizerTable(Grouping):
     name: str | None = None
     """A class of `torch.optim`, such as `AdamW`. Give either this or `target`."""
     target: TargetName | None = None
-    """`FILE.py:NAME` or `package.module:NAME`: an optimizer class, called with the parameters, or a function, called
-    with the model, that returns an optimizer."""
+    """`FILE.py:NAME` or `package.module:NAME`: an optimizer class, or a function of the model that returns one."""
     lr: Positive
     """Learning rate, which `lr_schedule` multiplies."""
     args: Args = field(default_factory=dict[str, Any])
     """Additional keyword arguments of the optimizer, such as `weight_decay`."""
     groups: Mapping[str, GroupTable] = field(default_factory=dict[str, GroupTable])
-    """Parameter groups with their own settings, by a name of your choice. All other parameters form the group
-    `others`."""
+    """Parameter groups with their own settings, by name. All other parameters form the group `others`."""
 
     @property
     def is_divided(self) -> bool:
@@ -294,13 +284,13 @@ class ParallelTable:
     gather_dtype: Literal["bf16"] | None = None
     """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
     reduction: Literal["ordered", "fast"] = "ordered"
-    """How gradients are added: `ordered` in numbered blocks of micro-batches and a fixed tree, which gives the same
-    bits on any number of ranks; `fast` as they come, in the backend's order."""
+    """How gradients are added: `ordered` in numbered blocks and a fixed tree, which gives the same bits on any number of
+    ranks; `fast` in the backend's order."""
     blocks: Count = BLOCKS
     """Blocks of micro-batches, B, in which ordered gradients are added. The bits depend on it. R ranks hold at most
     log₂(B/R) further sets of gradients, none where B ≤ R; an even number of blocks for each rank is best."""
     timeout_s: Positive = 60.0
-    """How long to wait for another rank, in seconds, before it counts as lost."""
+    """Seconds to wait for another rank before it counts as lost."""
     pipeline: Count = 1
     """Number of ranks that the model is divided among as pipeline stages. 1 is no pipeline."""
     pipeline_schedule: str = "1f1b"
@@ -308,8 +298,7 @@ class ParallelTable:
     stages_per_rank: Count | None = None
     """Pipeline stages on each rank. By default as few as the pipeline schedule allows."""
     split_at: Names = ()
-    """Names of the layers at which the second and later stages begin. By default all stages get the same number of
-    layers."""
+    """Names of the layers at which the second and later stages begin. By default stages have equally many layers."""
 
     def __post_init__(self) -> None:
         if self.strategy != "fsdp" and self.shard_ranks is not None:
@@ -336,8 +325,7 @@ class SlurmTable:
 
 @option
 class LaunchTable:
-    """Processes that `evenstep train` starts on this machine. For several machines use torchrun or `slurm`
-    instead."""
+    """Processes that `evenstep train` starts on this machine; for several machines use torchrun or `slurm`."""
 
     _: KW_ONLY
     ranks: Count = 1
@@ -345,8 +333,7 @@ class LaunchTable:
     slurm: SlurmTable | None = None
     """Submit the run as a SLURM job instead of starting it here. Not by default."""
     max_restarts: Natural = 0
-    """How many times to start all ranks again, from the newest checkpoint, after one has failed. With `lost_rank`
-    continue: how many times to restart a lost rank."""
+    """How many times to start all ranks again, or with `lost_rank` continue a lost one, after one has failed."""
     lost_rank: Literal["stop", "continue"] = "stop"
     """When one of several ranks dies: `stop` ends the run; `continue` divides the update among the remaining ranks, and
     takes the lost one back when it returns (on CPUs, with strategy ddp, and the extra `torchft`)."""
@@ -362,8 +349,7 @@ class LogTable(Logging):
 
     _: KW_ONLY
     writers: tuple[WriterName | Target | Writer, ...] = STANDARD_WRITERS  # type: ignore[assignment]
-    """Where metrics go: names of writers, or tables with a `target` (a callable that returns an `evenstep.Writer`) and
-    its `args`."""
+    """Where metrics go: names of writers, or tables with the `target` and the `args` of an `evenstep.Writer`."""
 
 
 @option
@@ -371,10 +357,7 @@ class RunConfig:
     """A whole run."""
 
     may_change: ClassVar[frozenset[str]] = frozenset(
-        {
-            *("device", "threads", "recipe", "hooks", "evaluation", "checkpoint", "log"),
-            *("parallel", "launch", "failures"),
-        }
+        ["device", "threads", "recipe", "hooks", "evaluation", "checkpoint", "log", "parallel", "launch", "failures"]
     )
 
     _: KW_ONLY
@@ -397,8 +380,8 @@ class RunConfig:
     """Beginning of the run: `never` for a new run, `auto` for the newest valid checkpoint in the run folder, if any, or
     the path of a checkpoint or run folder."""
     reset: Annotated[tuple[Reset, ...], BeforeValidator(_split)] = ()
-    """Parts of the checkpoint that `resume` names not to load: `optimizer`, `lr_schedule`, `metrics`, `data`, as a list
-    or separated by commas. The update count continues."""
+    """Parts of the checkpoint that `resume` names not to load, as a list or separated by commas. The update count
+    continues."""
     model: Target
     """The model: a callable that returns a `torch.nn.Module`."""
     init_from: InitFrom | None = None
@@ -430,8 +413,7 @@ class RunConfig:
     log: LogTable = LogTable()
     """Metrics to show and to write."""
     limit_batches: Count | None = None
-    """Use only this many global batches of each epoch, and this many batches of each evaluation, to try a run out. All
-    by default."""
+    """To try a run out: use only this many batches of each epoch and of each evaluation. All by default."""
     hooks: tuple[HookTable, ...] = ()
     """Hooks: evenstep's by name, or callables that return an `evenstep.Hook`. On the command line
     `--hooks.time_budget.max_minutes 55` sets an argument of the hook with this name, and adds the hook if need be."""
@@ -480,15 +462,12 @@ class RunConfig:
         if from_another and self.init_from is not None:
             yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
         if self.launch.lost_rank == "continue":
-            yield from self._of_lost_ranks()
-
-    def _of_lost_ranks(self) -> Iterator[str]:
-        excluded = {
-            "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),
-            "parallel.pipeline": self.parallel.pipeline > 1,
-            "data.micro_batch_size": any(one.micro_batch_size == "auto" for one in self.sets.values()),
-            "failures.non_finite": str(self.failures.non_finite).startswith("rewind"),
-            "failures.loss_spike": str(self.failures.loss_spike).startswith("rewind"),
-        }
-        for key in (key for key, excludes in excluded.items() if excludes):
-            yield f'`launch.lost_rank` "continue" can\'t be with this `{key}`.'
+            excluded = {
+                "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),
+                "parallel.pipeline": self.parallel.pipeline > 1,
+                "data.micro_batch_size": any(one.micro_batch_size == "auto" for one in self.sets.values()),
+                "failures.non_finite": str(self.failures.non_finite).startswith("rewind"),
+                "failures.loss_spike": str(self.failures.loss_spike).startswith("rewind"),
+            }
+            for key in (key for key, excludes in excluded.items() if excludes):
+                yield f'`launch.lost_rank` "continue" can\'t be with this `{key}`.'

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from evenstep.checkpoint import read_checkpoint
@@ -26,18 +25,3 @@ def test_the_last_checkpoints_of_a_run_are_averaged(evenstep: Run, recipe: Path)
         assert torch.equal(value, wanted.to(value.dtype))  # type: ignore[union-attr]
     assert evenstep("inspect", str(path), "--verify").code == 0
     assert evenstep("resume", "runs/tiny", "--train.updates", "8").code == 0  # the run does not mind
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ([], 2, "--last"),
-        (["--last", "1"], 2, "--last"),
-        (["--last", "9"], 1, "has 0 checkpoints"),
-    ],
-)
-def test_what_can_not_be_is_refused_by_name(
-    evenstep: Run, recipe: Path, arguments: list[str], code: int, says: str
-) -> None:
-    done = evenstep("average", "runs/tiny", *arguments)
-    assert (done.code, says in done.err) == (code, True), done.err

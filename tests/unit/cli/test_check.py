@@ -76,23 +76,3 @@ def test_the_metric_that_a_plateau_follows_is_looked_for(evenstep: Run, recipe: 
     assert evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau"}').code == 0
 
 
-GROUPS = ["--optimizer.groups.head", '{patterns = ["*.bias"], lr = 0.5, name = "SGD"}']
-
-
-def test_groups_are_said_with_their_counts(evenstep: Run, recipe: Path) -> None:
-    done = evenstep("check", "run.toml", *GROUPS, "--optimizer.weight_decay_on", "matrices")
-    assert done.code == 0, done.err
-    said = [line for line in done.out.splitlines() if line.startswith("group  ")]
-    assert len(said) == 2
-    assert said[0].startswith("group       head/no_decay: SGD, lr 0.5, weight decay 0, ")
-    assert said[1].startswith("group       others: AdamW, lr 0.01, weight decay 0.01, ")
-
-
-def test_a_run_that_evaluates_nothing_is_checked_as_well(evenstep: Run, recipe: Path) -> None:
-    file = recipe / "run.toml"
-    tables = file.read_text().split("\n[")
-    kept = [table for table in tables if not table.startswith(("data.evaluations", "evaluation"))]
-    file.write_text("\n[".join(kept))
-    done = evenstep("check", "run.toml")
-    assert done.code == 0, done.err
-    assert "checked     1 update of 8 samples" in done.out

@@ -11,29 +11,9 @@ from typer.main import get_command
 
 from evenstep.cli.app import app
 from evenstep.config.load import schema
-from evenstep.version import __version__
 
 Run = Callable[..., Any]
 COMMANDS = cast(TyperGroup, get_command(app)).commands
-
-
-def test_the_commands_are_these() -> None:
-    assert list(COMMANDS) == [
-        "train",
-        "demo",
-        "new",
-        "resume",
-        "check",
-        "summary",
-        "find-lr",
-        "inspect",
-        "average",
-        "export",
-        "config-schema",
-        "prove",
-        "plan",
-        "report",
-    ]
 
 
 def test_alone_it_prints_its_help(evenstep: Run) -> None:
@@ -52,10 +32,6 @@ def test_every_command_has_help_as_wide_as_the_terminal(
     assert done.code == 0
     assert f"Usage: evenstep {command}" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
-
-
-def test_it_tells_its_version(evenstep: Run) -> None:
-    assert evenstep("--version").out == f"evenstep {__version__}\n"
 
 
 @pytest.mark.parametrize(

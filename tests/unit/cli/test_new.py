@@ -21,11 +21,6 @@ def test_a_copy_of_each_recipe_is_a_run_of_its_own_name(evenstep: Run, recipe: s
     assert not any(f"recipes/{recipe}/" in file.read_text() for file in Path("mine").iterdir())
 
 
-def test_a_copy_passes_the_check(evenstep: Run) -> None:
-    evenstep("new", "mine", "--from", "digits")
-    assert evenstep("check", "mine/run.toml").code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -72,19 +72,3 @@ def test_the_best_schedule_fits_into_the_memory_of_a_rank(evenstep: Run, recipe:
     assert done.code == 0 and "* the fastest within the cap" in done.out, done.err
     small = evenstep("plan", *chain, "--memory-gib", "1e-9")
     assert small.code == 1 and "`--memory-gib`" in small.err and "! gpipe" in small.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--ranks", "4"], "--microbatches"),
-        (["--ranks", "two", "--microbatches", "8"], "--ranks"),
-        ([*SIZE, "--memory-gib", "-1"], "--memory-gib"),
-        ([*SIZE, "--schedule", "1f1d"], "--schedule"),
-        ([*SIZE, "--schedule", "bad.txt"], "--schedule"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(evenstep: Run, recipe: Path, arguments: list[str], named: str) -> None:
-    (recipe / "bad.txt").write_text("0F0\n0F1 0Q0\n")
-    done = evenstep("plan", *arguments)
-    assert done.code == 2 and named in done.err

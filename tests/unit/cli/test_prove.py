@@ -93,14 +93,6 @@ def test_a_run_of_epochs_keeps_its_length_though_the_data_are_few(evenstep: Run,
     assert done.code == 0 and "none fails" in done.out, done.out + done.err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--rows", "nothing"], ["--updates", "0"], ["--ranks", "1"], ["--train.updats", "3"]]
-)
-def test_wrong_options_are_refused_by_name(evenstep: Run, recipe: Path, arguments: list[str]) -> None:
-    done = evenstep("prove", "run.toml", *arguments)
-    assert done.code == 2 and arguments[0] in done.err, done.err
-
-
 def test_a_run_that_fails_says_so(evenstep: Run, recipe: Path) -> None:
     (recipe / "broken.py").write_text(
         "from torch import nn\n"

@@ -40,12 +40,6 @@ def test_several_runs_share_a_page_beside_their_folders(runs: Path, capsys: pyte
     assert Path("new/one.html").exists()
 
 
-def test_a_page_does_not_take_the_place_of_a_device(runs: Path) -> None:
-    (runs / "device").symlink_to("/dev/null")
-    assert main(["report", "runs/a", "--to", "runs/device"]) == 0
-    assert (runs / "device").is_char_device()
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

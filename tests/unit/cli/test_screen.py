@@ -26,12 +26,3 @@ def test_a_full_disk_under_standard_output_ends_with_1(arguments: str) -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 1
     assert "No space left on device" in ended.stderr
-
-
-def test_nothing_is_raised_when_the_terminal_has_been_closed() -> None:
-    terminal, end = os.openpty()
-    with os.fdopen(end, "w") as stream:
-        os.close(terminal)
-        screen = Screen(stream)
-        for number in range(3):
-            print(f"update {number}", file=screen, flush=True)

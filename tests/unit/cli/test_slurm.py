@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from evenstep.cli.launch import Rank, rank_variables, submit_run, submit_to
+from evenstep.cli.launch import Rank, rank_variables, submit_run
 from evenstep.config.run import SlurmTable
 from evenstep.parallel import rank_info_of
-from evenstep.process import command
 
 JOB = SimpleNamespace(
     job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
@@ -47,25 +46,6 @@ def program(folder: Path, name: str, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
-
-
-def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
-    executor = Executor()
-    asked = SlurmTable(
-        nodes=2,
-        ranks_per_node=4,
-        timeout_minutes=60,
-        additional={"partition": "big", "gpus_per_node": 4},
-    )
-    submit_to(executor, asked, ["train", "run.toml"], name="run")
-    assert executor.parameters == {
-        "name": "run",
-        "nodes": 2,
-        "tasks_per_node": 4,
-        "timeout_min": 60,
-        "slurm_additional_parameters": {"partition": "big", "gpus_per_node": 4},
-    }
-    assert executor.submitted == [Rank([*command(), "train", "run.toml"])]
 
 
 def test_a_task_gets_a_ranks_variables() -> None:

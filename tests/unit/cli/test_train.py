@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import Script
 
 from evenstep.checkpoint import read_checkpoint
 
@@ -86,22 +85,6 @@ def test_a_new_run_can_begin_from_a_checkpoint_of_another(evenstep: Run, recipe:
     assert read_checkpoint(recipe / "runs" / "tiny").update == 4
 
 
-def test_a_saved_configuration_trains_the_same_run_again(evenstep: Run, recipe: Path) -> None:
-    evenstep("train", "run.toml")
-    (recipe / "parts.py").unlink()
-    assert evenstep("train", "runs/tiny/config.toml", "--name", "again").code == 0
-    one, two = (read_checkpoint(recipe / "runs" / name).state["model"] for name in ("tiny", "again"))
-    assert isinstance(one, dict)
-    assert isinstance(two, dict)
-    assert all(bool((one[name] == two[name]).all()) for name in one)
-
-
-def test_a_stream_is_trained_on_and_resumed(evenstep: Run) -> None:
-    target = ["--data.train.target", "wrong.py:Counted"]
-    assert evenstep("train", "run.toml", *target, "--train.updates", "3").code == 0
-    assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0
-
-
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_sample_that_raises_is_named_and_what_was_saved_stays(evenstep: Run, recipe: Path, workers: str) -> None:
     settings = ["--data.train.target", "wrong.py:Broken", "--data.num_workers", workers]
@@ -148,14 +131,6 @@ def test_a_resume_with_another_rate_is_refused_unless_it_starts_there_and_says_s
     assert command == "check" or "the optimizer's `lr` was 0.01 and is now 0.5" in done.out
 
 
-def test_one_rank_is_started_again_too(recipe: Path) -> None:
-    (recipe / "once.py").write_text(FAILS_ONCE)
-    settings = ["--launch.max_restarts", "1", "--hooks", '[{target = "once.py:Once"}]']
-    end = Script("-m", "evenstep", "train", "run.toml", *settings).ended()
-    assert end.code == 0, end
-    assert "restart     1 of 1, from the newest checkpoint" in end.out
-
-
 FAILS_ONCE = """
 from pathlib import Path
 from evenstep import Hook
@@ -167,10 +142,3 @@ class Once(Hook):
             struck.touch()
             raise RuntimeError("once")
 """
-
-
-def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    done = evenstep("check", "run.toml", "--log.writers", '["wandb"]')
-    assert done.code == 1
-    assert "pip install 'evenstep[wandb]'" in done.err

@@ -11,7 +11,6 @@ from evenstep.config.load import from_arguments
 from evenstep.config.target import open_run
 from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.errors import ConfigError, TaskError
-from evenstep.optim.schedules import CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
 from refused import refused
 
 PARTS = """
@@ -101,21 +100,6 @@ def build(tmp_path: Path) -> Build:
     return run
 
 
-@pytest.mark.parametrize(
-    ("table", "built"),
-    [
-        ('{kind = "tri_stage", warmup_updates = 1}', TriStage(warmup_updates=1)),
-        ('{kind = "cosine_restarts", period_updates = 3, shrink = 0.5}', CosineRestarts(period_updates=3, shrink=0.5)),
-        ('{kind = "step", every = 2, unit = "epochs"}', Step(every=2, unit="epochs")),
-        ('{kind = "multiplicative", factors = [1.0, 0.5]}', Multiplicative(factors=[1.0, 0.5])),
-        ('{kind = "listed", factors = [[1, 2.0]], unit = "epochs"}', Listed(factors=[(1, 2.0)], unit="epochs")),
-    ],
-)
-def test_a_schedule_of_the_run_file_is_that_of_the_library(build: Build, table: str, built: LrSchedule) -> None:
-    config = build("--lr_schedule", table, "--train.updates", "9").config
-    assert config.lr_schedule == built
-
-
 def test_the_same_seed_gives_the_same_model_and_leaves_the_generators_alone(build: Build) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -151,20 +135,6 @@ def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
     assert [group["lr"] for group in build(*own, "parts.py:by_model").optimizer.param_groups] == [0.1, 0.2]
     with refused(TaskError, "optimizer"):
         build(*own, "parts.py:no_optimizer")
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "refusal"),
-    [
-        (["--model.target", "parts.py:refused"], "model", "`width` must be above 0"),
-        (["--optimizer.name", "none", "--optimizer.target", "parts.py:no_step"], "optimizer", "`beta` must be below 1"),
-    ],
-)
-def test_an_argument_that_a_target_refuses_is_a_fault_of_the_run_file(
-    build: Build, settings: list[str], key: str, refusal: str
-) -> None:
-    with pytest.raises(ConfigError):
-        build(*settings)
 
 
 def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:
@@ -219,27 +189,3 @@ def test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns(bui
     assert (len(others["params"]), len(task_group["params"]), task_group["lr"]) == (2, 1, pytest.approx(0.3))
     trainer = build("--task.target", "parts.py:Centers").trainer()
     assert "task_parameters.centers.weight" in dict(trainer.model.named_parameters())
-
-
-def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:
-    settings = ["--hooks", '[{target = "parts.py:Noted"}]', "--checkpoint.best.metric", "valid/loss"]
-    valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluation.every_updates", "1"]
-    parts = build(*settings, *valid, "--hooks.early_stop.patience_evaluations", "3")
-    trainer = parts.trainer(
-        folder=tmp_path / "run",
-        hooks=parts.hooks,
-        writers=parts.config.log.writers,
-    )
-    names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
-    assert names == [
-        "Timer",
-        "MemoryUse",
-        "Save",
-        "Evaluate",
-        "Best",
-        "Noted",
-        "EarlyStop",
-        "ConsoleWriter",
-        "StopFile",
-        "Status",
-    ]

@@ -61,23 +61,6 @@ def test_unreadable_file_is_one_fault(tmp_path: Path, content: bytes | None, say
     assert len(caught.value.faults) == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("--train.updats", "train.updates"),
-        ("--updates", "train.updates"),
-        ("--train.lr", "optimizer.lr"),
-        ("--lr", "optimizer.lr"),
-        ("--lr_schedule.kin", "lr_schedule.kind"),
-        ("--data.trian.target", "data.train"),
-        ("--data.train.arg", "data.train.args"),
-    ],
-)
-def test_an_unknown_key_fails_and_the_nearest_is_named(faults: Faults, given: str, meant: str) -> None:
-    (fault,) = faults(given, "1")
-    assert f"did you mean `{meant}`?" in fault
-
-
 def test_the_resolved_configuration_reads_back_as_itself(recipe: Path) -> None:
     run = read(recipe, "--data.train.args.path", "a.txt", "--lr_schedule.kind", "cosine", "--hooks", "[]")
     again = recipe / "saved"

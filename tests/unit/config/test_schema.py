@@ -10,14 +10,13 @@ from typing import Annotated, Any, ClassVar
 
 import pytest
 from annotated_types import Interval
-from pydantic import TypeAdapter, ValidationError
 
 import evenstep
 from evenstep.config.load import may_change, schema
 from evenstep.config.run import DataTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
-from evenstep.schema import Count, Instance, Made, json_schema, option, path_of
+from evenstep.schema import Count, Instance, Made, json_schema, option
 from refused import refused
 
 
@@ -60,13 +59,6 @@ class Outer:
 def test_a_wrong_option_is_an_error_with_its_field(given: dict[str, Any], field: str) -> None:
     with refused(ArgumentError, field):
         Outer(**given)
-
-
-def test_all_faults_of_a_file_come_at_once() -> None:
-    with pytest.raises(ValidationError) as raised:
-        TypeAdapter(Outer).validate_json('{"share": "x", "inner": {"size": 0, "sizes": 1}}')
-    places = [path_of(one["loc"], {"inner": {"size": 0, "sizes": 1}}, missing=True) for one in raised.value.errors()]
-    assert set(places) == {("name",), ("share",), ("inner", "size"), ("inner", "sizes")}
 
 
 def test_the_schema_has_texts_ranges_and_what_may_change() -> None:

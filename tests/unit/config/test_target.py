@@ -56,13 +56,6 @@ def test_arguments_are_checked_against_the_signature(faults: Faults, key: str, v
     assert fault.startswith((f"`model.args.{key}` ", f"`model.args.{key}."))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "RAdam"])  # the first one's may be tensors as well
-@pytest.mark.parametrize("value", ["0.9,0.95", "0.9", "[0.9]", "[0.9, true]"])
-def test_wrong_pair_of_numbers_is_a_fault(faults: Faults, name: str, value: str) -> None:
-    (fault,) = faults("--optimizer.name", name, "--optimizer.args.betas", value)
-    assert fault.startswith("`optimizer.args.betas")
-
-
 def test_arguments_become_what_the_signature_says(recipe: Path) -> None:
     args = '{ layers = 2, rate = 1, sizes = [1, 2], shape = { width = 3 }, anything = "as it is" }'
     settings = from_arguments(["--model.args", args, "--data.train.args.path", "text/a.txt"])

@@ -12,12 +12,12 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 
-from fake_group import CollectiveRecord, Fake
+from fake_group import Fake
 
-from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Strategy, Zero1
 from evenstep.parallel.reducer import BucketReducer
 from rows import walk
-from rows.walk import FLAT, MESH
+from rows.walk import MESH
 
 EDGES = [0, 1, 3, 4, 8, 131, 255, 256, 511]  # first, last and inner places of every axis
 
@@ -25,10 +25,6 @@ EDGES = [0, 1, 3, 4, 8, 131, 255, 256, 511]  # first, last and inner places of e
 def test_all_ranks_of_a_group_say_the_same_on_a_mesh_of_three_axes() -> None:
     assert MESH.ranks == 512
     assert MESH.different(EDGES) == []
-
-
-def test_all_ranks_of_one_axis_say_the_same_also_those_without_work() -> None:
-    assert FLAT.different([0, 1, 2, 300, 510]) == []  # rank 0 has no micro-batch in the short batches
 
 
 def test_a_walk_trains_evaluates_saves_and_aborts() -> None:
@@ -89,56 +85,3 @@ def test_all_ranks_say_the_same_with_shards(strategy: Callable[[Fake], Strategy]
 def test_a_walk_finds_ranks_that_say_something_else(mistake: Any, wrong: list[int]) -> None:
     walked = replace(MESH, axes={"data": 64, "tensor": 4}, strategy=lambda group: Mistaken(group, mistake))
     assert walked.different([0, 12, 252] if wrong == [12] else [0, 8, 252]) == wrong
-
-
-def test_what_strategies_give_to_torch_is_written_down_with_its_group_and_bytes() -> None:
-    import torch
-    import torch.distributed as dist
-
-    said: list[CollectiveRecord] = []
-    with walk.fake_processes(5, 8), walk.Collectives(said):
-        mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
-        said.clear()
-        dist.all_reduce(torch.zeros(3), group=mesh["replicate"].get_group())
-        module = torch.nn.Linear(8, 8)
-        torch.distributed.fsdp.fully_shard(module, mesh=mesh["shard"])
-        module(torch.zeros(1, 8)).sum().backward()
-    assert said[0] == CollectiveRecord("allreduce", "2 ranks, 4 apart", 12)
-    assert {word.group for word in said[1:]} == {"4 ranks, 1 apart"}
-    assert any("reduce_scatter" in word.kind for word in said)
-
-
-def test_a_fake_rank_that_leaves_the_script_is_an_error() -> None:
-    from evenstep.errors import ReplicaError
-
-    leader = Fake(0, 4)
-    leader.gather("x")
-    follower = Fake(1, 4, heard=leader.heard)
-    assert follower.gather("y") == ["x", "y", "x", "x"]
-    with pytest.raises(ReplicaError):
-        follower.sum_floats([1.0])
-
-
-def test_a_fake_rank_that_trains_otherwise_than_the_one_it_follows_is_an_error() -> None:
-    from evenstep.data import GlobalBatch, Position
-    from evenstep.errors import ReplicaError
-    from evenstep.train.update.weigh import weigh
-
-    batch = GlobalBatch(
-        position=Position(),
-        following=Position(batch=1),
-        microbatches=(),
-        num_microbatches=1,
-        num_samples=1,
-        ends_epoch=False,
-    )
-    leader = Fake(0, 4)
-    weigh({"": walk.Square()}, batch, leader, stamp=3.0)
-    weigh({"": walk.Square()}, batch, Fake(1, 4, heard=leader.heard), stamp=3.0)
-    with pytest.raises(ReplicaError):
-        weigh({"": walk.Square()}, batch, Fake(1, 4, heard=leader.heard), stamp=0.75)
-
-
-def test_one_rank_alone_says_nothing() -> None:
-    said = replace(MESH, axes={"data": 1, "tensor": 2}, strategy=Single)(1).said
-    assert {word.kind for word in said if word.group} <= {"gather", "sum_floats"}

@@ -55,12 +55,6 @@ def test_random_numbers_are_one_that_each_could_be(draw: Callable[[], Tensor], m
     assert draw().dtype == drawn.dtype
 
 
-def test_a_generator_of_ones_own_is_left_as_it_is() -> None:
-    with laboratory(still=True):
-        drawn = torch.rand(5, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(drawn, torch.rand(5, generator=torch.Generator().manual_seed(3)))
-
-
 def test_casts_to_float32_are_made_to_float64() -> None:
     x = torch.tensor([1 / 3], dtype=torch.float64)
     with laboratory(wide=True):

@@ -118,13 +118,6 @@ def test_broken_and_missing_files_are_listed_and_the_rest_is_shown(tmp_path: Pat
     assert "Not everything in the run folder could be read" in read(tmp_path).text
 
 
-def test_last_hundred_incidents_are_shown(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").touch()
-    write_lines(tmp_path / "incidents.jsonl", *({"update": at, "message": f"no. {at}"} for at in range(250)))
-    text = read(tmp_path).text
-    assert "no. 249" in text and "no. 150" in text and "no. 149" not in text
-
-
 class Line(evenstep.Task):
     def loss(self, output: Tensor, batch: Any) -> Tensor:
         return ((output - batch[1]) ** 2).sum()
