@@ -185,7 +185,7 @@ class TaskTable(Target):
 
     _: KW_ONLY
     metrics: dict[str, Target] = field(default_factory=dict[str, Target])
-    """Additional metrics, by name: classes of `torchmetrics`, which get what the task's `loss` returns as `observed`."""
+    """More metrics, by name: classes of `torchmetrics`, which get what the task's `loss` returns as `observed`."""
 
 
 @option
@@ -284,8 +284,8 @@ class ParallelTable:
     gather_dtype: Literal["bf16"] | None = None
     """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
     reduction: Literal["ordered", "fast"] = "ordered"
-    """How gradients are added: `ordered` in numbered blocks and a fixed tree, which gives the same bits on any number of
-    ranks; `fast` in the backend's order."""
+    """How gradients are added: `ordered` in numbered blocks and a fixed tree, with the same bits on any number of ranks;
+    `fast` in the backend's order."""
     blocks: Count = BLOCKS
     """Blocks of micro-batches, B, in which ordered gradients are added. The bits depend on it. R ranks hold at most
     log₂(B/R) further sets of gradients, none where B ≤ R; an even number of blocks for each rank is best."""
@@ -357,7 +357,7 @@ class RunConfig:
     """A whole run."""
 
     may_change: ClassVar[frozenset[str]] = frozenset(
-        ["device", "threads", "recipe", "hooks", "evaluation", "checkpoint", "log", "parallel", "launch", "failures"]
+        {"device", "threads", "recipe", "hooks", "evaluation", "checkpoint", "log", "parallel", "launch", "failures"}
     )
 
     _: KW_ONLY

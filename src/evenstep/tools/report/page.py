@@ -56,11 +56,8 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
     text = render([read_run(folder) for folder in folders]).encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # such as /dev/stdout
-            path.write_bytes(text)
-        else:
-            with replacing(path, sync=False) as new:
-                new.write_bytes(text)
+        with replacing(path, sync=False) as new:
+            new.write_bytes(text)
     except OSError as error:
         raise EvenstepError(
             f"the report cannot be written to `{path}`: {error.strerror}; name another file by `--to FILE`."
