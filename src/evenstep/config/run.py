@@ -284,7 +284,7 @@ class ParallelTable:
     gather_dtype: Literal["bf16"] | None = None
     """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
     reduction: Literal["ordered", "fast"] = "ordered"
-    """How gradients are added: `ordered` in numbered blocks and a fixed tree, with the same bits on any number of ranks;
+    """How gradients are added: `ordered` in blocks and a fixed tree, with the same bits on any number of ranks;
     `fast` in the backend's order."""
     blocks: Count = BLOCKS
     """Blocks of micro-batches, B, in which ordered gradients are added. The bits depend on it. R ranks hold at most

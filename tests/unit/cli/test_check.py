@@ -74,5 +74,3 @@ def test_the_metric_that_a_plateau_follows_is_looked_for(evenstep: Run, recipe: 
     assert done.code == 1
     assert "hook `Plateau` follows `valid/los`" in done.err and "did you mean `valid/loss`" in done.err
     assert evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau"}').code == 0
-
-
