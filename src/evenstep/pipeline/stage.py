@@ -3,7 +3,7 @@
 A whole model is a model of one stage. Of a stage's outputs only the graph's edges are kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast, final
 
@@ -16,31 +16,34 @@ from evenstep.parallel.fsdp import PlanReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
-from evenstep.pipeline.pipeline_model import StageModule
+from evenstep.pipeline.pipeline_model import PipelineModel, StageModule
 from evenstep.pipeline.wire import Address, Edges, detached, tensors
 
 Gradients = list[Tensor | None]
 
 
 class PlanStep(Protocol):
-    """The micro-batches that go through a plan, by the plan's numbers.
-
-    `forward` gives the outputs that leave a stage, and the loss of the last stage; `going_back` is the context of the
-    backward of a stage without a loss. `done` is called when this rank has computed all of a micro-batch. `completed`
-    gives the number of the micro-batch whose gradients a backward completes, or None.
-    """
+    """The micro-batches that go through a plan, by the plan's numbers."""
 
     def forward(
         self, stage: "Stage", received: Mapping[int, Any], microbatch: int
-    ) -> tuple[Mapping[int, Any], Tensor | None]: ...
+    ) -> tuple[Mapping[int, Any], Tensor | None]:
+        """The outputs that leave a stage, by place, and the loss of the last stage."""
+        ...
 
     def backward(self, loss: Tensor, microbatch: int) -> None: ...
 
-    def going_back(self, microbatch: int) -> AbstractContextManager[None]: ...
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Context of the backward of a stage without a loss."""
+        ...
 
-    def done(self, microbatch: int) -> None: ...
+    def done(self, microbatch: int) -> None:
+        """Called when this rank has computed all of a micro-batch."""
+        ...
 
-    def completed(self, microbatch: int) -> int | None: ...
+    def completed(self, microbatch: int) -> int | None:
+        """Number of the micro-batch whose gradients this backward completes."""
+        ...
 
     def acted(self, op: Op, /) -> None: ...
 
@@ -80,16 +83,13 @@ class _Activations:
 
 @final
 class Stage:
-    """One stage of a model.
+    """One stage of a model on this rank.
 
     Args:
         module: a `StageModule`, or a whole model, which is then the only stage.
-        index: number of the stage in the whole model, from 0.
-        edges: outputs and gradients of other stages; a stage without neighbours needs none.
-        sources: stages whose outputs it takes.
-        carried: places of the layers whose outputs leave, by destination.
-        is_first_here: True if no earlier stage is on this rank.
-        is_last_here: True if no later stage is on this rank.
+        model: all stages; None for a whole model.
+        index: number of the stage among them, from 0.
+        edges: outputs and gradients of other stages.
 
     Attributes:
         acts: functions of an action and the running step, by kind of action.
@@ -100,28 +100,25 @@ class Stage:
         module: nn.Module,
         reducer: Reducer,
         *,
+        model: PipelineModel | None = None,
         index: int = 0,
         edges: Edges | None = None,
-        sources: Sequence[int] = (),
-        carried: Mapping[int, Sequence[int]] | None = None,
-        gives_loss: bool = True,
-        is_first_here: bool = True,
-        is_last_here: bool = True,
         deferral: Deferral | None = None,
     ) -> None:
-        self.module = module
-        self.reducer = reducer
-        self.index = index
-        self.sources = tuple(sources)
-        self.carried = dict(carried or {})
+        self.module, self.reducer, self.index = module, reducer, index
         self.is_whole = not isinstance(module, StageModule)
         self.takes_inputs = module.takes_inputs if isinstance(module, StageModule) else True
-        self.gives_loss = gives_loss
-        self.takes_batch = gives_loss or self.takes_inputs
+        self.sources: tuple[int, ...] = ()
+        self.carried: dict[int, tuple[int, ...]] = {}  # places of the layers whose outputs leave, by destination
+        self.gives_loss = self._is_first_here = self._is_last_here = True
+        if model is not None:
+            self.sources = model.layout.sources(index)
+            self.carried = {there: model.carried[index, there] for there in model.layout.destinations(index)}
+            self.gives_loss = index == model.last
+            self._is_first_here, self._is_last_here = index == model.own[0], index == model.own[-1]
+        self.takes_batch = self.gives_loss or self.takes_inputs
         self._collect = None if type(reducer).collect is Reducer.collect else reducer.collect
         self._edges = cast("Edges", edges)
-        self._is_first_here = is_first_here
-        self._is_last_here = is_last_here
         self._deferral = deferral or Deferral()
         self._live: dict[int, _Activations] = {}
         self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}

@@ -4,7 +4,7 @@ Each owner steps its own copy; gradients are summed over owners in the order of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,9 @@ def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter],
     for number, tie in enumerate(ties):
         known = {name: flags for theirs in everybody for name, flags in theirs[number].items()}
         check_frozen({name: trains for name, (trains, _) in known.items()})
-        _sum_one(tie, {name for name, (_, is_there) in known.items() if is_there}, parameters, group)
+        present = [(name, owner) for name, owner in zip(tie.names, tie.owners, strict=True) if known[name][1]]
+        if present and own[number]:
+            _sum_one(tie, present, own[number], group)
 
 
 def check_frozen(trains: Mapping[str, bool]) -> None:
@@ -64,45 +66,35 @@ def check_frozen(trains: Mapping[str, bool]) -> None:
         )
 
 
-def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
-    owners = [(name, owner) for name, owner in zip(tie.names, tie.owners, strict=True) if name in present]
-    if not owners:
-        return
-    root, total = tie.owners[0], None
+def _sum_one(tie: Tie, present: list[tuple[str, int]], copies: Mapping[str, nn.Parameter], group: Group) -> None:
+    first = next(iter(copies.values()))
+
+    def received(rank: int) -> Tensor:
+        held = local_tensor(first)
+        gradient = torch.empty(held.shape, dtype=gradient_format(first), device=held.device)
+        group.begin_receive(gradient, rank)()
+        return gradient
+
+    root = tie.owners[0]
     waits: list[Callable[[], None]] = []
     if group.rank == root:
-        like = _like(parameters[tie.names[0]])
-        for name, owner in owners:
-            gradient = _held(parameters[name].grad) if owner == root else _received(like, owner, group)
-            total = gradient.clone() if total is None else total.add_(gradient)
-        assert total is not None
-        waits = [group.begin_send(total, owner) for owner in sorted(set(tie.owners) - {root})]
-    elif group.rank in tie.owners:
-        like = _like(next(parameters[name] for name in tie.names if name in parameters))
-        for name, owner in owners:
+        gradients = (_gradient(copies[name]) if owner == root else received(owner) for name, owner in present)
+        total = next(gradients).clone()
+        for gradient in gradients:
+            total.add_(gradient)
+        waits = [group.begin_send(total, owner) for owner in sorted({*tie.owners} - {root})]
+    else:
+        for name, owner in present:
             if owner == group.rank:
-                group.begin_send(_held(parameters[name].grad).contiguous(), root)()
-        total = _received(like, root, group)
+                group.begin_send(_gradient(copies[name]).contiguous(), root)()
+        total = received(root)
     for wait in waits:
         wait()
-    for name in tie.names:
-        if name in parameters and total is not None:
-            parameter = parameters[name]
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter, dtype=gradient_format(parameter))
-            _held(parameter.grad).copy_(total)
+    for parameter in copies.values():
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter, dtype=gradient_format(parameter))
+        _gradient(parameter).copy_(total)
 
 
-def _held(tensor: Any) -> Tensor:
-    return local_tensor(tensor)
-
-
-def _like(parameter: Tensor) -> Tensor:
-    held = _held(parameter)
-    return torch.empty((), dtype=gradient_format(parameter), device=held.device).expand(held.shape)
-
-
-def _received(like: Tensor, rank: int, group: Group) -> Tensor:
-    gradient = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
-    group.begin_receive(gradient, rank)()
-    return gradient
+def _gradient(parameter: Tensor) -> Tensor:
+    return local_tensor(cast("Tensor", parameter.grad))

@@ -327,7 +327,7 @@ class Parts:
 
     def _saved(self, names: list[list[str]], rounded: list[str]) -> TrainState:
         model, precision, reducers = self.model, self.precision, self.execution.reducers
-        peers = self.execution.trainer.peers
+        pipeline = self.execution.trainer.pipeline
         stepper = self._stepper(rounded)  # rounds the parameters of the model
         by_name = named_parameters(model)
         averaged_as: dict[str, torch.dtype] = {}
@@ -343,7 +343,9 @@ class Parts:
             stepper=stepper,
             averaged_as=averaged_as,
             trained=TrainedParameters(model, self.optimizer, names, reducers, precision),
-            stages=StageState(model, peers.wire) if isinstance(model, PipelineModel) and peers is not None else None,
+            stages=StageState(model, pipeline.wire)
+            if isinstance(model, PipelineModel) and pipeline is not None
+            else None,
         )
 
     def _stepper(self, rounded: Sequence[str]) -> Stepper:

@@ -197,10 +197,7 @@ class Execution:
     def reset(self) -> None:
         """Forget everything of an attempt that has failed, on all ranks."""
         for runner in (self.trainer, self.evaluator, self.local_runner):
-            for stage in runner.stages.values():
-                stage.forget()
-            if runner.peers is not None:
-                runner.peers.reset()
+            runner.reset()
         self.reducers.abandon()
 
 
