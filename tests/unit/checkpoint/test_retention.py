@@ -15,7 +15,6 @@ from evenstep.checkpoint import (
     verify,
     write_checkpoint,
 )
-from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
 
@@ -48,25 +47,6 @@ def test_whatever_is_kept_the_newest_sound_one_is(
     left = {int(path.name[5:]) for path in complete_checkpoints(folder)}
     sound = sorted({1, 2, 3, 4} - damaged)
     assert left == damaged | protected | set(sound[-keep_last:])
-
-
-def test_a_fault_at_any_operation_of_a_deletion_leaves_only_whole_checkpoints(folder: Path, state: State, failing_disk):
-    for update in (1, 2, 3):
-        write_checkpoint(folder, update, state(update))
-    with failing_disk() as counted:
-        retain(folder, keep_last=2)
-    for number in range(len(counted.operations)):
-        for for_good in (False, True):
-            run = folder.parent.parent / f"{number}-{for_good}" / "checkpoints"
-            for update in (1, 2, 3):
-                write_checkpoint(run, update, state(update))
-            disk = failing_disk(number, for_good=for_good)
-            with disk, pytest.raises(CheckpointError):
-                retain(run, keep_last=2)
-            assert {2, 3} <= {verify(path).update for path in complete_checkpoints(run)} <= {1, 2, 3}
-            clean_leftovers(run)
-            retain(run, keep_last=2)
-            assert names(run) == ["step-00000002", "step-00000003"]
 
 
 def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(five: Path):

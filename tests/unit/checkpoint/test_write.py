@@ -15,7 +15,6 @@ from evenstep.checkpoint import (
     write_checkpoint,
     write_emergency,
 )
-from evenstep.checkpoint.folders import REPLACED
 from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
@@ -82,31 +81,10 @@ def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Pat
     assert list(folder.iterdir()) == []
 
 
-def test_the_old_checkpoint_of_the_same_update_is_readable_until_the_new_one_has_its_name(
-    folder: Path, state: State, failing_disk
-):
-    seen: list[list[str]] = []
-
-    class Watched(failing_disk):
-        def rename(self, source: Path, target: Path) -> None:
-            super().rename(source, target)
-            seen.append([path.name for path in complete_checkpoints(folder)])
-            assert update_of(folder) == 5
-
-    write_checkpoint(folder, 5, state(5))
-    with Watched():
-        write_checkpoint(folder, 5, state(5))
-    assert seen[:2] == [[f"{REPLACED}step-00000005"], ["step-00000005"]]
-
-
-def test_an_emergency_save_is_an_ordinary_checkpoint(folder: Path, state: State) -> None:
+def test_an_emergency_save_is_an_ordinary_checkpoint_that_is_made_once(folder: Path, state: State) -> None:
     assert write_emergency(folder, 4, state(4)) == folder / "step-00000004"
     assert read_checkpoint(folder).update == 4
     assert [path.name for path in folder.iterdir()] == ["step-00000004"]
-
-
-def test_an_emergency_save_is_made_once(folder: Path, state: State) -> None:
-    write_checkpoint(folder, 4, state(4))
     assert write_emergency(folder, 4, state(5)) is None
     (folder / ".emergency-step-00000005").mkdir()
     assert write_emergency(folder, 5, state(5)) is None

@@ -4,7 +4,6 @@ import json
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
@@ -249,23 +248,20 @@ def test_sizes_that_change_by_updates_count_the_batches_that_are_taken() -> None
 # --- Datasets.
 
 
-VARIANTS: list[Callable[[dict[str, Any]], dict[str, Any]]] = [
-    lambda base: base,
-    lambda base: base | {"lengths": [1, 2, 4, 3]},
-    lambda base: base | {"global_batch_tokens": 9},
-    lambda base: base | {"micro_batch_tokens": 3, "oversized": "skip"},
-    lambda base: base | {"shuffle": False},
-    lambda base: base | {"packed": True},
-    lambda base: {"global_batch_size": 2},
-    lambda base: {"global_batch_size": [(1, 1), (3, 2)]},
-    lambda base: {"global_batch_size": [(1, 1), (4, 2)]},
-]
-
-
 def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update() -> None:
     base = {"global_batch_tokens": 8, "lengths": [1, 2, 3, 4]}
-    prints = [MapData(range(4), **variant(base)).fingerprint() for variant in VARIANTS]
-    prints.append(MapData(range(3), **(base | {"lengths": [1, 2, 3]})).fingerprint())
+    variants: list[dict[str, Any]] = [
+        base,
+        base | {"lengths": [1, 2, 4, 3]},
+        base | {"global_batch_tokens": 9},
+        base | {"micro_batch_tokens": 3, "oversized": "skip"},
+        base | {"shuffle": False},
+        base | {"packed": True},
+        {"global_batch_size": 2},
+        {"global_batch_size": [(1, 1), (3, 2)]},
+        {"global_batch_size": 2, "sampling": [1, 2, 3, 4]},
+    ]
+    prints = [MapData(range(4), **variant).fingerprint() for variant in variants]
     prints.append(MapData(Subset(range(4), [0, 1, 2, 3]), **base).fingerprint())
     assert all(json.loads(json.dumps(one)) == one for one in prints)
     assert len({*map(repr, prints)}) == len(prints)
