@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
@@ -13,14 +13,6 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDatas
 
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError
-
-
-class MapDataset(Protocol):
-    """Samples by number: `dataset[i]` for i in 0..len(dataset)-1, as of lists and torch's datasets."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> object: ...
 
 
 def count_samples(dataset: object) -> int:
@@ -34,7 +26,7 @@ def count_samples(dataset: object) -> int:
             f"feed a stream with `StreamData`.",
             field="dataset",
         )
-    num_samples = len(cast(MapDataset, dataset))
+    num_samples = len(cast("Any", dataset))
     if not num_samples:
         raise ArgumentError(f"`dataset` must hold at least one sample, but this {name} is empty.", field="dataset")
     return num_samples

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from evenstep.arguments import first_of
 from evenstep.data.batch import DataFault
-from evenstep.data.dataset import MapDataset, draws_nothing, fetches_many, rows_of, with_set_epoch
+from evenstep.data.dataset import draws_nothing, fetches_many, rows_of, with_set_epoch
 from evenstep.data.seeding import seed_generators, undisturbed
 from evenstep.data.split import num_arrived
 from evenstep.data.tree import pin
@@ -105,7 +105,7 @@ class Reply(NamedTuple):
 class Fetcher(Dataset[Reply]):
     """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches."""
 
-    def __init__(self, dataset: MapDataset, collate: Collate, reading: Reading, *, packed: bool) -> None:
+    def __init__(self, dataset: Any, collate: Collate, reading: Reading, *, packed: bool) -> None:
         self._dataset = dataset
         self._collate = collate
         self._reading = reading

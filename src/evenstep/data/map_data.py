@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, pairwise, tee
 from math import ceil
-from typing import NamedTuple, cast, final, get_args
+from typing import Any, NamedTuple, cast, final, get_args
 from zlib import crc32
 
 import numpy as np
@@ -31,7 +31,7 @@ from evenstep.data.batching import (
     pairs_of,
     shuffle_batches,
 )
-from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
+from evenstep.data.dataset import count_samples, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request, WorkerLoader, read_here
 from evenstep.data.order import Draws, Order, order_of
 from evenstep.data.tree import can_pin
@@ -103,7 +103,7 @@ class MapData(Data):
 
     def __init__(
         self,
-        dataset: MapDataset,
+        dataset: Any,
         *,
         global_batch_size: Sizes = None,
         global_batch_tokens: int | None = None,
