@@ -49,11 +49,15 @@ def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint")
     """
     if meant == "none":
         return Chosen({}, ())
-    whole = unwrapped(model)
-    pipeline, in_stages = pipeline_of(model), isinstance(model, PipelineModel)
-    layers = model.own_layers() if in_stages else children_of(whole)
+    if isinstance(model, PipelineModel):
+        layers = model.own_layers()
+        is_list = True
+    else:
+        whole = unwrapped(model)
+        layers = children_of(whole)
+        is_list = _is_list(whole)
     if meant == "blocks":
-        found = repeated_blocks(layers, pipeline if in_stages else None, is_list=in_stages or _is_list(whole))
+        found = repeated_blocks(layers, pipeline_of(model), is_list=is_list)
     else:
         found = _matching(layers, meant)
     result = chosen(model, found)

@@ -1,7 +1,6 @@
-"""Cuts of micro-batches that do not fit into a rank's memory.
+"""Cuts of micro-batches that do not fit into a rank's memory: the gradient is the sum of those of the pieces.
 
-A micro-batch that is too large goes through the model in pieces: its gradient is the sum of theirs. A size that did not
-fit once is not tried again in the run. `Task.split` cuts a batch; by default along the samples.
+A size that did not fit once is not tried again in the run. `Task.split` cuts a batch; by default along the samples.
 """
 
 import math
@@ -56,11 +55,7 @@ class SplitLimit:
     sums: bool = True
 
     def pieces(self, task: Task, whole: SubBatch) -> list[SubBatch]:
-        """A micro-batch in pieces within the limit, or of one sample.
-
-        Raises:
-            TaskError: the pieces have another weight than the whole.
-        """
+        """A micro-batch in pieces within the limit, or of one sample; TaskError if they have another weight."""
         if self.limit is None or self._is_meant_whole(task):
             return [whole]
         pieces = _within(task, whole, self.limit)
@@ -102,12 +97,15 @@ def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
     if end - first < 2:
         return [piece]
     middle = first + half_of_samples(end - first)
-    halves: list[SubBatch] = []
-    for number, (begin, stop) in enumerate(((first, middle), (middle, end))):
-        known = None if piece.num_samples is None else stop - begin
-        data = samples_of(batch, begin, stop, count)
-        halves.append(SubBatch(data, (*piece.path, number), known, (batch, count, begin, stop)))
-    return halves
+    return [
+        SubBatch(
+            samples_of(batch, begin, stop, count),
+            path=(*piece.path, number),
+            num_samples=None if piece.num_samples is None else stop - begin,
+            cut_from=(batch, count, begin, stop),
+        )
+        for number, (begin, stop) in enumerate([(first, middle), (middle, end)])
+    ]
 
 
 def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:

@@ -1,7 +1,4 @@
-"""Failure policies: what a run does about aborted updates, lack of memory and spikes of the loss.
-
-A policy turns an incident into an answer, the same on all ranks. It only decides; the loop carries the answer out.
-"""
+"""Failure policies: they turn incidents into answers, the same on all ranks, which the loop carries out."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, final
+from typing import final
 
 from evenstep.arguments import require_number, require_whole
 from evenstep.errors import NonFiniteError
@@ -19,7 +16,6 @@ from evenstep.options import MAX_REWINDS, SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
 
 LOSS = "train/loss"
 _MAX_BATCHES_WITHOUT_WEIGHT = 100
-_END_BY_THEMSELVES = ("out_of_memory", "overflow")  # each retry differs: a finer cut, a lower loss scale
 _TO_STANDARD_DEVIATIONS = 1.4826  # of a normal distribution
 _LEAST_SPREAD = 0.01
 
@@ -46,6 +42,7 @@ class FailurePolicy(ABC):
         """The answer to `incident`."""
 
     def _count(self, incident: Incident) -> int:
+        """How often the same update has failed in a row."""
         self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
         self._update = incident.update
         return self._in_a_row
@@ -53,11 +50,7 @@ class FailurePolicy(ABC):
 
 @final
 class Stop(FailurePolicy):
-    """Always stops: the run ends at its last committed update.
-
-    >>> Stop()(Incident(kind="non_finite", update=3, message=""))
-    <Answer.STOP: 'stop'>
-    """
+    """Always stops: the run ends at its last committed update."""
 
     def __call__(self, incident: Incident) -> Answer:
         return Answer.STOP
@@ -74,8 +67,7 @@ class Skip(FailurePolicy):
     """
 
     def __init__(self, *, limit: int = 10) -> None:
-        require_whole("limit", limit, at_least=1)
-        self._limit = limit
+        self._limit = require_whole("limit", limit, at_least=1)
 
     def __call__(self, incident: Incident) -> Answer:
         return Answer.SKIP if self._count(incident) <= self._limit else Answer.STOP
@@ -86,21 +78,15 @@ class Retry(FailurePolicy):
     """Retries, and stops when the same update has failed more than `limit` times in a row.
 
     Args:
-        limit: None for once, and for no limit where each try differs: a finer cut, a lower loss scale.
-
-    >>> retry, incident = Retry(), Incident(kind="non_finite", update=3, message="")
-    >>> retry(incident), retry(incident)
-    (<Answer.RETRY: 'retry'>, <Answer.STOP: 'stop'>)
+        limit: None for once, and for no limit where each try is a finer cut.
     """
 
     def __init__(self, *, limit: int | None = None) -> None:
-        if limit is not None:
-            require_whole("limit", limit, at_least=1)
-        self._limit = limit
+        self._limit = limit if limit is None else require_whole("limit", limit, at_least=1)
 
     def __call__(self, incident: Incident) -> Answer:
+        is_endless = self._limit is None and incident.kind == "out_of_memory"
         failures = self._count(incident)
-        is_endless = self._limit is None and incident.kind in _END_BY_THEMSELVES
         return Answer.RETRY if is_endless or failures <= (self._limit or 1) else Answer.STOP
 
 
@@ -110,17 +96,11 @@ class Rewind(FailurePolicy):
 
     Args:
         past_data: True to leave out the data up to the offending global batch; else they are taken again.
-
-    >>> rewind = Rewind(limit=1)
-    >>> incident = Incident(kind="loss_spike", update=3, message="")
-    >>> rewind(incident), rewind(incident)
-    (<Answer.REWIND: 'rewind'>, <Answer.STOP: 'stop'>)
     """
 
     def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
-        require_whole("limit", limit, at_least=1)
         self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND
-        self._left = limit
+        self._left = require_whole("limit", limit, at_least=1)
 
     def __call__(self, incident: Incident) -> Answer:
         self._left -= 1
@@ -173,7 +153,7 @@ class LossSpikes:
         self.policy = policy
         self.window_updates = window_updates
         self._threshold = threshold
-        self._in_spike = False
+        self.in_spike = False
         self._has_reported_not_finite = False
 
     def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
@@ -182,21 +162,17 @@ class LossSpikes:
         ordered = sorted(window)
         for record in records:
             bound = self._bound(ordered, record.value)
-            was_in_spike = self._in_spike
-            self._in_spike = not math.isfinite(record.value) or (bound is not None and record.value > bound)
+            was_in_spike = self.in_spike
+            self.in_spike = not math.isfinite(record.value) or (bound is not None and record.value > bound)
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
             window.append(_sortable(record.value))
             insort(ordered, window[-1])
-            if self._in_spike and not was_in_spike:
+            if self.in_spike and not was_in_spike:
                 incident = self._incident(record, bound)
                 if incident is not None:
                     return incident
         return None
-
-    def forget(self) -> None:
-        """The run has gone back to before the spike."""
-        self._in_spike = False
 
     def _incident(self, record: Record, bound: float | None) -> Incident | None:
         loss = record.value
@@ -211,12 +187,9 @@ class LossSpikes:
                 "although its gradient was finite and was applied. Most often a mean over nothing was taken (0 / 0): "
                 "return the sum, or `Loss.of_mean(mean, count)`."
             )
-        return Incident(
-            kind="loss_spike",
-            update=record.update,
-            message=f"the loss of update {record.update} is {loss:.4g}, {why}",
-            details={"loss": loss if is_finite else repr(loss)},
-        )
+        message = f"the loss of update {record.update} is {loss:.4g}, {why}"
+        details = {"loss": loss if is_finite else repr(loss)}
+        return Incident(kind="loss_spike", update=record.update, message=message, details=details)
 
     def _bound(self, ordered: list[float], value: float) -> float | None:
         if len(ordered) < max(8, self.window_updates // 4):
@@ -241,13 +214,6 @@ def _median(ordered: list[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-class Decision(NamedTuple):
-    """Answer to an incident; None if it is only reported."""
-
-    answer: Answer | None
-    incident: Incident
-
-
 @final
 @dataclass(slots=True, kw_only=True)
 class Policies:
@@ -268,13 +234,13 @@ class Policies:
     def may_rewind(self) -> bool:
         return any(isinstance(policy, Rewind) for policy in (self.non_finite, self.spikes and self.spikes.policy))
 
-    def about_abort(self, incident: Incident) -> Decision:
+    def about_abort(self, incident: Incident) -> Answer:
         if incident.kind == "overflow":
-            return Decision(Answer.RETRY, incident)
-        policy = self._on_no_weight if incident.kind == "no_weight" else self.non_finite
-        return Decision(policy(incident), incident)
+            return Answer.RETRY  # at a lower loss scale
+        return (self._on_no_weight if incident.kind == "no_weight" else self.non_finite)(incident)
 
-    def about_spikes(self, records: Sequence[Record], storage: Storage) -> Decision | None:
+    def about_spikes(self, records: Sequence[Record], storage: Storage) -> tuple[Incident, Answer | None] | None:
+        """The first spike among the records of a window, and the answer; None if it is only reported."""
         spikes = self.spikes
         losses = [record for record in records if record.name == LOSS]
         if spikes is None or not losses:
@@ -283,12 +249,12 @@ class Policies:
         incident = spikes.first(before, losses)
         if incident is None:
             return None
-        return Decision(None if spikes.policy is None else spikes.policy(incident), incident)
+        return incident, None if spikes.policy is None else spikes.policy(incident)
 
     def went_back(self) -> None:
         """The run has gone back to before a spike."""
         if self.spikes is not None:
-            self.spikes.forget()
+            self.spikes.in_spike = False
 
 
 def spike_error(incident: Incident, update: int) -> NonFiniteError:

@@ -105,9 +105,9 @@ class Ledger:
                 raise
             raise error from raised
 
-    def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
+    def explain(self, aborted: Aborted) -> tuple[Incident, Exception]:
         """The incident with its cause, found by another run, and an error to raise; see `Engine.explain`."""
-        return self.causes.ending(incident or aborted.incident, aborted.pending)
+        return self.causes.ending(aborted.incident, aborted.pending)
 
     def _take(self) -> tuple[list[PendingUpdate], int | None]:
         updates = self._pending.copy()

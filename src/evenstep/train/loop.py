@@ -15,7 +15,7 @@ from evenstep.events import EpochEvent, Hook, Incident, Record
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
-from evenstep.train.failures import Answer, Decision, Policies, spike_error
+from evenstep.train.failures import Answer, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter, data_incidents
 from evenstep.train.requests import End, Requests, Rewind
@@ -146,14 +146,15 @@ class Loop:
         engine.phases.lap("loop")
         records = self.write_known()
         engine.phases.lap("write")
-        decision = self.policies.about_spikes(records, engine.storage)
-        if decision is None:
+        spike = self.policies.about_spikes(records, engine.storage)
+        if spike is None:
             return
-        self.reporter.report(decision.incident)
-        if decision.answer is Answer.STOP:
-            raise spike_error(decision.incident, engine.progress.update)
-        if decision.answer in (Answer.REWIND, Answer.REWIND_PAST):
-            raise self._rewind(decision)
+        incident, answer = spike
+        self.reporter.report(incident)
+        if answer is Answer.STOP:
+            raise spike_error(incident, engine.progress.update)
+        if answer in (Answer.REWIND, Answer.REWIND_PAST):
+            raise self._rewind(incident, answer)
 
     def write_known(self) -> list[Record]:
         engine = self.engine
@@ -257,25 +258,25 @@ class Loop:
     def _answer(self, aborted: Aborted) -> None:
         self.requests.forget_actions()
         batch = aborted.pending.batch
-        decision = self.policies.about_abort(aborted.incident)
-        if decision.answer is Answer.STOP:
-            incident, error = self.engine.ledger.explain(aborted, decision.incident)
+        answer = self.policies.about_abort(aborted.incident)
+        if answer is Answer.STOP:
+            incident, error = self.engine.ledger.explain(aborted)
             self.reporter.report(incident)
             raise error
-        self.reporter.report(decision.incident)
-        if decision.answer in (Answer.REWIND, Answer.REWIND_PAST):
+        self.reporter.report(aborted.incident)
+        if answer in (Answer.REWIND, Answer.REWIND_PAST):
             self.feed.used(aborted.pending.number, batch)
-            raise self._rewind(decision)
+            raise self._rewind(aborted.incident, answer)
         again = [batch, *aborted.since]
-        if decision.answer is Answer.SKIP:
+        if answer is Answer.SKIP:
             self.engine.ledger.skip(again.pop(0))
         self.feed.take_again(again)
 
-    def _rewind(self, decision: Decision) -> Rewind:
-        update, past = decision.incident.update, None
-        if decision.answer is Answer.REWIND_PAST:
-            past = self.feed.end_of(update) or self.engine.progress.position
-        return Rewind(decision.incident.message, update=update, past=past)
+    def _rewind(self, incident: Incident, answer: Answer) -> Rewind:
+        past = None
+        if answer is Answer.REWIND_PAST:
+            past = self.feed.end_of(incident.update) or self.engine.progress.position
+        return Rewind(incident.message, update=incident.update, past=past)
 
     def _go_back(self, rewind: Rewind) -> None:
         if hasattr(rewind, "__notes__"):  # a hook failed at the same time, and its error is a note

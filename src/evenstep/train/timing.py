@@ -21,16 +21,9 @@ PHASES: Final = (
 )
 _OF_OP: Final = {  # ARM sets a flag, and counts for the backward that follows
     Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.INPUT_BACKWARD: "backward",
-    Op.WEIGHT_BACKWARD: "backward",
-    Op.SEND_OUTPUT: "messages",
-    Op.RECEIVE_INPUT: "messages",
-    Op.SEND_GRADIENT: "messages",
-    Op.RECEIVE_GRADIENT: "messages",
-    Op.REDUCE: "reduce",
-    Op.UNSHARD: "reduce",
-    Op.RESHARD: "reduce",
+    **dict.fromkeys((Op.BACKWARD, Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD), "backward"),
+    **dict.fromkeys((Op.SEND_OUTPUT, Op.RECEIVE_INPUT, Op.SEND_GRADIENT, Op.RECEIVE_GRADIENT), "messages"),
+    **dict.fromkeys((Op.REDUCE, Op.UNSHARD, Op.RESHARD), "reduce"),
 }
 
 
