@@ -84,7 +84,7 @@ class Checkpointer:
             )
         except BaseException as error:
             tolerated = self.options.asynchronous and not must
-            if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and tolerated:
+            if tolerated and isinstance(error, CheckpointError) and self._is_of_a_disk(error):
                 self._ended(SaveResult(update=update, path=None, error=error))
                 return
             self._span.__exit__(type(error), error, error.__traceback__)
@@ -99,7 +99,7 @@ class Checkpointer:
             self._ended(writer.wait(), raises=must)
 
     def poll(self) -> None:
-        """Take note of a save that has ended; after the first update, take the memory that copies will need."""
+        """Take note of a save that has ended; after the first update, find out whether the state can be saved."""
         if self._writer is None:
             return
         if not self.is_prepared and self._update > 0:
@@ -181,7 +181,7 @@ class Checkpointer:
         engine.parts.context.cuts.limit = limit
         self._last = update, now
         self.reporter.writers.rewind(now)
-        self.folder.forget_after(now)
+        self.folder.leave_after(now)
         self._report("rewind", f"the run went back to {path.name}, from before update {update}.", now)
 
     def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
@@ -190,7 +190,8 @@ class Checkpointer:
                 self.folder.bring(path)
                 step = self.resume(path, new_settings=new_settings)
             except UnreadableError as error:
-                self._report_once(f"{path.name} was skipped: {error}", update)
+                if self.folder.group.rank == 0:
+                    self._report("checkpoint", f"{path.name} was skipped: {error}", update)
             else:
                 self.is_named = False  # later ones can't be read, or are deleted
                 return step
@@ -216,10 +217,6 @@ class Checkpointer:
         goes_on = goes_on and result.path is None
         message = f"{error} Training goes on; the next save tries again." if goes_on else str(error)
         self._report("save_failed", message, result.update)
-
-    def _report_once(self, message: str, update: int) -> None:
-        if self.folder.group.rank == 0:
-            self._report("checkpoint", message, update)
 
     def _report(self, kind: str, message: str, update: int) -> None:
         self.reporter.report(Incident(kind=kind, update=update, message=message))

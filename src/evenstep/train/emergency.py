@@ -1,7 +1,4 @@
-"""End of a run by an error: tells other ranks, saves the last committed update, and reports the error.
-
-It never hides the error in flight.
-"""
+"""End of a run by an error, which is never hidden: saves the last committed update, and reports the error."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

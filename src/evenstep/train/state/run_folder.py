@@ -25,7 +25,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.parallel import Group
 
-_METRICS = ("metrics.jsonl", "metrics.csv")
+_HEADINGS = {"metrics.jsonl": 0, "metrics.csv": 1}  # lines before the first values
 
 
 @final
@@ -88,25 +88,9 @@ class RunFolder:
         job = ended_on_all(self.group, lambda: mirror.fetch(path.name, path.parent) if mine else None)
         on_all_ranks(self.group, job.result)
 
-    def forget_after(self, update: int) -> None:
-        """Delete the checkpoints of more than `update` updates."""
-        self._leave_after(update, remove_checkpoint)
+    def leave_after(self, update: int, leave: Callable[[Path], object] = remove_checkpoint) -> None:
+        """Delete the checkpoints of more than `update` updates; or `leave` them, except for those in the mirror."""
 
-    def set_aside_after(self, update: int) -> list[str]:
-        """Rename the checkpoints of more than `update` updates, so that they do not count; gives a text on each."""
-        for path in self.newest_first():
-            if (step_update(path.name) or 0) > update:
-                self.bring(path)
-        texts: list[str] = []
-
-        def leave(path: Path) -> None:
-            name = set_aside(path).name
-            texts.append(f"`{path.name}` was renamed to `{name}`, as this run goes on from update {update}.")
-
-        self._leave_after(update, leave)
-        return texts
-
-    def _leave_after(self, update: int, leave: Callable[[Path], None]) -> None:
         def act() -> None:
             for path in complete_checkpoints(self.checkpoints):
                 if (step_update(path.name) or 0) > update:
@@ -116,6 +100,20 @@ class RunFolder:
                     self.mirror.remove(name)
 
         self.group.first_rank_does(act)
+
+    def set_aside_after(self, update: int) -> list[str]:
+        """Rename the checkpoints of more than `update` updates, so that they do not count; gives a text on each."""
+        for path in self.newest_first():
+            if (step_update(path.name) or 0) > update:
+                self.bring(path)
+        texts: list[str] = []
+
+        def rename(path: Path) -> None:
+            name = set_aside(path).name
+            texts.append(f"`{path.name}` was renamed to `{name}`, as this run goes on from update {update}.")
+
+        self.leave_after(update, rename)
+        return texts
 
     def claim(self) -> None:
         """Check that no other run has left its results here, before this run writes anything."""
@@ -172,14 +170,8 @@ def _trained_before(folder: Path) -> str:
     saved = [path for path in complete_checkpoints(folder / CHECKPOINTS) if step_update(path.name)]
     if saved:
         return f"checkpoints up to {saved[-1].name}"
-    for name in _METRICS:
+    for name, headings in _HEADINGS.items():
         file = folder / name
-        if file.is_file() and _has_values(file):
+        if file.is_file() and file.read_bytes().count(b"\n") > headings:
             return f"metrics in {name}"
     return ""
-
-
-def _has_values(file: Path) -> bool:
-    with file.open("rb") as lines:
-        heading = next(lines, b"")
-        return bool(next(lines, b"")) or heading.startswith(b"{")
