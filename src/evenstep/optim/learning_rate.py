@@ -78,15 +78,6 @@ class LearningRates:
         if self._schedule is not None:
             self._schedule.check(None if updates is None else max(updates - begun_at, 1))
 
-    @property
-    def counts_epochs(self) -> bool:
-        return any("epochs" in one.needs for one in self._of_groups)
-
-    def factors(self, updates: list[int], epochs: list[int]) -> list[list[float]]:
-        """Multipliers of each group for some updates and epochs."""
-        places = [(self.begun_at + update, epoch) for update in updates for epoch in epochs]
-        return [[self._factor(one, *place) for place in places] for one in self._of_groups]
-
     def _factor(self, schedule: LrSchedule, update: int, epoch: int) -> float:
         end = None if self._updates is None else self._updates - self.begun_at
         factor = float(schedule.in_epoch(update - self.begun_at, epoch, end))

@@ -14,12 +14,10 @@ from evenstep.events import Incident
 from evenstep.events.files import replace_text
 from evenstep.internals import unwrapped
 from evenstep.optim.optimizers import parts_of
-from evenstep.options import Training
 from evenstep.schema import plain_values
 from evenstep.tensors import named_parameters
 from evenstep.train.build import Parts
 from evenstep.train.checks import check_same_on_all_ranks, check_ties
-from evenstep.train.run_state import updates_of
 from evenstep.train.state.settings import plain
 from evenstep.version import __version__
 
@@ -37,55 +35,37 @@ def _options_of(group: Mapping[str, Any]) -> object:
     return plain({name: value for name, value in group.items() if name not in ("params", "param_names")}, 0)
 
 
-def _epochs_of(loop: "Loop") -> list[int]:
-    def is_begun(epoch: int) -> bool:
-        if loop.epochs is not None or loop.updates is None:
-            return epoch < (loop.epochs or 1)
-        before = updates_of(loop.feed.data, epoch, loop.engine.parts.context.seed)
-        return before is not None and before < loop.updates
-
-    return [epoch for epoch in (0, 1, 10) if is_begun(epoch)]
-
-
-def check_agreement(loop: "Loop", train: Training) -> None:
-    """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
-
-    Args:
-        train: how its updates are made.
-    """
-    engine, ema = loop.engine, train.ema
-    last = loop.updates or 1  # where nobody knows how many there are, a schedule may be for a few
-    optimizer, groups, rates = engine.optimizer, engine.parts.core.trained.names, engine.parts.core.learning_rates
+def check_agreement(loop: "Loop") -> None:
+    """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together."""
+    engine, parts = loop.engine, loop.engine.parts
+    groups = parts.core.trained.names
     run: dict[str, object] = {
         "evenstep": __version__,
         "torch": torch.__version__,
-        "seed": engine.parts.context.seed,
-        "precision": engine.parts.context.precision.name,
+        "seed": parts.seed,
         "update": engine.progress.update,
         "updates": loop.updates,
         "epochs": loop.epochs,
         "data": _settings_of(loop.feed.data),
         "evaluations": {name: _settings_of(data) for name, data in loop.evaluator.sets.items()},
-        "optimizer": type(optimizer).__name__,
-        **{f"optimizer.param_groups[{n}]": _options_of(group) for n, group in enumerate(optimizer.param_groups)},
-        "the number of parameter groups": len(optimizer.param_groups),
-        "lr_schedule": rates.factors([1, max(last // 2, 1), last], _epochs_of(loop) if rates.counts_epochs else [0]),
-        "tasks": [*engine.parts.context.tasks],
+        "optimizer": type(parts.optimizer).__name__,
+        **{f"optimizer.param_groups[{n}]": _options_of(one) for n, one in enumerate(parts.optimizer.param_groups)},
+        "the number of parameter groups": len(parts.optimizer.param_groups),
+        "tasks": [*parts.context.tasks],
         "config": loop.checkpointer.state.config,
         "folder": "given" if loop.checkpointer.enabled else "none in which anything is saved",
-        "train": plain_values(train),
+        "train": plain_values(parts.train),
         "log.every_updates": loop.log_every_updates,
         "settle_every_updates": loop.settle_every_updates,
-        "ema": ema and {**ema.settings, "evaluated": ema.evaluated},
+        **parts.settings,
     }
     check_same_on_all_ranks(engine.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.
-    flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(engine.model)).items()}
-    check_same_on_all_ranks(
-        engine.reducers.group,
-        {"the parameters of the optimizer's groups": groups, "requires_grad": flags},
-    )
-    check_ties(unwrapped(engine.model), groups)
+    model = unwrapped(engine.model)
+    flags = {name: one.requires_grad for name, one in named_parameters(model).items()}
+    described = {"the parameters of the optimizer's groups": groups, "requires_grad": flags}
+    check_same_on_all_ranks(engine.reducers.group, described)
+    check_ties(model, groups)
 
 
 def recorded_settings(parts: Parts, data: Data, config: Mapping[str, Any] | None, **length: int | None) -> str:

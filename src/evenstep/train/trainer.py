@@ -171,7 +171,7 @@ class Trainer:
             failures=failures,
             log=log,
         )
-        self._agree = partial(check_agreement, self._loop, train)
+        self._agree = partial(check_agreement, self._loop)
         self._run = self._loop.run
         if self._group.can_change:
             self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
