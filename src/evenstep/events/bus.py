@@ -144,11 +144,11 @@ class Bus:
             is_first = place not in self._failing
             self._failing.add(place)
             if is_first and method != "on_incident":  # whose incident would call it again
-                message = (
-                    f"{listener.named(method)} raised {clause(error)}; the run goes on, as its failure policy says."
+                said = (
+                    f"`{method}` of hook `{hook.name}` raised {clause(error)}; the run goes on by its failure policy."
                 )
                 trace = traceback.format_exc()
-                self.report(Incident(kind="hook", update=event.update, message=message, traceback=trace))
+                self.report(Incident(kind="hook", update=event.update, message=said, traceback=trace))
 
     def _call_all(
         self, method: str, listeners: "Sequence[_Listener]", event: Event, error: BaseException | None = None
@@ -162,7 +162,9 @@ class Bus:
                     if error is None:
                         error = raised
                     elif raised is not error:
-                        error.add_note(f"Then {one.named(method)} raised {type(raised).__name__}: {raised}")
+                        error.add_note(
+                            f"Then `{method}` of hook `{one.hook.name}` raised {type(raised).__name__}: {raised}"
+                        )
             return error
         finally:
             del error  # whose traceback holds this frame: a reference cycle
@@ -174,17 +176,17 @@ class Bus:
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
         """Restore the state of hooks that have a saved one; returns the differences, in half sentences."""
-        hooks = _by_key(self.hooks)
-        new = [key for key, hook in hooks.items() if key not in states and hook.state_dict()]
-        gone = [key for key, state in states.items() if key not in hooks and state]
-        said = [f"hook `{key}` is new and has no saved state" for key in new]
-        said += [f"hook `{key}` is gone, and so is its state" for key in gone]
-        for key in [key for key in hooks if key in states]:
-            now = hooks[key].state_dict()
-            if states[key] or now:
-                changed = hooks[key].load_state_dict(_like(states[key], now))
-                if changed:
-                    said.append(f"hook `{key}` {changed}")
+        hooks = {one.key: one.hook for one in self._listeners}
+        said = [
+            f"hook `{key}` is gone, and so is its state" for key, state in states.items() if state and key not in hooks
+        ]
+        for key, hook in hooks.items():
+            now = hook.state_dict()
+            if key not in states:
+                said += [f"hook `{key}` is new and has no saved state"] if now else []
+            elif states[key] or now:
+                changed = hook.load_state_dict(_like(states[key], now))
+                said += [f"hook `{key}` {changed}"] if changed else []
         return said
 
     def kept_checkpoints(self) -> set[str]:
@@ -193,14 +195,11 @@ class Bus:
 
 
 class _Listener(NamedTuple):
-    """A hook, its key in checkpoints, and the methods that it overrides."""
-
     key: str
+    """Key of the hook in checkpoints."""
     hook: Hook
     methods: frozenset[str]
-
-    def named(self, method: str) -> str:
-        return f"`{method}` of hook `{self.hook.name}`"
+    """Methods that the hook overrides."""
 
 
 def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
@@ -248,13 +247,7 @@ def _like(value: Any, now: Any) -> Any:
     if isinstance(value, dict):
         own = cast("Mapping[Any, Any]", now if isinstance(now, Mapping) else {})
         restored = {key: _like(one, own.get(key)) for key, one in cast("dict[Any, Any]", value).items()}
-        return type(now)(restored) if isinstance(now, Counter) else restored
-    if isinstance(value, list):
-        given = cast("list[Any]", value)
-        if isinstance(now, deque):
-            return deque(given, cast("deque[Any]", now).maxlen)
-        if isinstance(now, set | frozenset):
-            return type(cast("set[Any]", now))(given)
-        own = cast("list[Any]", now if isinstance(now, list) else [])
-        return [_like(one, own[place] if place < len(own) else None) for place, one in enumerate(given)]
-    return value
+        return Counter(restored) if isinstance(now, Counter) else restored
+    if isinstance(now, deque):
+        return deque(value, cast("deque[Any]", now).maxlen)
+    return type(cast("set[Any]", now))(value) if isinstance(now, set | frozenset) else value

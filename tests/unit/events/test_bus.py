@@ -209,7 +209,7 @@ def test_states_are_restored_by_name(trainer: Any) -> None:
     assert state == {"Stateful": {"value": 1}, "Stateful#2": {"value": 2}}
     hooks = [Stateful(), Hook(), Stateful(), Stateful(3)]
     said = Bus(hooks, trainer).load_state_dict({**state, "Gone": {"value": 7}})
-    assert len(said) == 2 and "Stateful#3" in said[0] and "Gone" in said[1]
+    assert len(said) == 2 and "Gone" in said[0] and "Stateful#3" in said[1]
     assert [hook.value for hook in hooks if isinstance(hook, Stateful)] == [1, 2, 3]
     assert len(Bus([Stateful(1), Odd(2), Stateful(3)], trainer).state_dict()) == 3
 

@@ -1,9 +1,10 @@
 """Hooks that request an evaluation or a checkpoint every so many updates, epochs or minutes."""
 
+from math import inf
 from time import monotonic
 from typing import final
 
-from evenstep.errors import ArgumentError, HookError
+from evenstep.errors import HookError
 from evenstep.events.event import EpochEvent, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Count, Natural, Positive
@@ -11,9 +12,9 @@ from evenstep.schema import Count, Natural, Positive
 
 @final
 class Evaluate(Hook):
-    """Requests an evaluation every `every_updates` updates or `every_epochs` epochs.
+    """Requests an evaluation every `every_updates` updates or `every_epochs` epochs, from `from_update` on.
 
-    It begins at `from_update`. The end of the run is always evaluated.
+    The end of the run is always evaluated.
 
     >>> hook = Evaluate(every_updates=100)
     """
@@ -23,8 +24,6 @@ class Evaluate(Hook):
     def __init__(
         self, *, every_updates: Count | None = None, every_epochs: Count | None = None, from_update: Natural = 0
     ) -> None:
-        if every_updates is None and every_epochs is None:
-            raise ArgumentError("`Evaluate` needs `every_updates` or `every_epochs`.", field="Evaluate")
         self._every_updates = every_updates
         self._every_epochs = every_epochs
         self._from_update = from_update
@@ -60,20 +59,17 @@ class Save(Hook):
         every_epochs: Count | None = None,
         every_minutes: Positive | None = None,
     ) -> None:
-        if every_updates is None and every_epochs is None and every_minutes is None:
-            raise ArgumentError("`Save` needs `every_updates`, `every_epochs` or `every_minutes`.", field="Save")
         self._every_updates = every_updates
         self._every_epochs = every_epochs
-        self._every_minutes = every_minutes
+        self._every_s = inf if every_minutes is None else 60 * every_minutes
         self._saved_at = monotonic()
 
     def before_train(self, event: TrainEvent) -> None:
         self._saved_at = monotonic()
 
     def after_update(self, event: UpdateEvent) -> None:
-        minutes = self._every_minutes
-        is_time_up = minutes is not None and monotonic() - self._saved_at >= 60 * minutes
-        if _is_update_due(event, self._every_updates) or (event.committed and is_time_up):
+        is_time_up = event.committed and monotonic() - self._saved_at >= self._every_s
+        if is_time_up or _is_update_due(event, self._every_updates):
             self.trainer.request_save()
 
     def after_epoch(self, event: EpochEvent) -> None:

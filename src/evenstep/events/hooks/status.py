@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -55,7 +54,7 @@ class Status(Hook):
         self._started = _now()
         self._epoch = None
         self._write("running", event.update)
-        write_start(run_folder(self), event, layout=event.layout, resumed_from=event.resumed_from)
+        write_start(run_folder(self), event)
 
     def before_epoch(self, event: EpochEvent) -> None:
         self._epoch = event.epoch
@@ -83,14 +82,14 @@ class Status(Hook):
         self._written_at = monotonic()
 
 
-def write_start(folder: Path, event: TrainEvent, *, layout: Mapping[str, Json], resumed_from: str | None) -> None:
+def write_start(folder: Path, event: TrainEvent) -> None:
     """Append a line on this start: command, source, versions and machine, without the names of machine and user."""
     line: dict[str, Json] = {
         "time": _now(),
         "update": event.update,
-        "resumed_from": resumed_from,
+        "resumed_from": event.resumed_from,
         "command": [*sys.argv],
-        "layout": dict(layout),
+        "layout": dict(event.layout),
         "git": git_state(Path.cwd()),
         "environment": describe_environment(),
     }

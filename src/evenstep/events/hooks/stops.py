@@ -3,7 +3,6 @@
 from time import monotonic
 from typing import Any, final
 
-from evenstep.errors import HookError
 from evenstep.events.event import EvaluateEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -39,9 +38,6 @@ class EarlyStop(Hook):
     ) -> None:
         self.follows = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._patience = patience_evaluations
-        self._reset()
-
-    def _reset(self) -> None:
         self.best_value: float | None = None
         self.evaluations_since_best = 0
         self._counted_at = -1
@@ -60,9 +56,9 @@ class EarlyStop(Hook):
             self.best_value = value
             self.evaluations_since_best = 0
         if self.evaluations_since_best >= self._patience:
-            best = "no finite value yet" if self.best_value is None else f"the best is {self.best_value:.6g}"
             self.trainer.request_stop(
-                f"`{self.follows.metric}` did not improve in {self.evaluations_since_best} evaluations ({best})"
+                f"`{self.follows.metric}` did not improve in {self.evaluations_since_best} evaluations (the best is "
+                f"{self.best_value})"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,9 +70,10 @@ class EarlyStop(Hook):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        self._reset()
         changed = self.follows.differs(state)
         if changed:
+            self.best_value = None
+            self.evaluations_since_best = 0
             return changed
         self.best_value = state["best_value"]
         self.evaluations_since_best = state["evaluations_since_best"]
@@ -127,11 +124,6 @@ class StopBelowLr(Hook):
         self._lr = lr
         self._before: float | None = None
 
-    def before_train(self, event: TrainEvent) -> None:
-        for number, group in enumerate(self.trainer.optimizer.param_groups):
-            if group.get("lr") is None:
-                raise HookError(f"hook `{self.name}` needs a learning rate, but group {number} has none.", field="lr")
-
     def after_update(self, event: UpdateEvent) -> None:
         if not event.committed:
             return
@@ -173,5 +165,5 @@ class StopFile(Hook):
         self._looked_at = now
         file = folder / STOP_FILE
         if file.exists():
-            file.unlink(missing_ok=True)
+            file.unlink()
             self.trainer.request_stop(f"there was a file `{file}`", requeue=True)

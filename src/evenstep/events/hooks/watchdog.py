@@ -5,7 +5,7 @@ import sys
 from time import monotonic
 from typing import final
 
-from evenstep.events.event import EvaluateEvent, SaveEvent, TrainEvent, UpdateEvent
+from evenstep.events.event import Event, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Positive
 
@@ -45,17 +45,14 @@ class Watchdog(Hook):
         self._updates += 1
         self._arm()
 
-    def before_evaluate(self, event: EvaluateEvent) -> None:
+    def before_evaluate(self, event: Event) -> None:
         self._disarm()
 
-    def after_evaluate(self, event: EvaluateEvent) -> None:
+    def after_evaluate(self, event: Event) -> None:
         self._arm()
 
-    def before_save(self, event: SaveEvent) -> None:
-        self._disarm()
-
-    def after_save(self, event: SaveEvent) -> None:
-        self._arm()
+    before_save = before_evaluate
+    after_save = after_evaluate
 
     def after_train(self, event: TrainEvent) -> None:
         self._disarm()

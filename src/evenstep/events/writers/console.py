@@ -98,11 +98,11 @@ class ConsoleWriter(Writer, Hook):
         self._evaluation_at = perf_counter()
 
     def after_evaluate(self, event: EvaluateEvent) -> None:
-        spent = _duration(perf_counter() - self._evaluation_at)
         if event.metrics:
+            spent = _duration(perf_counter() - self._evaluation_at)
             self._print_cells(event.update, [*self._cells(event.metrics), f"in {spent}"])
         else:
-            self._print(f"the evaluation of {event.name} failed after update {event.update}, {spent}")
+            self._print(f"the evaluation of {event.name} failed after update {event.update}")
 
     def after_save(self, event: SaveEvent) -> None:
         if event.path is None:
@@ -119,8 +119,7 @@ class ConsoleWriter(Writer, Hook):
         reason = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
         is_known = event.error is not None and str(event.error) in self._last_incident
         spent = _duration(perf_counter() - self._first_at)
-        updates = f"{event.update} update{'' if event.update == 1 else 's'}"
-        self._print(f"{event.outcome}, {updates} committed, {spent}{'' if is_known else f': {reason}'}")
+        self._print(f"{event.outcome}, {event.update} updates committed, {spent}{'' if is_known else f': {reason}'}")
 
     def _print_window(self, update: int) -> None:
         if not self._window:
@@ -160,7 +159,4 @@ class ConsoleWriter(Writer, Hook):
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)

@@ -57,10 +57,12 @@ class RetryingWriter:
         self._wait_s = 0.0
         try:
             self._writer.open(folder, update)
-        except OSError as error:
+        except EvenstepError:
+            raise
+        except Exception as error:
             raise EvenstepError(
-                f"writer `{self._writer.name}` cannot write {self._writer.target}: {error.strerror or error}; make "
-                f"room or give it another place, then resume the run."
+                f"writer `{self._writer.name}` cannot write to {self._writer.target}: {clause(error)}; make room, log "
+                f"in or give it another place, then resume the run."
             ) from error
         self._is_open = True
         events = [call for call in self._calls if call[0] == "event"]
@@ -70,7 +72,7 @@ class RetryingWriter:
 
     def write(self, records: Sequence[Record]) -> None:
         """Write and flush `records`, now or when it works again."""
-        self._take(_last_update(records), "write", records)
+        self._take(max(record.update for record in records), "write", records)
 
     def event(self, name: str, event: Event) -> None:
         """Note an event, now or when it works again."""
@@ -122,7 +124,7 @@ class RetryingWriter:
                 getattr(self._writer, method)(*arguments)
                 if method == "write":
                     self._writer.flush()
-                    self._flushed_update = max(self._flushed_update, _last_update(*arguments))
+                    self._flushed_update = max(self._flushed_update, *(record.update for record in arguments[0]))
                 del self._calls[0]
             self._wait_s = 0.0
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
@@ -138,9 +140,8 @@ class RetryingWriter:
         self._wait_s = min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
         self._next_try = monotonic() + self._wait_s
         if is_first:
-            cause = (isinstance(error, OSError) and error.strerror) or clause(error)
             trace = "".join(traceback.format_exception(error))
-            self._tell(f"failed: {cause}; training goes on, and it is tried again later.", trace)
+            self._tell(f"failed: {clause(error)}; training goes on, and it is tried again later.", trace)
 
     def _tell(self, said: str, trace: str = "") -> None:
         message = f"writer `{self._writer.name}` of {self._writer.target} {said}"
@@ -190,10 +191,6 @@ class Writers:
         """Drop everything after `update`."""
         for writer in self._writers:
             writer.rewind(update)
-
-
-def _last_update(records: Sequence[Record]) -> int:
-    return max((record.update for record in records), default=0)
 
 
 def _until(update: int, calls: Iterable[Call]) -> Iterator[Call]:

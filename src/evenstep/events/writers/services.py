@@ -15,7 +15,7 @@ from time import time
 from typing import Any, Literal, cast, final
 from uuid import uuid4
 
-from evenstep.errors import EvenstepError, MissingExtraError, clause
+from evenstep.errors import MissingExtraError
 from evenstep.events.event import Event, TrainEvent
 from evenstep.events.metrics.series import Record
 from evenstep.events.shown import Image, Shown, Text
@@ -119,21 +119,15 @@ class WandbWriter(Writer):
         path = run_file(self, folder, "wandb.id")
         if not path.exists():
             path.write_text(uuid4().hex[:8], encoding="utf-8")
-        try:
-            self._run = wandb.init(
-                project=self._project,
-                name=self._run_name or path.parent.name,
-                id=path.read_text(encoding="utf-8"),
-                resume="allow",
-                dir=str(path.parent),
-                mode=cast("Any", self._mode or os.environ.get("WANDB_MODE")),  # wandb reads it once per process
-                settings=wandb.Settings(console="off", silent=True),
-            )
-        except wandb.Error as error:
-            raise EvenstepError(
-                f"Weights & Biases can't be written to: {clause(error)}; log in by `wandb login`, or set "
-                f"WANDB_MODE=offline in the environment."
-            ) from error
+        self._run = wandb.init(
+            project=self._project,
+            name=self._run_name or path.parent.name,
+            id=path.read_text(encoding="utf-8"),
+            resume="allow",
+            dir=str(path.parent),
+            mode=cast("Any", self._mode or os.environ.get("WANDB_MODE")),  # wandb reads it once per process
+            settings=wandb.Settings(console="off", silent=True),
+        )
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
 
@@ -201,23 +195,20 @@ class MlflowWriter(Writer):
     def open(self, folder: Path | None, update: int) -> None:
         """Begin, or continue the run whose id is in the file `mlflow.id` of the run folder."""
         self.close()
-        from mlflow import MlflowClient, MlflowException
+        from mlflow import MlflowClient
 
         path = run_file(self, folder, "mlflow.id")
         if self._uri is None:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        try:
-            client = MlflowClient(tracking_uri=self._uri or (path.parent / "mlruns").absolute().as_uri())
-            if path.exists():
-                self._run_id = path.read_text(encoding="utf-8")
-                client.update_run(self._run_id, status="RUNNING")
-            else:
-                known = client.get_experiment_by_name(self._experiment)
-                experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
-                self._run_id = client.create_run(experiment, run_name=self._run_name or path.parent.name).info.run_id
-                path.write_text(self._run_id, encoding="utf-8")
-        except MlflowException as error:
-            raise EvenstepError(f"{self.target} can't be written to: {clause(error)}.", field="tracking_uri") from error
+        client = MlflowClient(tracking_uri=self._uri or (path.parent / "mlruns").absolute().as_uri())
+        if path.exists():
+            self._run_id = path.read_text(encoding="utf-8")
+            client.update_run(self._run_id, status="RUNNING")
+        else:
+            known = client.get_experiment_by_name(self._experiment)
+            experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
+            self._run_id = client.create_run(experiment, run_name=self._run_name or path.parent.name).info.run_id
+            path.write_text(self._run_id, encoding="utf-8")
         self._client = client
 
     def write(self, records: Sequence[Record]) -> None:

@@ -66,7 +66,7 @@ def test_the_status_has_the_end_and_its_reason(trainer: Any, outcome: Any, error
 def test_each_start_is_a_line_with_command_layout_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
     for update, source in ((0, None), (20, "runs/a/checkpoints/step-00000020")):
-        write_start(tmp_path, TrainEvent(update=update), layout={"ranks": 2}, resumed_from=source)
+        write_start(tmp_path, TrainEvent(update=update, layout={"ranks": 2}, resumed_from=source))
     first, second = map(json.loads, (tmp_path / "starts.jsonl").read_text().splitlines())
     assert (first["update"], first["resumed_from"], first["layout"]) == (0, None, {"ranks": 2})
     assert (second["update"], second["resumed_from"]) == (20, "runs/a/checkpoints/step-00000020")

@@ -59,7 +59,7 @@ def test_early_stop_goes_on_waiting_after_a_resume_and_counts_an_update_once(tra
         evaluate(after, 2.0, first_update=3)
     assert trainer.asked == []
     evaluate(after, 2.0, first_update=4)
-    assert trainer.asked == ["stop: `valid/loss` did not improve in 3 evaluations (the best is 1)"]
+    assert trainer.asked == ["stop: `valid/loss` did not improve in 3 evaluations (the best is 1.0)"]
 
 
 def test_a_time_budget_ends_a_start(trainer: Any, clock: Clock) -> None:

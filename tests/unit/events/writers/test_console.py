@@ -103,15 +103,15 @@ def test_evaluations_checkpoints_and_incidents_are_one_line_each(clock: Clock, t
     writer.after_save(SaveEvent(update=4))
     writer.on_incident(Incident(kind="overflow", update=5, message="the scale was halved"))
     assert stream.getvalue().splitlines() == [
-        "update 3  valid/loss 1       valid/accuracy 0.5     in 2 min",
-        "the evaluation of valid failed after update 3, 2 min",
+        "update 3  valid/loss 1       valid/accuracy 0.5     in 1:30",
+        "the evaluation of valid failed after update 3",
         "saved update 3 in runs/x/checkpoints/step-00000003",
         "update 4 was not saved",
         "overflow at update 5: the scale was halved",
     ]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(59.94, "59.9 s"), (90, "2 min"), (5400, "1 h 30 min")])
+@pytest.mark.parametrize(("seconds", "text"), [(59.94, "59.9 s"), (90, "1:30"), (5400, "1:30:00")])
 def test_the_end_shows_the_outcome_and_an_error_once(clock: Clock, trainer: Any, seconds: float, text: str) -> None:
     stream = io.StringIO()
     writer = opened(trainer, stream)
@@ -123,9 +123,9 @@ def test_the_end_shows_the_outcome_and_an_error_once(clock: Clock, trainer: Any,
     writer.after_train(failed)
     assert stream.getvalue().splitlines() == [
         f"done, 9 updates committed, {text}: all 9 updates are done",
-        f"failed, 1 update committed, {text}: ValueError: too bad",
+        f"failed, 1 updates committed, {text}: ValueError: too bad",
         "failed at update 1: ValueError: too bad",
-        f"failed, 1 update committed, {text}",
+        f"failed, 1 updates committed, {text}",
     ]
 
 

@@ -27,6 +27,7 @@ from evenstep.events import (
     WandbWriter,
     Writer,
 )
+from evenstep.events.writers.retrying import RetryingWriter
 
 PNG = b"\x89PNG"
 
@@ -170,4 +171,4 @@ def test_a_service_that_refuses_is_an_error_before_training(tmp_path: Path, monk
     monkeypatch.setattr(wandb, "init", refuse)
     for writer in (WandbWriter(), MlflowWriter(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")):
         with pytest.raises(EvenstepError):
-            writer.open(tmp_path, 0)
+            RetryingWriter(writer, lambda incident: None).open(tmp_path, 0)
