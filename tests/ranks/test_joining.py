@@ -42,14 +42,6 @@ def test_those_who_do_not_come_are_named_to_all_who_did(script: Path) -> None:
         assert text.startswith("EvenstepError: rank")
 
 
-def test_a_rank_that_exists_twice_is_named_with_both_processes(script: Path) -> None:
-    began = time.monotonic()
-    texts = said(started(script, 30, ranks=[0, 1, 1], world=3))
-    assert time.monotonic() - began < 29  # at once, not when the time is up
-    for text in texts:
-        assert "two processes are rank 1: process " in text
-
-
 def test_ranks_that_were_started_with_another_number_of_ranks_are_named(script: Path) -> None:
     port = free_port()
     scripts = [started(script, 30, ranks=[rank], world=world, port=port) for rank, world in ((0, 2), (1, 3))]

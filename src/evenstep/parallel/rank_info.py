@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import final
 
 from evenstep.errors import ArgumentError
@@ -22,25 +23,15 @@ FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below Linux's ephemeral ports
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Rank of one process in a run.
-
-    Args:
-        rank: its number among all.
-        ranks: how many there are.
-        local_rank: its number among those of this machine.
-        address: the machine of rank 0.
-        port: at which the ranks meet there.
-        store_is_served: whether the launcher already listens at that port; else rank 0 does.
-        attempt: how often the launcher has started the ranks again; only those of one attempt meet.
-    """
+    """Rank of one process in a run."""
 
     rank: int
     ranks: int
-    local_rank: int = 0
-    address: str = "localhost"
-    port: int = 0
-    store_is_served: bool = False
-    attempt: int = 0
+    local_rank: int = 0  # among the ranks of this machine
+    address: str = "localhost"  # the machine of rank 0
+    port: int = 0  # at which the ranks meet there
+    store_is_served: bool = False  # by the launcher at that port; else by rank 0
+    attempt: int = 0  # number of restarts by the launcher; only ranks of one attempt meet
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.ranks}"
@@ -49,16 +40,11 @@ class RankInfo:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticRank:
-    """Number of a process in a run that can lose and regain processes.
+    """Number of a process in a run that can lose and regain processes."""
 
-    Args:
-        number: its own, which it keeps when it comes back.
-        count: how many were started.
-    """
-
-    number: int
-    count: int
-    lighthouse: str
+    number: int  # a process that comes back keeps it
+    count: int  # of processes that were started
+    lighthouse: str  # its address
 
 
 def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
@@ -66,7 +52,7 @@ def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
     if ADDRESS not in environ or NUMBER not in environ:
         return None
     count = _number(environ, COUNT, least=1)
-    number = _below(count, environ, NUMBER)
+    number = _number(environ, NUMBER, below=count)
     return ElasticRank(number=number, count=count, lighthouse=environ[ADDRESS])
 
 
@@ -83,11 +69,11 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         ranks = _number(environ, "WORLD_SIZE", least=1)
-        rank = _below(ranks, environ, "RANK")
+        rank = _number(environ, "RANK", below=ranks)
         local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else 0
     elif "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
         ranks = _number(environ, "SLURM_STEP_NUM_TASKS", least=1)
-        rank = _below(ranks, environ, "SLURM_PROCID")
+        rank = _number(environ, "SLURM_PROCID", below=ranks)
         local_rank = _number(environ, "SLURM_LOCALID")
         environ = _addresses_in_slurm(environ) if ranks > 1 else environ
     else:
@@ -143,24 +129,15 @@ def _given(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _number(environ: Mapping[str, str], name: str, *, least: int = 0) -> int:
+def _number(environ: Mapping[str, str], name: str, *, least: int = 0, below: float = inf) -> int:
     value = _given(environ, name)
-    if not value.isdecimal() or int(value) < least:
+    if not value.isdecimal() or not least <= int(value) < below:
+        wanted = f"at least {least}" if below == inf else f"at least {least} and below the {below} processes"
         raise ArgumentError(
-            f"{name} in the environment must be a whole number of at least {least}, but is '{value}'; start the run "
-            f"with a launcher that sets it, such as torchrun."
+            f"{name} in the environment must be a whole number of {wanted}, but is '{value}'; start the run with a "
+            f"launcher that sets it, such as torchrun."
         )
     return int(value)
-
-
-def _below(count: int, environ: Mapping[str, str], name: str) -> int:
-    number = _number(environ, name)
-    if number >= count:
-        raise ArgumentError(
-            f"{name} must be below the number of processes, {count}, but is {number}; give each process a number of "
-            f"its own from 0 to {count - 1}."
-        )
-    return number
 
 
 def this_process() -> str:

@@ -26,8 +26,7 @@ class Pipeline:
     def __init__(self, model: PipelineModel, device: torch.device, deferral: Deferral) -> None:
         self.edges = Edges(model.layout, model.mesh.pipeline, device)
         self.deferral = deferral
-        self._mesh, self._ties = model.mesh, model.ties
-        self._parameters = named_parameters(model)
+        self._model = model
 
     @property
     def wire(self) -> Wire:
@@ -35,18 +34,19 @@ class Pipeline:
 
     def finish(self, plan: Plan) -> None:
         """Sum gradients over ties after an update's last action, and wait until all messages have left."""
-        if any(action.op is Op.REDUCE for action in plan):
-            sum_over_owners(self._ties, self._parameters, self._mesh.pipeline)
+        if self._model.ties and any(action.op is Op.REDUCE for action in plan):
+            sum_over_owners(self._model.ties, named_parameters(self._model), self._model.mesh.pipeline)
         self.wire.flush()
 
     def stop(self, error: BaseException, place: str) -> None:
         """Discard messages, name the place in the error, and end the waits of other ranks."""
         self.deferral.end()
         self.edges.forget()
-        where = f"pipeline rank {self._mesh.pipeline.rank} of {self._mesh.pipeline.ranks} stopped {place}"
+        mesh = self._model.mesh
+        where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")
-        if not is_out_of_memory(error) and not self._mesh.world.interrupted():
-            self._mesh.world.fail(f"{where}: {clause(error)}", wake=True)
+        if not is_out_of_memory(error) and not mesh.world.interrupted():
+            mesh.world.fail(f"{where}: {clause(error)}", wake=True)
 
 
 @final

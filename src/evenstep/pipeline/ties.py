@@ -43,8 +43,6 @@ def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group:
 
 def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
     """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand."""
-    if not ties:
-        return
     own = [{name: parameters[name] for name in tie.names if name in parameters} for tie in ties]
     mine = [{name: (one.requires_grad, one.grad is not None) for name, one in copies.items()} for copies in own]
     everybody = group.gather(mine)

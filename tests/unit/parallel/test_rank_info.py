@@ -31,22 +31,19 @@ def test_one_rank_alone_needs_no_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("name", "value"),
     [
-        ({"RANK": "4"}, "RANK must be below the number of processes, 4, but is 4"),
-        ({"RANK": "-1"}, "RANK in the environment must be a whole number of at least 0, but is '-1'"),
-        ({"RANK": "one"}, "RANK in the environment must be a whole number of at least 0, but is 'one'"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE in the environment must be a whole number of at least 1, but is '0'"),
-        ({"MASTER_ADDR": " "}, "a rank among several needs MASTER_ADDR in its environment"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT in the environment must be a whole number of at least 1, but is 'http'"),
+        ("RANK", "4"),
+        ("RANK", "-1"),
+        ("RANK", "one"),
+        ("WORLD_SIZE", "0"),
+        ("MASTER_ADDR", " "),
+        ("MASTER_PORT", "http"),
     ],
 )
-def test_an_environment_that_cannot_be_is_an_error_that_names_the_variable(
-    variables: dict[str, str], said: str
-) -> None:
-    with pytest.raises(ArgumentError) as raised:
-        rank_info_of(TORCHRUN | variables)
-    assert str(raised.value).startswith(said)
+def test_an_environment_that_cannot_be_is_an_error_that_names_the_variable(name: str, value: str) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        rank_info_of(TORCHRUN | {name: value})
 
 
 def test_what_srun_sets_is_read() -> None:
