@@ -113,12 +113,9 @@ def inspect(
         Path, Argument(metavar="CHECKPOINT", help="A checkpoint, or a run folder with its newest checkpoint.")
     ],
     verify: Annotated[bool, Option("--verify", help="Read every byte and verify all checksums.")] = False,
-    diff: Annotated[
-        Path | None, Option(metavar="OTHER", help="Compare with another checkpoint; exit code 1 if they differ.")
-    ] = None,
 ) -> int:
     """Show what is in a checkpoint."""
-    return call("evenstep.cli.checkpoints:inspect", checkpoint, verify=verify, diff=diff)
+    return call("evenstep.cli.checkpoints:inspect", checkpoint, verify=verify)
 
 
 @app.command()

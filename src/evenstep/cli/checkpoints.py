@@ -1,12 +1,10 @@
 """Commands for checkpoints of a run: `inspect`, `average` and `export`."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep.arguments import format_name
 from evenstep.checkpoint import CheckpointReader
@@ -18,16 +16,14 @@ from evenstep.config.build import evaluated_weights, make_model
 from evenstep.config.load import refused_at, settings_in
 from evenstep.config.target import open_run
 from evenstep.errors import ConfigError
-from evenstep.process import EXIT_DONE, EXIT_ERROR
+from evenstep.process import EXIT_DONE
 
 
-def inspect(path: Path, *, verify: bool, diff: Path | None) -> int:
-    """Print the files and parts of a checkpoint, or its differences from another one; gives the exit code."""
+def inspect(path: Path, *, verify: bool) -> int:
+    """Print the files and parts of a checkpoint; gives the exit code."""
     reader = CheckpointReader(path)
     if verify:
         reader.verify()
-    if diff is not None:
-        return _print_differences(reader, CheckpointReader(diff), verify=verify)
     manifest = reader.manifest
     state = "whole and undamaged" if verify else "complete; --verify reads every byte"
     by = f"by {manifest.ranks} rank{'s' if manifest.ranks > 1 else ''}"
@@ -62,53 +58,6 @@ def spell_bytes(size: float) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} GiB"
-
-
-def _print_differences(a: CheckpointReader, b: CheckpointReader, *, verify: bool) -> int:
-    if verify:
-        b.verify()
-    print(f"a {a.path}: update {a.manifest.update}\nb {b.path}: update {b.manifest.update}\n")
-    lines = list(differences(a, b))
-    print("\n".join(lines) if lines else f"no difference in {len(a.tensors)} tensors and all other values")
-    return EXIT_ERROR if lines else EXIT_DONE
-
-
-def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[str]:
-    """A line for each tensor and each other value that differs. Tensors are read one at a time."""
-    for name in dict.fromkeys((*a.tensors, *b.tensors)):
-        if name not in a.tensors or name not in b.tensors:
-            yield f"{name}: only in {'a' if name in a.tensors else 'b'}"
-            continue
-        x, y = a.tensor(name), b.tensor(name)
-        if (x.dtype, x.shape) != (y.dtype, y.shape):
-            yield f"{name}: {list(x.shape)} {format_name(x.dtype)} in a, {list(y.shape)} {format_name(y.dtype)} in b"
-        elif distance := _distance(x, y):
-            yield f"{name}: {distance}"
-    for path, one, other in _unequal(a.values, b.values, ""):
-        yield f"{path}: {str(one)[:60]} in a, {str(other)[:60]} in b"
-
-
-def _distance(a: Tensor, b: Tensor) -> str:
-    if not a.numel():
-        return ""
-    bits = [tensor.contiguous().reshape(-1).view(torch.uint8).reshape(a.numel(), -1) for tensor in (a, b)]
-    unequal = bits[0].ne(bits[1]).any(1)
-    if not unequal.any():
-        return ""
-    x, y = a.double().reshape(-1), b.double().reshape(-1)
-    gap = (x - y).abs()
-    relative = float(gap.norm() / x.norm()) if x.norm() > 0 else math.inf
-    counts = f"{int(unequal.sum()):,} of {a.numel():,} elements differ"
-    return f"{counts}, by at most {gap.max():.4g}; |a - b| / |a| = {relative:.2g}"
-
-
-def _unequal(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        one, other = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
-        for key in dict.fromkeys((*one, *other)):
-            yield from _unequal(one.get(key), other.get(key), f"{path}/{key}" if path else key)
-    elif a != b:
-        yield path, a, b
 
 
 def average(run: Path, *, last: int, until: int | None, to: Path | None) -> int:

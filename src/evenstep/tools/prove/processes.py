@@ -15,7 +15,6 @@ from evenstep.cli.launch import end_with_parent
 from evenstep.config.load import Setting
 from evenstep.config.ranks import joined
 from evenstep.errors import EvenstepError, LostRankError, clause
-from evenstep.events import Hook, UpdateEvent
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.run import Ended, KilledError, RefusedError, Variant, run_once
 from evenstep.tools.prove.trace import MicrobatchTrace
@@ -52,14 +51,6 @@ class Elsewhere:
         return answers[0]
 
 
-@final
-class _Began(Hook):
-    is_true = False
-
-    def before_update(self, event: UpdateEvent) -> None:
-        self.is_true = True
-
-
 def _be_rank(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], rank: int, port: int) -> Any:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to report
@@ -69,19 +60,19 @@ def _be_rank(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any],
     if variant.ranks > 1:
         place = {"RANK": rank, "WORLD_SIZE": variant.ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
         os.environ |= {name: str(number) for name, number in place.items()} | {"MASTER_ADDR": "localhost"}
-    began = _Began()
+    began: list[bool] = []
     try:
         made = _run(elsewhere, variant, options, began)
     except Exception as error:  # noqa: BLE001 - reported by the parent; some errors can't be pickled
-        is_refusal = isinstance(error, EvenstepError) and not isinstance(error, LostRankError) and not began.is_true
+        is_refusal = isinstance(error, EvenstepError) and not isinstance(error, LostRankError) and not began
         return RefusedError(str(error)) if is_refusal else EvenstepError(clause(error))
     return made if rank == 0 else None
 
 
-def _run(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], began: Hook) -> Ended:
+def _run(elsewhere: Elsewhere, variant: Variant, options: Mapping[str, Any], began: list[bool]) -> Ended:
     bench = RunFileBench(elsewhere.path, elsewhere.given, elsewhere.tokens)
     with joined(bench.config_of(variant)) as bench.group:
-        made = run_once(bench.open, variant, more=[began], **options)
+        made = run_once(bench.open, variant, began=lambda: began.append(True), **options)
         if made.trace is None:
             bench.group.gather(None)
             return made

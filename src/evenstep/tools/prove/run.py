@@ -130,15 +130,17 @@ class Observer(Hook):
 
     priority = -1_000_000
 
-    def __init__(self, variant: Variant, updates: int, kill_at: int | None = None) -> None:
+    def __init__(self, variant: Variant, updates: int, kill_at: int | None, began: Callable[[], object]) -> None:
         self._variant = variant
         self._updates = updates
         self._kill_at = kill_at
+        self._began = began
         self._saved = False
         self._inside: Laboratory | None = None
         self.gradient: Values = {}
 
     def before_update(self, event: UpdateEvent) -> None:
+        self._began()
         if self._variant.wide or self._variant.still:
             self._inside = Laboratory(wide=self._variant.wide, still=self._variant.still)
             self._inside.__enter__()
@@ -185,20 +187,21 @@ def run_once(
     folder: Path | None = None,
     kill_at: int | None = None,
     traces: bool = False,
-    more: Sequence[Hook] = (),
+    began: Callable[[], object] = lambda: None,
 ) -> Ended:
     """Build a variant and train it until so many updates are done.
 
     Args:
         folder: where the run saves, and from where it resumes.
         traces: record the last update.
+        began: called as an update begins.
     """
     with open_subject(variant) as subject:
         source = subject.data
         if variant.wide:
             widen(subject)
-        observer = Observer(variant, updates, kill_at)
-        hooks = [*(subject.hooks if variant.own_hooks else ()), observer, *more]
+        observer = Observer(variant, updates, kill_at, began)
+        hooks = [*(subject.hooks if variant.own_hooks else ()), observer]
         tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates)
         if traces:
             hooks.append(tracer)
