@@ -1,12 +1,10 @@
 """Carries incidents and metrics of all ranks to hooks, writers, and files of the run folder."""
 
-import traceback
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast, final
 
 from evenstep.data import GlobalBatch
-from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
 from evenstep.events.hooks.measures import only_largest_peaks
 from evenstep.parallel import Group
@@ -82,15 +80,3 @@ def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]
         )
         for fault in batch.faults
     ]
-
-
-def failed(error: BaseException, group: Group, update: int) -> Incident:
-    """The error that ends a run on this rank, as an incident."""
-    lost = isinstance(error, LostRankError)
-    return Incident(
-        kind="lost_rank" if lost else "failed",
-        update=update,
-        message=f"{type(error).__name__}: {error}",
-        rank=group.rank,
-        traceback="".join(traceback.format_exception(error)),
-    )

@@ -255,7 +255,7 @@ class Trainer:
         Another call goes on from there. After Ctrl-C or SIGTERM it finishes the update, saves, and ends the program,
         unless the program has its own handlers for them. A second Ctrl-C ends the process at once.
         """
-        from evenstep.train.emergency import emergency_save
+        from evenstep.train.ending import emergency_save
 
         loop, writers = self._loop, self._loop.reporter.writers
         with self._training(), self._opened():
@@ -286,7 +286,7 @@ class Trainer:
 
     @contextmanager
     def _training(self) -> Generator[None]:
-        from evenstep.train.signal_handling import handling_signals
+        from evenstep.train.ending import handling_signals
 
         self._check_not_training("train", "`updates` says how far a run goes, and `request_stop` ends it earlier")
         self.progress.check_within(self.updates, self._loop.epochs)

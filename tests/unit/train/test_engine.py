@@ -118,14 +118,6 @@ def test_a_packed_sequence_is_itself_what_the_model_is_called_with() -> None:
     assert Squares().inputs(packed) is packed and Squares().inputs((packed, None)) is packed
 
 
-def test_a_tuple_a_list_and_a_dict_are_one_micro_batch_each() -> None:
-    x, y = points()
-    of_tuple, of_list = net(), net()
-    engine_of(of_tuple).update((x, y))
-    engine_of(of_list).update([x, y])
-    assert torch.equal(parameters(of_tuple), parameters(of_list))
-
-
 def test_after_an_abort_nothing_has_changed_and_the_next_call_is_the_same_update() -> None:
     one, other = net(dropout=0.5), net(dropout=0.5)
     falling: dict[str, Any] = {"lr_schedule": "linear", "updates": 6}
@@ -620,14 +612,6 @@ def batches_of(name: str) -> list[Any]:
 
 def trained(engines: tuple[Engine, ...]) -> Tensor:
     return torch.cat([parameters(engine.model) for engine in engines])
-
-
-@pytest.mark.parametrize("name", ["train_gan", "distil", "improve"])
-def test_the_loops_of_the_page_do_not_depend_on_the_cut(name: str) -> None:
-    loop, batches = example(name), batches_of(name)
-    whole = trained(loop(batches, size=GLOBAL))
-    for size in (1, 3, 4):
-        assert torch.allclose(trained(loop(batches, size=size)), whole, rtol=0, atol=1e-10)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -94,24 +94,12 @@ def test_the_life_of_an_update_in_order() -> None:
     assert [*expected, "step begin", "step end"] == TRACE
 
 
-def test_evaluation_is_the_same_without_gradients() -> None:
-    trainer = trainer_of({"a": 1.0})
-    trainer.evaluations["valid"] = Mixture({"a": MapData([torch.tensor([1.0])], global_batch_size=1)}, end="max")
-    trainer.evaluate()
-    assert [f"a {step}" for step in ["microbatch begin 0 1.0", *EACH, "microbatch end 1.0"]] == TRACE
-
-
 def test_begin_and_end_are_paired_when_a_task_raises() -> None:
     with pytest.raises(RuntimeError, match="too much"):
         trainer_of({"a": 1.0, "b": 1e9}).train()
     for what in ("microbatch", "forward", "backward", "step"):
         assert sum(f"{what} begin" in line for line in TRACE) == sum(f"{what} end" in line for line in TRACE)
     assert TRACE[-1] == "b microbatch end"
-
-
-def test_events_without_subscribers_call_nothing() -> None:
-    trainer_of({"a": 1.0}, hooks=[]).train()
-    assert [f"a {step}" for step in ("transform", "inputs", "postprocess", "loss")] == TRACE
 
 
 def test_a_profiler_sees_a_range_per_task() -> None:

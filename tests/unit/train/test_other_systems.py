@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Evaluation, Hook, Logging, MapData, PipelineModel, Task, Trainer
-from evenstep.events import UpdateEvent
+from evenstep import Evaluation, Logging, MapData, PipelineModel, Task, Trainer
 from evenstep.parallel import Mesh, Single
 from evenstep.pipeline import Layer, Layers
 
@@ -67,14 +66,6 @@ def test_every_evaluation_of_every_set_is_written_also_in_a_second_training(
     assert found["valid/loss"] == found["test/loss"] == [3, 6, 7, 9, 10]
 
 
-def test_nothing_is_printed_by_updates_and_evaluations(capfd: pytest.CaptureFixture[str]) -> None:
-    """HAT's processor prints a name of each batch, which waits for the device."""
-    one = trainer(nn.Linear(3, 1), evaluations=MapData(points(4), global_batch_size=2))
-    one.train()
-    one.evaluate()
-    assert capfd.readouterr() == ("", "")
-
-
 def test_after_a_failed_evaluation_the_last_committed_update_is_saved(tmp_path: Path) -> None:
     """LiBai leaves the model in evaluation mode; fairseq validates before it saves, and loses what it had trained."""
 
@@ -91,18 +82,6 @@ def test_after_a_failed_evaluation_the_last_committed_update_is_saved(tmp_path: 
         one.train()
     assert all(module.training for module in model.modules())
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000005"]
-
-
-def test_samples_are_counted_once_whatever_is_accumulated() -> None:
-    """LiBai counts them once for each micro-batch that is accumulated."""
-    seen: list[int] = []
-
-    class Counts(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            seen.append(event.num_samples)
-
-    trainer(nn.Linear(3, 1), hooks=[Counts()], updates=6).train()
-    assert seen == [4, 4, 2, 4, 4, 2]
 
 
 class Counted(nn.Module):

@@ -91,19 +91,6 @@ def test_a_late_task_is_not_asked_for_weights() -> None:
     assert (weights.total, len(weights.work)) == (2.0, 2)  # they are counted
 
 
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        (torch.zeros(5, 2), 5),
-        ((torch.zeros(4), torch.zeros(4, 3)), 4),
-        ({"name": "x", "image": torch.zeros(6, 1)}, 6),
-        ([{"scalar": torch.zeros(()), "x": torch.zeros(2)}], 2),
-    ],
-)
-def test_the_default_weight_is_the_number_of_samples(batch: Any, samples: int) -> None:
-    assert Plain().weight(batch) == samples
-
-
 def test_a_batch_without_tensors_needs_a_weight_of_its_own() -> None:
     with refused(TaskError, "weight"):
         Plain().weight({"name": "x"})
