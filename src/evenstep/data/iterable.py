@@ -333,9 +333,7 @@ class StreamData(Data):
                 num_samples=num_samples,
                 ends_epoch=not cursor.in_epoch,
                 faults=tuple([DataFault(message=notice) for notice in self._notices]),
-                parts=tuple([Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces])
-                if self.tasks is None
-                else (),
+                parts=self._parts(pieces),
             )
             self._notices.clear()
             self._cursor = cursor
@@ -346,7 +344,7 @@ class StreamData(Data):
     def _begin_epoch(self, cursor: _Cursor) -> bool:
         epoch = cursor.position.epoch
         can_iterate = cursor.begin_epoch()
-        item = crc32(repr(cursor.ahead).encode()) % 2**20  # whose square is exact
+        item = 0 if self._is_compared else crc32(repr(cursor.ahead).encode()) % 2**20  # its square is exact
         giving, ended, items, squares, ranks = cursor.sums(cursor.ahead is not _END, not can_iterate, item, item**2, 1)
         if ended == ranks:
             return False
@@ -386,6 +384,9 @@ class StreamData(Data):
 
     def _named(self, items: list[Any]) -> list[Batch]:
         return [Batch(task="", data=item) for item in items]
+
+    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
+        return ()
 
     def _collate_in(self, microbatch: Microbatch, position: Position) -> None:
         items = cast("list[Any]", microbatch.data)
@@ -429,6 +430,9 @@ class UpdateData(StreamData):
 
     def _named(self, items: list[Any]) -> list[Batch]:
         return batches_in(items[0])
+
+    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
+        return tuple([Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces])
 
 
 @contextmanager

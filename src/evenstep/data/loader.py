@@ -202,12 +202,13 @@ class Fetcher(Dataset[Reply]):
 _TELLERS: WeakValueDictionary[int, Fetcher] = WeakValueDictionary()
 
 
-def read_here(fetcher: Fetcher, requests: Iterator[Request], *, pins: bool) -> Iterator[Reply]:
-    """Answer requests in this process, and restore its random generators."""
-    for request in requests:
+def read_here(fetcher: Fetcher, batches: Iterator[list[Request]], *, pins: bool) -> Iterator[Reply]:
+    """Answer the requests of one batch after the other in this process, and restore its random generators."""
+    for requests in batches:
         with nullcontext() if fetcher.seeded == "never" else undisturbed():
-            reply = fetcher[request]
-        yield reply.pin_memory() if pins else reply
+            replies = [fetcher[request] for request in requests]
+        for reply in replies:
+            yield reply.pin_memory() if pins else reply
 
 
 @final

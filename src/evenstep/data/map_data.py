@@ -198,8 +198,8 @@ class MapData(Data):
         plan = self._plan(read)
         first = next(plan)
         plan, ahead = tee(chain([first], plan))
-        requests = chain.from_iterable(requests for _, requests in ahead)
-        with self._replies(requests, len(first[1]), pins=read.pin_memory and can_pin()) as replies:
+        batches = (requests for _, requests in ahead)
+        with self._replies(batches, len(first[1]), pins=read.pin_memory and can_pin()) as replies:
             for batch, asked in plan:
                 faults = batch.faults
                 microbatches: list[Microbatch] = []
@@ -294,10 +294,10 @@ class MapData(Data):
         return cast("NDArray[np.int64]", self._lengths)[samples % self._num_samples]
 
     @contextmanager
-    def _replies(self, requests: Iterator[Request], per_batch: int, *, pins: bool) -> Generator[Iterator[Reply]]:
+    def _replies(self, batches: Iterator[list[Request]], per_batch: int, *, pins: bool) -> Generator[Iterator[Reply]]:
         fetcher = Fetcher(self._dataset, self._collate, self._reading, packed=self._packed)
         if self._num_workers == 0:
-            yield read_here(fetcher, requests, pins=pins)
+            yield read_here(fetcher, batches, pins=pins)
             return
         loader = next((one for one in self._loaders if not one.in_use and one.pins == pins), None)
         if loader is None:
@@ -312,7 +312,7 @@ class MapData(Data):
             self._loaders.append(loader)
         loader.in_use = True
         try:
-            yield loader.read(requests)
+            yield loader.read(chain.from_iterable(batches))
         finally:
             loader.in_use = False
             if loader.is_lost and loader in self._loaders:
