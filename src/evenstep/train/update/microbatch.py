@@ -42,68 +42,6 @@ class Observer(Protocol):
 
 
 @final
-class MicrobatchEvents:
-    """Events of one set of micro-batches, each by its number in the plan."""
-
-    def __init__(self, context: TrainContext, update: int) -> None:
-        self._bus = context.bus
-        self._update = update
-        self._profiles = profiler_runs()
-        self._observes_passes = self._profiles or context.bus.hears_passes
-        self._open: dict[int, tuple[AbstractContextManager[None], dict[str, Any]]] = {}
-
-    def begin(self, one: Microbatch, batch: Any, number: int) -> None:
-        """A micro-batch enters a stage: its first, or another."""
-        if not self._bus.hears_microbatches or number in self._open:
-            return
-        seen: dict[str, Any] = {}
-        span = self._span("microbatch", one, batch, seen)
-        span.__enter__()
-        self._open[number] = span, seen
-
-    def saw(self, number: int, output: Any, loss: Tensor | None) -> None:
-        if number in self._open:
-            self._open[number][1].update(output=output, loss=None if loss is None else loss.detach())
-
-    def end(self, number: int, error: BaseException | None = None) -> None:
-        if number in self._open:
-            span, _ = self._open.pop(number)
-            span.__exit__(*(type(error), error, error.__traceback__) if error else (None, None, None))
-
-    def end_all(self, error: BaseException | None) -> None:
-        for number in list(self._open):
-            self.end(number, error)
-
-    def forward(self, stage: Stage, one: Microbatch, batch: Any) -> AbstractContextManager[dict[str, Any] | None]:
-        """Around a forward; gives a dict for its "output", if an event or a profiler is to have it."""
-        return self._forward(stage, one, batch) if self._observes_passes else nullcontext()
-
-    def backward(self, one: Microbatch) -> AbstractContextManager[None]:
-        return self._backward(one) if self._observes_passes else nullcontext()
-
-    @contextmanager
-    def _forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[dict[str, Any]]:
-        seen: dict[str, Any] = {}
-        span: AbstractContextManager[None] = nullcontext()
-        if stage.is_whole:  # the output of one of several stages is not the model's
-            span = self._span("forward", one, batch, seen)
-        with span, self._range("forward", one.task):
-            yield seen
-
-    @contextmanager
-    def _backward(self, one: Microbatch) -> Generator[None]:
-        with self._span("backward", one, None, {}), self._range("backward", one.task):
-            yield
-
-    def _span(self, name: SpanName, one: Microbatch, batch: Any, seen: dict[str, Any]) -> AbstractContextManager[None]:
-        event = MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task)
-        return self._bus.span(name, lambda: event, lambda error: replace(event, **seen))
-
-    def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
-        return record_function(f"{phase}/{task}" if task else phase) if self._profiles else nullcontext()
-
-
-@final
 class MicrobatchStep:
     """One set of micro-batches on its way through the stages of a model.
 
@@ -146,7 +84,9 @@ class MicrobatchStep:
         self._branch = branch(context.seed, *path)
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] | None = None  # where there are several pieces
-        self._events = MicrobatchEvents(context, update)
+        self._profiles = profiler_runs()
+        self._observes_passes = self._profiles or context.bus.hears_passes
+        self._open: dict[int, tuple[AbstractContextManager[None], dict[str, Any]]] = {}  # events of micro-batches
 
     def lay_out(self, work: tuple[Microbatch, ...]) -> tuple[int, ...]:
         """Numbers of micro-batches in a plan, or of their pieces where one of them is cut."""
@@ -171,13 +111,17 @@ class MicrobatchStep:
         one, piece = self._parts[microbatch]
         task = context.tasks[one.task]
         self.doing = "transfer", one.index, piece
-        self._events.begin(one, piece.data, microbatch)
+        if context.bus.hears_microbatches and microbatch not in self._open:
+            self._begin_event(microbatch, one, piece)
         batch = self._prepared(stage, one, piece)
         self.doing = "forward", one.index, piece
+        heard = self._observed("forward", one, batch, stage) if self._observes_passes else nullcontext()
         if self._model is not None:
-            return {}, self._observer.take(task, one, piece, self._evaluated(self._model, stage, one, batch))
+            with context.precision.forward(context.device), lent(self._model, context) as whole, heard:
+                seen = task.evaluate(whole, batch)
+            return {}, self._observer.take(task, one, piece, seen)
         with context.precision.forward(context.device):
-            with self._events.forward(stage, one, batch) as heard:
+            with heard as known:
                 inputs = context.inputs(task, batch) if stage.takes_inputs else None
                 if stage.is_whole:
                     positional, named = arguments((), inputs, True)
@@ -186,19 +130,17 @@ class MicrobatchStep:
                     outputs = stage.module(received, inputs, context.randomness.seed_layer)
                 if not stage.gives_loss:
                     return outputs, None
-                output = self._output(task, outputs, batch)
-                if heard is not None:
-                    heard["output"] = output
+                if context.randomness.by_layer:
+                    context.randomness.seed_layer(LOSS)
+                (output,) = outputs.values()
+                output = context.output(task, output, batch)
+                if known is not None:
+                    known["output"] = output
             seen = self._observer.see(task, output, batch)
         total = self._observer.take(task, one, piece, seen)
-        self._events.saw(microbatch, output, total)
+        if microbatch in self._open:
+            self._open[microbatch][1].update(output=output, loss=None if total is None else total.detach())
         return {}, total
-
-    def _evaluated(self, model: nn.Module, stage: Stage, one: Microbatch, batch: Any) -> Any:
-        context = self._context
-        heard = self._events.forward(stage, one, batch)
-        with context.precision.forward(context.device), lent(model, context) as whole, heard:
-            return context.tasks[one.task].evaluate(whole, batch)
 
     def _prepared(self, stage: Stage, one: Microbatch, piece: SubBatch) -> Any:
         context = self._context
@@ -213,33 +155,47 @@ class MicrobatchStep:
                 batch = context.reorder(batch)
         return batch
 
-    def _output(self, task: Task, outputs: Outputs, batch: Any) -> Any:
-        context = self._context
-        if context.randomness.by_layer:
-            context.randomness.seed_layer(LOSS)
-        (output,) = outputs.values()
-        return context.output(task, output, batch)
-
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
-        one, piece = self._parts[microbatch]
-        self.doing = "backward", one.index, piece
-        with self._events.backward(one):
+        with self.going_back(microbatch):
             # the engine itself: `torch.autograd.backward` first looks at the gradient, which costs three kernels
-            run_backward(loss, self._seed_of(loss, one))
+            run_backward(loss, self._seed_of(loss, self._parts[microbatch][0]))
 
-    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
-        """Around the backward of a stage that gives no loss."""
+    def going_back(self, microbatch: int) -> AbstractContextManager[Any]:
+        """Around the backward of a stage."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        return self._events.backward(one)
+        return self._observed("backward", one) if self._observes_passes else nullcontext()
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
-        self._events.end(microbatch)
+        if microbatch in self._open:
+            self._open.pop(microbatch)[0].__exit__(None, None, None)
 
     def completed(self, microbatch: int) -> int | None:
         return microbatch if self._completes is None else self._completes.get(microbatch)
+
+    def _begin_event(self, number: int, one: Microbatch, piece: SubBatch) -> None:
+        seen: dict[str, Any] = {}
+        span = self._span("microbatch", one, piece.data, seen)
+        span.__enter__()
+        self._open[number] = span, seen
+
+    @contextmanager
+    def _observed(
+        self, phase: SpanName, one: Microbatch, batch: Any = None, stage: Stage | None = None
+    ) -> Generator[dict[str, Any]]:
+        """Events and profiles of a pass; gives a dict for the "output" of a forward."""
+        seen: dict[str, Any] = {}
+        is_of_model = stage is None or stage.is_whole  # the output of one of several stages is not the model's
+        span = self._span(phase, one, batch, seen) if is_of_model else nullcontext()
+        name = f"{phase}/{one.task}" if one.task else phase
+        with span, record_function(name) if self._profiles else nullcontext():
+            yield seen
+
+    def _span(self, name: SpanName, one: Microbatch, batch: Any, seen: dict[str, Any]) -> AbstractContextManager[None]:
+        event = MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task)
+        return self._context.bus.span(name, lambda: event, lambda error: replace(event, **seen))
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
         coefficient = self._context.coefficients.value(one.task, self._update)
@@ -257,7 +213,8 @@ class MicrobatchStep:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._context.randomness.in_pass = False
-        self._events.end_all(error)
+        for number in list(self._open):
+            self._open.pop(number)[0].__exit__(kind, error, traceback)
 
 
 @contextmanager
@@ -265,17 +222,14 @@ def dummy_step(context: TrainContext, microbatch: Microbatch) -> Generator[Micro
     """One micro-batch that counts nowhere, or its first piece: other ranks need its collectives beside theirs."""
     first = context.cuts.pieces(context.tasks[microbatch.task], whole_of(microbatch))[0]
     one = replace(part_of(microbatch, first), index=0)
-    weights = Weights.of_one(one, weight=0.0)
+    weights = Weights.of_forwards(one.task, (one,), num_microbatches=1, weight=0.0)
     step = MicrobatchStep(context.silently(), weights, _NoLoss(), path=("unseen",), factor=0.0, is_dummy=True)
     with dummy_pass(), step:
         yield step
 
 
 class _NoLoss:
-    """Observer of dummy passes: goes back from all outputs, with gradients of 0, and calls no loss.
-
-    Only a model whose outputs hide their tensors in objects of its own is given to the loss.
-    """
+    """Observer of dummy passes: goes back from all outputs, and calls no loss unless they hide their tensors."""
 
     def see(self, task: Task, output: Any, batch: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -289,11 +243,9 @@ class _NoLoss:
 
 @contextmanager
 def lent(model: nn.Module, context: TrainContext) -> Generator[nn.Module]:
-    """The model as a task may call it, to generate with it instead of only applying it.
+    """The model as a task may call it in its `evaluate`, in the run's number formats, and as written.
 
-    It is called as in an evaluation: in the run's number formats, on the device, without gradients, and as written
-    where it is compiled; autocast is the caller's. It takes part in no sum over ranks, so each rank may call it as
-    often as its batches need.
+    It takes part in no sum over ranks, so each rank may call it as often as its batches need.
     """
     whole = unwrapped(model)
     cast_inputs, cast_outputs = context.cast_inputs, context.cast_outputs

@@ -56,20 +56,16 @@ class Weights:
         return math.fsum(self.totals.values())
 
     @classmethod
-    def of_one(cls, microbatch: Microbatch, *, weight: float) -> Self:
-        totals, number = {microbatch.task: 1.0}, microbatch.index
-        each = {number: weight}
-        dealing = Dealing.of_one(1)
-        return cls(totals=totals, dealing=dealing, each=each, divisors=totals, work=(microbatch,), num_tasks=1)
-
-    @classmethod
-    def of_forwards(cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int) -> Self:
-        each = {one.index: 1.0 for one in work}
+    def of_forwards(
+        cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int, weight: float = 1.0
+    ) -> Self:
+        """Weights of micro-batches of one task that train nothing."""
+        totals = {task: 1.0}
         return cls(
-            totals={task: 1.0},
+            totals=totals,
             dealing=Dealing.of_one(num_microbatches),
-            each=each,
-            divisors={},
+            each={one.index: weight for one in work},
+            divisors=totals,
             work=work,
             num_tasks=1,
         )
@@ -169,13 +165,13 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
             f"micro-batch {microbatch.index} does not say which task it is for, but the run has {names}; give it as "
             f"(data, task name) or Batch(task=…, data=…), or the data of each task in a `Mixture`."
         )
-    has = f"has {names}" if "" not in tasks else "has one task without a name"
+    has = "one task without a name" if "" in tasks else names
     meant = advice(microbatch.task, tasks, "name the tasks when you build the trainer.")
-    raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {meant}")
+    raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run has {has}; {meant}")
 
 
 def check_batches(pipeline: Group, batch: GlobalBatch) -> None:
-    """Raise ReplicaError unless ranks of a pipeline hold equal tensors, as far as they hold them; all call it."""
+    """Raise ReplicaError unless ranks of a pipeline have equal batches; all call it together."""
     mine = {(one.index, path): bits for one in batch.microbatches for path, bits in checksums(one.data).items()}
     first, *others = pipeline.gather(mine)
     for rank, theirs in enumerate(others, start=1):
@@ -190,7 +186,7 @@ def check_batches(pipeline: Group, batch: GlobalBatch) -> None:
 
 
 def check_pipeline_weights(pipeline: Group, batch: GlobalBatch, weights: Weights) -> None:
-    """Raise ReplicaError unless all ranks of a pipeline have as many samples of the same weight; all call it."""
+    """Raise ReplicaError unless ranks of a pipeline have the same samples and weights; all call it together."""
     mine = [(one.index, one.task, one.known_samples, weights.each.get(one.index)) for one in batch.microbatches]
     stamp = float(crc32(repr(mine).encode()))
     if pipeline.sum_floats([stamp]) != [pipeline.sum_of_same(stamp)]:
