@@ -4,10 +4,10 @@ All ranks call everything together.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -18,38 +18,24 @@ from evenstep.data.tree import tensors_in
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident
 from evenstep.internals import local_tensor
-from evenstep.optim.apply import norms
 from evenstep.parallel import Group
 from evenstep.pipeline.compiled import as_written
 from evenstep.tensors import named_parameters
-from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.update import Update
 
 
-class BadLoss(NamedTuple):
-    """A micro-batch whose loss is inf or NaN."""
+def bad_losses(losses: Mapping[int, tuple[str, Tensor]], group: Group) -> list[tuple[int, str, float]]:
+    """Losses of all ranks that are inf or NaN: number of the micro-batch, task and loss; reads them from the device.
 
-    microbatch: int
-    task: str
-    loss: float
-
-    def __str__(self) -> str:
-        task = f"task `{self.task}`, " if self.task else ""
-        return f"{task}micro-batch {self.microbatch}: its loss is {self.loss}"
-
-
-def bad_losses(gathered: MicrobatchResults, group: Group) -> list[BadLoss]:
-    """Losses of all ranks that are inf or NaN, by micro-batch; reads the losses from the device.
-
-    >>> losses = {0: ("class", torch.tensor(1.0)), 1: ("box", torch.tensor(math.nan))}
-    >>> print(*bad_losses(MicrobatchResults(losses=losses), Group()))
-    task `box`, micro-batch 1: its loss is nan
+    >>> bad_losses({0: ("class", torch.tensor(1.0)), 1: ("box", torch.tensor(math.nan))}, Group())
+    [(1, 'box', nan)]
     """
-    mine = [BadLoss(number, task, float(loss)) for number, (task, loss) in gathered.losses.items()]
-    bad = [one for one in mine if not math.isfinite(one.loss)]
-    return sorted(one for theirs in group.gather(bad) for one in theirs)
+    mine = [(number, task, float(loss)) for number, (task, loss) in losses.items()]
+    everybody = group.gather([one for one in mine if not math.isfinite(one[-1])])
+    return sorted(one for theirs in everybody for one in theirs)
 
 
 @final
@@ -69,11 +55,11 @@ class AbortCauses:
         """The reason of an abort; the kind "overflow" has halved the loss scale for another attempt."""
         number, position, scale = pending.number, pending.batch.position, self.context.loss_scale
         has_weight = float(pending.total) != 0
-        bad = bad_losses(pending.gathered, self.execution.group) if has_weight else []
+        bad = bad_losses(pending.gathered.losses, self.execution.group) if has_weight else []
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         if bad:
-            details["tasks"] = sorted({one.task for one in bad if one.task})
-            details["microbatches"] = [one.microbatch for one in bad]
+            details["tasks"] = sorted({task for _, task, _ in bad if task})
+            details["microbatches"] = [microbatch for microbatch, _, _ in bad]
         if self.context.precision.retries_overflow:
             details["loss_scale"] = scale.value
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch}) was aborted"
@@ -87,7 +73,7 @@ class AbortCauses:
             kind = "non_finite"
             message = f"{where}: its gradient is not finite"
             if bad:
-                message += f"; {first_of(bad, 3, '; ')}"
+                message += f"; {first_of([_described(*one) for one in bad], 3, '; ')}"
             elif self.context.precision.retries_overflow:
                 message += f" even at a loss scale of {details['loss_scale']:g}"
             message += "."
@@ -139,6 +125,11 @@ def _specificity(cause: str) -> tuple[int, str]:
     return next((place for place, words in enumerate(kinds) if words in cause), len(kinds)), cause
 
 
+def _described(microbatch: int, task: str, loss: float) -> str:
+    of_task = f"task `{task}`, " if task else ""
+    return f"{of_task}micro-batch {microbatch}: its loss is {loss}"
+
+
 def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
 
@@ -152,69 +143,56 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
     'the output of module `0` (Linear) is not finite'
     """
-    watch = _Watch()
-    handles = [module.register_forward_hook(partial(watch, name)) for name, module in model.named_modules()]
-    handles += [module.register_forward_pre_hook(watch.look_at_inputs) for module in model.modules()]
+    cause = masked = ""  # the first such module; the first with -inf alone, while no later module has removed that
+
+    def look_at_inputs(module: nn.Module, args: Any) -> None:
+        nonlocal masked
+        if _are_finite(args):
+            masked = ""
+
+    def look_at_output(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal cause, masked
+        if cause:
+            return
+        place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        if _are_finite(output):
+            masked = ""
+        elif not name or any(bool((one.isnan() | (one == torch.inf)).any()) for one in _floats_in(output)):
+            cause = masked or place
+        else:
+            masked = masked or place
+
+    handles = [one.register_forward_hook(partial(look_at_output, name)) for name, one in model.named_modules()]
+    handles += [one.register_forward_pre_hook(look_at_inputs) for one in model.modules()]
     try:
         with as_written():
             rerun()
     finally:
         for handle in handles:
             handle.remove()
-    if watch.cause or watch.masked:
-        return f"the output of {watch.cause or watch.masked} is not finite"
-    gradients = {name: one.grad for name, one in named_parameters(model).items() if one.grad is not None}
-    bad = [name for name, gradient in gradients.items() if not bool(_values(gradient).isfinite().all())]
+    if cause or masked:
+        return f"the output of {cause or masked} is not finite"
+    values = {name: _values(one.grad) for name, one in named_parameters(model).items() if one.grad is not None}
+    bad = [name for name, gradient in values.items() if not bool(gradient.isfinite().all())]
     if bad:
         return (
             f"all outputs are finite, but the gradients of {first_of(bad, 3)} are not: look at the loss, and train "
             f"under `torch.autograd.detect_anomaly()` to see the line"
         )
-    squared = sum(_norm(gradient) ** 2 for gradient in gradients.values())
-    if squared > torch.finfo(torch.float32).max:
-        return f"all numbers are finite, but the gradient's norm is {math.sqrt(squared):.3g}: training has diverged"
+    norm = math.sqrt(math.fsum(float(one.abs().double().square().sum()) for one in map(Tensor.cpu, values.values())))
+    if norm**2 > torch.finfo(torch.float32).max:
+        return f"all numbers are finite, but the gradient's norm is {norm:.3g}: training has diverged"
     return "all numbers are finite: the model or its task computes differently each time"
-
-
-class _Watch:
-    """Forward hook that looks for the first module whose output is not finite.
-
-    Attributes:
-        cause: the module, in words; "" while none is known.
-        masked: the first module whose output has -inf alone, which no later module has removed.
-    """
-
-    def __init__(self) -> None:
-        self.cause = ""
-        self.masked = ""
-
-    def look_at_inputs(self, module: nn.Module, args: Any) -> None:
-        """A module that gets finite numbers shows that -inf before it was removed."""
-        if all(bool(one.isfinite().all()) for one in _floats_in(args)):
-            self.masked = ""
-
-    def __call__(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self.cause:
-            return
-        values = _floats_in(output)
-        place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-        if all(bool(one.isfinite().all()) for one in values):
-            self.masked = ""
-        elif any(bool((one.isnan() | (one == torch.inf)).any()) for one in values) or not name:
-            self.cause = self.masked or place
-        else:
-            self.masked = self.masked or place
 
 
 def _values(gradient: Tensor) -> Tensor:
     return local_tensor(gradient.coalesce().values() if gradient.is_sparse else gradient)
 
 
-def _norm(gradient: Tensor) -> float:
-    values = _values(gradient)
-    return float(norms([values], torch.float64 if values.device.type != "mps" else torch.float32))
-
-
 def _floats_in(item: Any) -> list[Tensor]:
     tensors = [local_tensor(one) for one in tensors_in(item)]
     return [one for one in tensors if one.is_floating_point() or one.is_complex()]
+
+
+def _are_finite(item: Any) -> bool:
+    return all(bool(one.isfinite().all()) for one in _floats_in(item))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TypeAlias, TypeVar, final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,7 @@ class NormsOfWhole:
         return squared_norm(self._layout, gradients, self._norms) if gradients else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
-
-        Args:
-            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
-        """
+        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks."""
         dense = [_dense(value) for value in values.values()]
         wide = _norm_dtype({value.dtype for value in dense})  # parameters of 16 bits are no gradients of their masters
         each = each_norm(self._layout, dense, partial(norms, dtype=wide))
@@ -53,19 +49,17 @@ class NormsOfStages:
     """Norms of a model in stages: each parameter's has its place in one vector, which all ranks get."""
 
     def __init__(self, model: PipelineModel, layout: ParameterLayout, names: set[str], device: torch.device) -> None:
-        self._layout, self._pipeline = layout, model.mesh.pipeline
+        self._layout = layout
+        self._pipeline = model.mesh.pipeline
         self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_sizes())}
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)
-        self._known_places: dict[tuple[int, ...], Tensor] = {}  # few: which have a gradient changes seldom
         self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
+        self._known_places: dict[tuple[int, ...], Tensor] = {}  # few: which have a gradient changes seldom
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """See `NormsOfWhole.squared`: the same sum in the same order on all ranks.
-
-        Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
-        """
+        """See `NormsOfWhole.squared`: parameters without a gradient on any rank are left out of the sum."""
         present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
         anywhere, each = self._each(present, self._dtype)
         if len(anywhere) < len(each):
@@ -97,9 +91,6 @@ class NormsOfStages:
         return self._known_places[slots]
 
 
-GradientNorms: TypeAlias = NormsOfWhole | NormsOfStages
-
-
 def _dense(value: Tensor) -> Tensor:
     return value.coalesce().values() if value.is_sparse else value
 
@@ -108,10 +99,6 @@ def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
     if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}:
         return None
     return torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
-
-
-def _unwatched(step: MicrobatchStep) -> None:
-    pass
 
 
 @final
@@ -142,7 +129,7 @@ class Execution:
     local_runner: Runner
     plan: Callable[[Numbers, bool], Plan]
     forwards: Callable[[Numbers], Plan]
-    norms: GradientNorms
+    norms: NormsOfWhole | NormsOfStages
     buffers: Buffers
     holds_output: bool = True
     in_stages: bool = False
@@ -165,7 +152,7 @@ class Execution:
         kind: str,
         backward: bool = False,
         last: bool = True,
-        watch: Callable[[MicrobatchStep], None] = _unwatched,
+        watch: Callable[[MicrobatchStep], None] = lambda step: None,
     ) -> None:
         """Before a plan: run dummy passes where all ranks must run the same number.
 
@@ -205,10 +192,6 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
     """The execution of a whole model, or of one in stages."""
     if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)
-    return _of_whole(model, strategy, optimizer)
-
-
-def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Execution:
     gradient_norms = NormsOfWhole(strategy.layout, parameters_in(optimizer))
     reducers = Reducers(strategy)
     wrapped, reducer = reducers.wrap(model)

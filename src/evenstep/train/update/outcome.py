@@ -53,19 +53,9 @@ class PendingUpdate:
 
 
 def first_aborted(updates: Sequence[PendingUpdate]) -> int | None:
-    """The index of the first update that was aborted: one read from the device at most.
-
-    >>> first_aborted([])
-    """
-    for index, one in enumerate(updates):
-        if isinstance(one.aborted, Tensor):
-            break
-        if one.aborted:
-            return index
-    else:
-        return None
+    """The index of the first update that was aborted: one read from the device at most."""
     on_device = [one.aborted for one in updates if isinstance(one.aborted, Tensor)]
-    read = iter(torch.stack(on_device).tolist())
+    read = iter(torch.stack(on_device).tolist() if on_device else ())
     verdicts = [next(read) if isinstance(one.aborted, Tensor) else one.aborted for one in updates]
     return next((index for index, verdict in enumerate(verdicts) if verdict), None)
 

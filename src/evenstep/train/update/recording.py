@@ -1,7 +1,7 @@
 """Checks losses of micro-batches, and records their metrics as (sum, weight) pairs on the device."""
 
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -122,17 +122,15 @@ class Recording:
         if loss.metrics or loss.counts:
             check_names(task, loss)
         for name, pair in loss.metrics.items():
-            total, weight = _pair(task, name, pair)
-            storage.put(prefix + name, total, weight, update=update)
+            storage.put(prefix + name, *_pair(task, name, pair), update=update)
         for name, count in loss.counts.items():
             storage.count(prefix + name, count.detach() if isinstance(count, Tensor) else count, update=update)
         for name, value in loss.shown.items():
             storage.show(prefix + name, value, update=update)
-        if task.metrics:
-            for name, seen in observations(task, loss, one.index):
-                key = f"{one.task}/{name}" if one.task else name
-                later = task.metrics[name] if isinstance(task.metrics, LaterMetrics) else None
-                storage.observe(self._prefix, key, seen, update=update, later=later)
+        for name, seen in observations(task, loss, one.index) if task.metrics else ():
+            key = f"{one.task}/{name}" if one.task else name
+            later = task.metrics[name] if isinstance(task.metrics, LaterMetrics) else None
+            storage.observe(self._prefix, key, seen, update=update, later=later)
 
     def _weight(self, task: Task, one: Microbatch, piece: SubBatch, given: Tensor | float | None) -> float | Tensor:
         if given is not None:
@@ -146,22 +144,21 @@ class Recording:
 
     def _checked(self, task: Task, one: Microbatch, total: Any, weight: Tensor | float | None) -> Tensor | None:
         """The summed loss, at least 32 bits wide; None for a loss of 0."""
+        if isinstance(total, Tensor) and total.ndim and total.numel() == 0:
+            total = None
         is_late = weight is not None
-        if total is None or (isinstance(total, Tensor) and total.ndim and total.numel() == 0):
-            if is_late or not task.late_weight:
-                return None
-        elif not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
-            given = f"{list(total.shape)} of {total.dtype}" if isinstance(total, Tensor) else type(total).__name__
-            must = "one floating-point number as a 0-dim tensor, the sum over the batch's units"
-            raise self._error(task, one, must, given)
-        elif torch.is_grad_enabled() and not total.requires_grad:
-            must = "a loss that can be trained, computed from the model's output without `detach` or `no_grad`"
-            raise self._error(task, one, must, "one that depends on no trainable parameter")
+        if total is None and (is_late or not task.late_weight):
+            return None
         if is_late != task.late_weight:
             must = "a weight if, and only if, the task says `late_weight = True`"
             raise self._error(task, one, must, f"the weight {weight} while `late_weight` is {task.late_weight}")
-        if total is None:
-            return None
+        if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
+            given = f"{list(total.shape)} of {total.dtype}" if isinstance(total, Tensor) else type(total).__name__
+            must = "one floating-point number as a 0-dim tensor, the sum over the batch's units"
+            raise self._error(task, one, must, given)
+        if torch.is_grad_enabled() and not total.requires_grad:
+            must = "a loss that can be trained, computed from the model's output without `detach` or `no_grad`"
+            raise self._error(task, one, must, "one that depends on no trainable parameter")
         # a sum over many units outgrows 16 bits long before its terms do
         return total.float() if total.dtype in _16_BITS else total
 
@@ -173,15 +170,10 @@ class Recording:
 
 
 def _pair(task: Task, name: str, given: Any) -> tuple[Tensor | float, Tensor | float]:
-    if isinstance(given, Tensor):  # of two numbers, which need not be a sum and its weight
+    is_pair = isinstance(given, tuple | list) and len(cast("Any", given)) == 2
+    if not is_pair or not all(hasattr(number, "__float__") for number in given):
         raise no_pair(task, name, given)
-    try:
-        total, weight = given
-    except (TypeError, ValueError) as error:
-        raise no_pair(task, name, given) from error
-    for number in (total, weight):
-        if not hasattr(number, "__float__"):
-            raise no_pair(task, name, given)
+    total, weight = given
     return total.detach() if isinstance(total, Tensor) else total, weight
 
 

@@ -14,12 +14,7 @@ Change: TypeAlias = Callable[[Any], Any]
 
 
 def build_transfer(device: torch.device) -> Change | None:
-    """The function that moves a batch to `device`; None for the CPU, where loaders give batches.
-
-    >>> batch = build_transfer(torch.device("meta"))({"x": [torch.ones(1), "name"]})
-    >>> batch["x"][0].device.type, batch["x"][1]
-    ('meta', 'name')
-    """
+    """The function that moves a batch to `device`; None for the CPU, where loaders give batches."""
     if device.type == "cpu":
         return None
 
@@ -35,11 +30,7 @@ def build_transfer(device: torch.device) -> Change | None:
 
 
 def build_cast(format: torch.dtype | None) -> Change | None:
-    """The function that casts the floating tensors of anything to `format`; None leaves them, and gives None.
-
-    >>> build_cast(torch.bfloat16)({"x": torch.ones(1), "index": torch.ones(1, dtype=torch.long)})
-    {'x': tensor([1.], dtype=torch.bfloat16), 'index': tensor([1])}
-    """
+    """The function that casts the floating tensors of anything to `format`; None leaves them, and gives None."""
     if format is None:
         return None
 
@@ -54,16 +45,10 @@ def build_cast(format: torch.dtype | None) -> Change | None:
 
 
 def channels_last(batch: object) -> object:
-    """The same batch with every 4-dim floating-point tensor `[N, C, H, W]` in channels-last order.
+    """The same batch with every 4-dim floating-point tensor `[N, C, H, W]` in channels-last order."""
 
-    >>> images = channels_last({"images": torch.ones(2, 3, 4, 4), "labels": [1, 2]})["images"]
-    >>> images.is_contiguous(memory_format=torch.channels_last)
-    True
-    """
-    return pytree.tree_map_only(Tensor, _reordered, batch)
+    def reorder(tensor: Tensor) -> Tensor:
+        is_images = tensor.ndim == 4 and tensor.is_floating_point()
+        return tensor.contiguous(memory_format=torch.channels_last) if is_images else tensor
 
-
-def _reordered(tensor: Tensor) -> Tensor:
-    if tensor.ndim != 4 or not tensor.is_floating_point():
-        return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
+    return pytree.tree_map_only(Tensor, reorder, batch)

@@ -187,9 +187,9 @@ class Update:
         return grads, self._execution.norms.squared(grads)
 
     def _end_idle(self, pending: PendingUpdate) -> None:
-        self.learning_rates(pending.number, pending.batch.position.epoch)
-        self.rollback.judge(1.0)
         batch = pending.batch
+        self.learning_rates(pending.number, batch.position.epoch)
+        self.rollback.judge(1.0)
         if self._execution.reducers.is_idle(batch.num_microbatches, len(batch.microbatches)):
             pending.aborted = 0.0
 
@@ -225,15 +225,13 @@ class Update:
         if self._context.precision.retries_overflow:
             put("train/loss_scale", self._context.loss_scale.value, update=update)
 
-    def _total_and_divisor(
-        self, weights: Weights, gathered: MicrobatchResults
-    ) -> tuple[float | Tensor, float | Tensor]:
+    def _total_and_divisor(self, weights: Weights, results: MicrobatchResults) -> tuple[float | Tensor, float | Tensor]:
         """Σw of the update, and the factor S·Σw that is still in the gradients."""
-        late, scale = gathered.late_total, self._context.loss_scale.value
-        if late is not None:
-            return late, scale * late
-        if gathered.total is not None:
-            return gathered.total, scale * (gathered.total > 0)
+        scale = self._context.loss_scale.value
+        if results.late_total is not None:
+            return results.late_total, scale * results.late_total
+        if results.total is not None:
+            return results.total, scale * (results.total > 0)
         return weights.total, scale
 
     def require_whole(self) -> None:

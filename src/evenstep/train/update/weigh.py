@@ -25,15 +25,14 @@ class Weights:
     """The weights of one update.
 
     Args:
-        totals: Σw_m of each task that has work, over all micro-batches and ranks; how many these are where its weights
-            are late.
+        totals: Σw_m of each task that has work, over all ranks; the number of its micro-batches where it is late.
         dealing: the ranks that run the update's micro-batches, and their blocks.
         numbers: the global numbers of each task's micro-batches.
-        each: w_m of this rank's micro-batches, by their global number; none of those that are late.
-        divisors: what the summed losses of each task are divided by before the backward: the total, or 1 if it is late.
+        each: w_m of this rank's micro-batches, by their global number, without late ones.
+        divisors: of the summed losses of each task before the backward: the total, or 1 if it is late.
         work: this rank's micro-batches that have a weight above 0, or a late one.
-        num_tasks: how many tasks have work in the update.
-        skipped_samples: how many samples all ranks had to leave out because they could not be read.
+        num_tasks: number of tasks with work in the update.
+        skipped_samples: number of unreadable samples that all ranks have left out.
     """
 
     totals: Mapping[str, float]
@@ -79,9 +78,7 @@ class Weights:
 def weigh(
     tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, blocks: int | None = None, stamp: float = 1.0
 ) -> Weights:
-    """Count the weights of one update.
-
-    All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
+    """Count the weights of one update: all ranks sum them in the same order, exactly rounded.
 
     Args:
         blocks: number of blocks in which the gradients of each task's micro-batches are added; None: one for each.
