@@ -114,7 +114,7 @@ class Membership:
         return self.interruption
 
     def fail(self, message: str) -> None:
-        """Post that this rank fails. The epoch is over at its next meeting; of several messages the first counts."""
+        """Post that this rank fails; of several messages the first counts."""
         self._append(["over", self.epoch, _FAILED, keepable(message) or "failed"])
 
     def interrupt(self, reason: str) -> None:
@@ -234,7 +234,7 @@ class Membership:
         return self._now(act, [])
 
     def _now(self, act: Callable[[], T], default: T) -> T:
-        if self._store_is_gone:
+        if self._store_is_gone or self._has_left:
             return default
         answer: Future[T] = Future()
         self._jobs.put((act, answer))

@@ -104,12 +104,9 @@ def _wait(store: Store, info: RankInfo, *, timeout_s: float, left_s: float) -> s
 
 
 def wait_until(found: Callable[[], bool], timeout_s: float, *, longest_s: float) -> bool:
-    """Wait until something is found in a store; gives whether it was in time.
+    """Wait until something is found, looking at least every `longest_s`; True if it was in time.
 
-    Not by the store's own wait: no signal is heard in it, and torch warns on standard error when it ends without.
-
-    Args:
-        longest_s: between two looks, in seconds; the first ones follow each other faster.
+    The store's own wait hears no signal, and torch warns on standard error when it ends without.
     """
     until, pause_s = monotonic() + timeout_s, _FIRST_PAUSE_S
     while not found():

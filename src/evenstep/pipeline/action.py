@@ -1,6 +1,5 @@
 """Plans as data: the actions of one rank in one update, and the stages that they act on."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self, final
@@ -88,8 +87,8 @@ class Layout:
 
     rank_of: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
-    _sources: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
-    _destinations: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    _sources: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _destinations: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         missing = set(range(self.ranks)) - set(self.rank_of)
@@ -100,8 +99,9 @@ class Layout:
                 raise PlanError(
                     f"an edge must go once from a stage to a later one of the {self.stages}, but one is {edge}."
                 )
-        object.__setattr__(self, "_sources", self._by_stage((there, here) for here, there in self.edges))
-        object.__setattr__(self, "_destinations", self._by_stage(self.edges))
+        for stage in range(self.stages):
+            self._sources[stage] = tuple(here for here, there in self.edges if there == stage)
+            self._destinations[stage] = tuple(there for here, there in self.edges if here == stage)
 
     @classmethod
     def chain(cls, *, ranks: int, stages_per_rank: int = 1, v_shaped: bool = False) -> Self:
@@ -138,9 +138,3 @@ class Layout:
     def destinations(self, stage: int) -> tuple[int, ...]:
         """The stages that `stage` feeds."""
         return self._destinations[stage]
-
-    def _by_stage(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-        found: list[list[int]] = [[] for _ in self.rank_of]
-        for stage, other in pairs:
-            found[stage].append(other)
-        return tuple(map(tuple, found))

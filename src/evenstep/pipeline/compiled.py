@@ -1,6 +1,6 @@
-"""Modules whose forwards are compiled, in place: `module.forward` is what changes.
+"""Modules whose forwards are compiled in place, so that names and hooks stay.
 
-`module.forward` is replaced, so names and hooks stay. Each shape is compiled by itself, for equal bits after a resume.
+Each shape is compiled by itself, for equal bits after a resume.
 """
 
 import sys
@@ -29,7 +29,6 @@ class CompiledForward:
         return self._compiled(*args, **kwargs)
 
     def release(self) -> None:
-        """Give the module back its forward."""
         if self._own is None:
             del self._module.forward
         else:
@@ -40,7 +39,6 @@ class CompiledForward:
 
 
 def compile_in_place(module: nn.Module) -> None:
-    """Compile a module's forward."""
     module.forward = CompiledForward(module)
 
 

@@ -115,13 +115,10 @@ def built(layer: Layer, place: int, seed: int) -> nn.Module:
 
 
 def check_covered(model: object, layers: Layers) -> None:
-    """Raise ArgumentError for parameters of a model that its `layers()` leave out: stages would train without them.
-
-    Where a layer is built by a function, or all are made anew, nobody can tell.
-    """
+    """Raise ArgumentError for parameters of a model that its `layers()` leave out: stages would train without them."""
     modules = [layer.build for layer in layers.layers if isinstance(layer.build, nn.Module)]
     if not isinstance(model, nn.Module) or len(modules) < len(layers.layers):
-        return
+        return  # the parameters of a layer that a function builds are not known
     held = {id(parameter) for module in modules for parameter in module.parameters()}
     own = named_parameters(model)
     left = [name for name, parameter in own.items() if id(parameter) not in held]
@@ -138,9 +135,8 @@ def is_chain(model: object) -> bool:
 
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
     for name, child in children_of(sequence).items():
-        is_plain = type(child) is nn.Sequential and len(child) and not has_hooks(child) and not compiled_in_place(child)
-        if is_plain:
-            yield from _opened(cast("nn.Sequential", child), f"{prefix}{name}.")
+        if type(child) is nn.Sequential and len(child) and not has_hooks(child) and not compiled_in_place(child):
+            yield from _opened(child, f"{prefix}{name}.")
         else:
             yield Layer(f"{prefix}{name}", child)
 
@@ -182,9 +178,8 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
             )
         edges = [len(names) * stage // stages for stage in range(stages + 1)]
     else:
-        begins = [_begin(names, name) for name in split_at]
-        edges = [0, *begins, len(names)]
-        if len(begins) != stages - 1 or sorted(set(edges)) != edges:
+        edges = [0, *(_begin(names, name) for name in split_at), len(names)]
+        if len(edges) != stages + 1 or sorted(set(edges)) != edges:
             raise ArgumentError(
                 f"`split_at` must name the first layers of stages 1 to {stages - 1}, in order, but names "
                 f"{', '.join(split_at) or 'none'}; the layers are {', '.join(names)}.",
@@ -205,9 +200,6 @@ def _begin(names: list[str], wanted: str) -> int:
 
 def flows(layers: Layers, stages: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
     """For each edge (source stage, destination stage) the places of the layers whose outputs it carries.
-
-    Args:
-        stages: the places of each stage's layers.
 
     >>> layers = Layers.of([Layer("a", nn.ReLU()), Layer("b", nn.ReLU()), Layer("c", nn.Bilinear, sources=("b", "a"))])
     >>> flows(layers, [range(0, 1), range(1, 2), range(2, 3)])

@@ -29,7 +29,6 @@ Result = tuple[bool, int, int]  # True for an output, False for a gradient; stag
 def spans(plans: Sequence[Plan], layout: Layout, duration: Callable[[Action], float]) -> list[Span]:
     """Start and end of every compute action, each as early as the order of its rank and its needs allow.
 
-    A forward needs the forwards that feed it, a backward its forward and the backwards of the stages that it feeds.
     The spans are sorted by start and rank; PlanError if an action needs what comes later on its rank, or never.
     """
     orders = [[action for action in plan if action.op in COMPUTES] for plan in plans]
@@ -76,13 +75,8 @@ def _needed(action: Action, layout: Layout) -> list[Result]:
 def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     """Add to each rank's computations its communication, and ARM and REDUCE around its stages' last backwards.
 
-    A send stands right after what makes its content; a receive stands where its content comes into being.
-
-    Args:
-        plans: the compute actions of each rank in their order.
-
-    Raises:
-        PlanError: the ranks wait for each other in a circle.
+    A send stands right after what makes its content; a receive stands where its content comes into being. PlanError
+    if ranks wait for each other in a circle.
 
     >>> from evenstep.pipeline.schedules import gpipe
     >>> layout = Layout.chain(ranks=2)

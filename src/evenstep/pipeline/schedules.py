@@ -53,11 +53,7 @@ class Schedule:
         return Layout.chain(ranks=ranks, stages_per_rank=stages, v_shaped=self.v_shaped)
 
     def plans(self, layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-        """The complete, checked plans of all ranks for one update; the edges of the layout need not be a chain.
-
-        Raises:
-            PlanError: the layout does not fit, or an order of the user's is no complete update.
-        """
+        """The complete, checked plans of all ranks for one update; PlanError if the order is no complete update."""
         plans = lower(self.order(layout, microbatches), layout)
         check(plans, layout, microbatches)
         return plans

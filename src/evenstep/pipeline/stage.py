@@ -50,35 +50,25 @@ class PlanStep(Protocol):
 
 @final
 class _Activations:
-    __slots__ = ("_inputs", "_outputs", "loss")
+    __slots__ = ("inputs", "loss", "outputs")
 
     def __init__(self) -> None:
-        self._inputs: dict[int, list[Tensor]] = {}  # by source: leaves that want a gradient
-        self._outputs: dict[int, list[GradientEdge]] = {}  # by destination
+        self.inputs: dict[int, list[Tensor]] = {}  # by source: leaves that want a gradient
+        self.outputs: dict[int, list[GradientEdge]] = {}  # by destination
         self.loss: Tensor | None = None
-
-    def add_inputs(self, source: int, tree: Any) -> None:
-        self._inputs[source] = [leaf for leaf in tensors(tree) if leaf.requires_grad]
-
-    def add_outputs(self, destination: int, tree: Any) -> None:
-        self._outputs[destination] = [get_gradient_edge(leaf) for leaf in tensors(tree) if leaf.requires_grad]
 
     def backward(self, gradients: Mapping[int, Gradients]) -> None:
         """Go back from the outputs; gradients of several destinations are added from the last to the first."""
         edges: dict[tuple[object, int], GradientEdge] = {}
         summed: dict[tuple[object, int], Tensor] = {}
-        for destination in sorted(self._outputs, reverse=True):
-            for edge, gradient in zip(self._outputs[destination], gradients[destination], strict=True):
+        for destination in sorted(self.outputs, reverse=True):
+            for edge, gradient in zip(self.outputs[destination], gradients[destination], strict=True):
                 if gradient is not None:
                     key = edge.node, edge.output_nr
                     edges[key] = edge
                     summed[key] = summed[key] + gradient if key in summed else gradient
         if summed:
             torch.autograd.backward(tuple(edges.values()), tuple(summed.values()))
-
-    def take_gradients(self, source: int) -> Gradients:
-        """Gradients that go back to `source`; the leaves are dropped."""
-        return [leaf.grad for leaf in self._inputs.pop(source)]
 
 
 @final
@@ -148,7 +138,7 @@ class Stage:
         received: dict[int, Any] = {}
         for source in self.sources:
             tree = self._edges.get(Address("output", source, self.index, microbatch))
-            activations.add_inputs(source, tree)
+            activations.inputs[source] = [leaf for leaf in tensors(tree) if leaf.requires_grad]
             received |= tree
         outputs, activations.loss = step.forward(self, received, microbatch)
         del received
@@ -156,7 +146,8 @@ class Stage:
         for destination, places in self.carried.items():
             tree = {place: outputs[place] for place in places}
             if trains:
-                activations.add_outputs(destination, tree)
+                leaves = [leaf for leaf in tensors(tree) if leaf.requires_grad]
+                activations.outputs[destination] = [get_gradient_edge(leaf) for leaf in leaves]
             address = Address("output", self.index, destination, microbatch)
             self._edges.put(address, detached(tree, address))
         if trains:
@@ -204,7 +195,8 @@ class Stage:
             with step.going_back(microbatch):
                 activations.backward(gradients)
         for source in self.sources:
-            self._edges.put(Address("gradient", self.index, source, microbatch), activations.take_gradients(source))
+            gradients_back = [leaf.grad for leaf in activations.inputs.pop(source)]
+            self._edges.put(Address("gradient", self.index, source, microbatch), gradients_back)
 
     def _set_aside(self) -> list[Tensor | None]:
         if not self.reducer.collects:

@@ -204,7 +204,7 @@ class Wire:
 
 @final
 class Incoming:
-    """A message for which there is room. Messages of one rank must be read in their order."""
+    """A message with room for its first piece. Messages of one rank must be read in their order."""
 
     def __init__(self, wire: Wire, address: Address, rank: int, room: int) -> None:
         self.address = address
