@@ -264,6 +264,10 @@ class OptimizerTable(Grouping):
     groups: Mapping[str, GroupTable] = field(default_factory=dict[str, GroupTable])
     """Parameter groups with their own settings, by name. All other parameters form the group `others`."""
 
+    def __post_init__(self) -> None:
+        if (self.name is None) == (self.target is None):
+            raise ArgumentError("give one of `name` and `target`.", field="name")
+
     @property
     def is_divided(self) -> bool:
         return bool(self.groups) or self.weight_decay_on != "all"

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast, final
@@ -22,9 +21,8 @@ from pydantic import ValidationError
 from evenstep.arguments import advice
 from evenstep.config.load import Setting, Tree, as_json, at, faults_of, quoted, read
 from evenstep.config.ranks import build_layout, check_ranks
-from evenstep.config.run import HOOKS, GroupTable, OptimizerTable, RunConfig, Target
+from evenstep.config.run import HOOKS, RunConfig, Target
 from evenstep.errors import ArgumentError, ConfigError, clause
-from evenstep.lazy import load
 from evenstep.process import user_line
 from evenstep.schema import arguments_table
 
@@ -200,13 +198,17 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
     calls: dict[str, Call] = {}
     cause: BaseException | None = None
     with importable(recipe):
-        for key, place, found, args, more in _named(config, recipe):
+        for key, place, target, args, more in _named(config):
             try:
-                calls[key], wrong = bind(key, found(), args, folder, **more)
-                faults += wrong
+                found = find(target, recipe)
             except ArgumentError as error:
                 faults.append(f"`{place}` {error}")
                 cause = cause or error.__cause__
+                continue
+            if key.startswith("optimizer") and config.optimizer.is_divided and not isinstance(found, type):
+                faults.append(f"`{place}` must name a class, as there are groups, but names a function.")
+            calls[key], wrong = bind(key, found, args, folder, **more)
+            faults += wrong
         if faults:
             raise ConfigError(faults) from cause
         for key, call in calls.items():
@@ -217,29 +219,26 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
         yield OpenRun(config=config, tables=tables, calls=calls, recipe=recipe.resolve())
 
 
-_Named = tuple[str, str, Callable[[], Callable[..., Any]], Mapping[str, Any], dict[str, Any]]
-
-
-def _named(config: RunConfig, recipe: Path) -> Iterator[_Named]:
-    """Objects that a run file names: key, key of the name, a function that imports it, arguments, options of `bind`."""
+def _named(config: RunConfig) -> Iterator[tuple[str, str, str, Mapping[str, Any], dict[str, Any]]]:
+    """Objects that a run file names: key, key of the name, target, arguments, options of `bind`."""
     for key, table in _targets(config):
-        yield key, f"{key}.target", partial(find, table.target, recipe), table.args, {}
+        yield key, f"{key}.target", table.target, table.args, {}
     for number, hook in enumerate(config.hooks):
         key = f"hooks.{number}"
         if hook.target is not None:
-            yield key, f"{key}.target", partial(find, hook.target, recipe), hook.args, {}
+            yield key, f"{key}.target", hook.target, hook.args, {}
         else:
-            yield key, key, partial(load, HOOKS[str(hook.use)]), hook.further, {"at": key}
+            yield key, f"{key}.use", HOOKS[str(hook.use)], hook.further, {"at": key}
     for key, table in config.sets.items():
         if table.collate is not None:
-            yield f"{key}.collate", f"{key}.collate", partial(find, table.collate, recipe), {}, {"num_given": 1}
+            yield f"{key}.collate", f"{key}.collate", table.collate, {}, {"num_given": 1}
     whole = config.optimizer
     given = {"num_given": 1, "named": ("lr",)}
-    yield "optimizer", "optimizer", partial(_optimizer, whole, recipe, whole.is_divided), whole.args, given
-    for name, group in whole.groups.items():
-        own = whole if group.name is None and group.target is None else group
-        key = f"optimizer.groups.{name}"
-        yield key, key, partial(_optimizer, own, recipe, True), group.args, given
+    for name, group in {"": whole, **whole.groups}.items():
+        key = f"optimizer.groups.{name}" if name else "optimizer"
+        own = group if group.name or group.target else whole
+        place = "target" if own.target else "name"
+        yield key, f"{key}.{place}", own.target or f"torch.optim:{own.name}", group.args, given
 
 
 def _targets(value: object, key: str = "") -> Iterator[tuple[str, Target]]:
@@ -254,22 +253,3 @@ def _targets(value: object, key: str = "") -> Iterator[tuple[str, Target]]:
         inner = list(enumerate(cast("tuple[object, ...]", value)))
     for name, one in inner:
         yield from _targets(one, f"{key}.{name}".removeprefix("."))
-
-
-def _optimizer(optimizer: OptimizerTable | GroupTable, recipe: Path, needs_class: bool) -> Callable[..., Any]:
-    """The class of an optimizer, or a function that makes one."""
-    if (optimizer.name is None) == (optimizer.target is None):
-        raise ArgumentError("must have a `name`, a class of torch.optim, or a `target`; give one of the two.")
-    if optimizer.target is not None:
-        found = find(optimizer.target, recipe)
-        if needs_class and not isinstance(found, type):
-            raise ArgumentError("must name a class, as there are groups, but names a function; leave groups to it.")
-        return found
-    import torch
-
-    known = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "LBFGS"}
-    if optimizer.name not in known:
-        raise ArgumentError(
-            f'is "{optimizer.name}", but must be a class of torch.optim; {advice(str(optimizer.name), known)}'
-        )
-    return known[optimizer.name]

@@ -47,7 +47,7 @@ def test_all_wrong_values_are_reported_at_once(faults: Faults) -> None:
 
 def test_all_rules_and_targets_are_reported_at_once(faults: Faults) -> None:
     found = faults("--model.args.layrs", "3", "--optimizer.name", "adamw", "--train.epochs", "10")
-    assert [fault.split()[0] for fault in found] == ["`train.updates`", "`model.args.layrs`", "`optimizer`"]
+    assert [fault.split()[0] for fault in found] == ["`train.updates`", "`model.args.layrs`", "`optimizer.name`"]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,6 @@ def test_an_optimizer_is_a_class_of_torch_or_a_target_with_lr(faults: Faults) ->
     for wrong in (
         ("--optimizer.args.momentun", "0.9"),
         ("--optimizer.args.lr", "0.9"),
-        ("--optimizer.name", "LBFGS"),
         ("--optimizer", own.replace("parts.py:optimizer", "parts.py:without_lr")),
     ):
         assert faults(*wrong)[0].startswith("`optimizer"), wrong
