@@ -63,7 +63,7 @@ def check_agreement(loop: "Loop") -> None:
     # Ranks that hold different stages of a model agree with those that hold the same.
     model = unwrapped(engine.model)
     flags = {name: one.requires_grad for name, one in named_parameters(model).items()}
-    described = {"the parameters of the optimizer's groups": groups, "requires_grad": flags}
+    described: dict[str, object] = {"the parameters of the optimizer's groups": groups, "requires_grad": flags}
     check_same_on_all_ranks(engine.reducers.group, described)
     check_ties(model, groups)
 

@@ -81,12 +81,7 @@ def build_loop(
     failures: Failures,
     log: Logging,
 ) -> Loop:
-    """The loop and its components, each built of those before it; other arguments are the trainer's.
-
-    Args:
-        trainer: which its hooks see.
-        sets: of data to evaluate on, by name.
-    """
+    """The loop of `trainer`, with its components; `sets` are evaluation data by name."""
     group, every = parts.group, log.every_updates
     writers = writers_of(log.writers, folder=folder, every_updates=every)
     files = IncidentFiles(folder, makes_folder=group.rank == 0)

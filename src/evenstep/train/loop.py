@@ -28,13 +28,8 @@ class Loop:
     """Makes updates until the run is over.
 
     Args:
-        updates: how many to commit; None: until the data ends.
-        epochs: how many epochs to take; None: as many as the updates need.
-        log_every_updates: period of writing metrics.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         settlers: hooks that need some updates settled before they are called.
-
-    Attributes:
         number: of the update that is made now; 0 between updates.
         has_begun: evaluations were tried before the first update.
     """

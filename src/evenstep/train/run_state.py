@@ -1,4 +1,4 @@
-"""State of a run as a dict of parts: those of its engine, "data", "hooks", "storage" (metrics), and more in "run".
+"""State of a run as a dict of parts: the parts of its engine, "data", "hooks", and "storage" for metrics.
 
 All parts are compared before any is changed; a part that is reset is left out.
 """

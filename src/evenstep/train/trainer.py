@@ -64,8 +64,8 @@ class Trainer:
         lr_schedule: multiplies each group's learning rate: an `LrSchedule`, its name, such as "cosine", or a table,
             `{"kind": "cosine", "warmup_updates": 100}`. None leaves the rates alone, so that hooks may set them.
         evaluations: a mapping of evaluation data by name, or the data of one evaluation, which is called "valid".
-        hooks: objects whose methods are called before and after each part of the run; see `Hook`. With a `folder` the
-            trainer adds Timer, StopFile and Status, unless you give one of that class.
+        hooks: objects that are called before and after each part of the run; see `Hook`. With a `folder` the trainer
+            adds Timer, StopFile and Status, unless you give one of that class.
         folder: the run folder, for checkpoints, metrics and the report; None keeps nothing.
         resume: with a folder that holds a run: "never" lets `train` refuse it, unless `resume` is called; "auto" goes
             on from its newest checkpoint; "new" takes the next free folder, such as `runs/x-2` for `runs/x`.
@@ -218,12 +218,7 @@ class Trainer:
     def log(self, name: str, value: float | Tensor, weight: float | Tensor = 1.0) -> None:
         """Add to the metric `name` of this update, for hooks: Σ value · weight / Σ weight, over all calls and ranks.
 
-        Tensors are copied, and the host does not wait for them.
-
-        Args:
-            name: of the metric, such as "train/entropy".
-            value: a number or a 0-dim tensor.
-            weight: how much the value counts.
+        Tensors are copied, and the host does not wait for them. A name is such as "train/entropy".
         """
         self.storage.put(name, value * weight, weight, update=self._loop.number or self.progress.update)
 
@@ -241,11 +236,7 @@ class Trainer:
         self._loop.requests.save = True
 
     def request_evaluate(self) -> None:
-        """Evaluate at the end of this update, before it is saved.
-
-        Raises:
-            ArgumentError: there is nothing to evaluate on.
-        """
+        """Evaluate at the end of this update, before it is saved."""
         self._check_evaluates()
         self._loop.requests.evaluate = True
 
@@ -397,14 +388,11 @@ class Trainer:
 
     @contextmanager
     def _writing(self) -> Generator[None]:
-        """Open the writers when training is over: nobody else may come to give them what waits for them.
-
-        Not where another state was loaded since: they would forget what came after its update.
-        """
-        if self._is_training or not self._has_trained or self._loop.checkpointer.is_named:
+        """Open the writers when training is over, unless another state was loaded since: they would forget the rest."""
+        loop = self._loop
+        if self._is_training or not self._has_trained or loop.checkpointer.is_named:
             yield
             return
-        loop = self._loop
         with loop.checkpointer.folder.hold(), loop.reporter.writers.opened(self.folder, self.progress.update):
             yield
 
@@ -438,18 +426,13 @@ class Trainer:
 
         Args:
             source: a checkpoint, or a run folder, whose newest is taken; "auto" takes the newest valid one of this
-                trainer's folder, and loads nothing if there is none.
-            new_settings: whether this trainer's learning rates and other settings of updates may differ from the saved
-                ones; they then apply.
+                trainer's folder, and gives None if there is none.
+            new_settings: this trainer's learning rates and other settings of updates may differ from the saved ones.
             reset: parts that are not loaded, only with a path: "optimizer", "lr_schedule" (which then stretches over
                 the remaining updates), "metrics" and "data".
 
-        Returns:
-            The checkpoint's folder, or None if "auto" found none.
-
         Raises:
-            CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been
-                changed then.
+            CheckpointError: it is missing, damaged, of another run, or made with other settings. Nothing has changed.
         """
         self._check_not_training("resume")
         resets = resets_of(reset, source)

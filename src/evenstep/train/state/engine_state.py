@@ -40,11 +40,7 @@ class EngineState:
         return {"seed": self.context.seed, "precision": self.context.precision.name}
 
     def state_dict(self, *, whole: bool) -> Tree:
-        """The state of all ranks, which call it together.
-
-        Args:
-            whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
-        """
+        """The state of all ranks, which call it together; see `TrainState.state_dict`."""
         self.ledger.core.require_whole()
         run: Tree = {**self.identity, "settings": self.settings, "begun": self.begun}
         if self.modes.names:  # optimizers that evaluate other parameters than those they train, which a state holds

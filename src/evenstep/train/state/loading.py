@@ -25,14 +25,13 @@ _DOT = re.compile(r"\.")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedWeights:
-    """Report of `load_weights`, by the names of the model or of the file.
+    """Report of `load_weights`, by the names of the model or of the file; other tensors stay as they are.
 
     Args:
         source: the file or checkpoint.
-        loaded: tensors that were loaded.
-        missing: tensors of the model that the file lacks; they stay as they are initialised.
+        missing: tensors of the model that the file lacks.
         unexpected: tensors of the file that the model lacks.
-        other_shape: tensors of different shapes, as (file's, model's); they stay as they are initialised.
+        other_shape: tensors of different shapes, as (file's, model's).
     """
 
     source: str

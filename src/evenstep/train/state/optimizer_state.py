@@ -30,12 +30,7 @@ def options_of(optimizer: Optimizer) -> list[Tree]:
 
 
 def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
-    """State of the optimizer by parameter name.
-
-    Args:
-        names: of the parameters of each group.
-        built: options of each group when the run was built; a later run compares its own with them.
-    """
+    """State of the optimizer by the `names` of each group's parameters; `built` are options of `options_of`."""
     groups = [
         {"parameters": list(own), "options": _options(group), "built": then}
         for group, own, then in zip(optimizer.param_groups, names, built, strict=True)

@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 class StageState:
-    """State of the stages of one pipeline rank.
-
-    Args:
-        wire: sends states to the first rank.
-    """
+    """State of the stages of one pipeline rank; `wire` sends it to the first."""
 
     def __init__(self, model: PipelineModel, wire: Wire) -> None:
         self._model = model
