@@ -70,7 +70,7 @@ from evenstep.train.tasks.modules import attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
 from evenstep.train.tasks.weighting import Combine, Fixed
-from evenstep.train.teacher import Teacher, build_teacher
+from evenstep.train.teacher import build_teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution, build_execution
@@ -190,7 +190,7 @@ class Parts:
     execution: Execution = field(init=False)
     core: Update = field(init=False)
     compute: Compute = field(init=False)
-    teacher: Teacher | None = field(init=False)
+    teacher: Callable[[Any], Any] | None = field(init=False)
     check_loss: LossCheck = field(init=False)
     modes: Modes = field(init=False)
     saved: TrainState = field(init=False)

@@ -1,11 +1,7 @@
 """Parts of a model that `compile = "model"` compiles.
 
-Where a model has blocks they are compiled one by one, so that compiling takes as long for a hundred of them as for one,
-and a block computes the same bits whole and in stages; else the model is compiled as a whole. Layers of one operation
-that stand between blocks are left as they are.
+Blocks are compiled one by one: a hundred take as long as one, and have the same bits whole and in stages.
 """
-
-from collections.abc import Mapping
 
 from torch import nn
 
@@ -22,15 +18,22 @@ from evenstep.train.layer_keys import layers_of, may_draw
 def check_compiled(model: nn.Module, strategy: Strategy) -> None:
     """Raise ArgumentError for a model that would be compiled with other random numbers, or across shards."""
     parts = compiled_parts(model)
-    if isinstance(strategy, Fsdp):
-        _check_shards(model, parts)
+    if not isinstance(strategy, Fsdp):
+        return
+    modules = [*model.stage_modules.values()] if isinstance(model, PipelineModel) else [model]
+    gathered = {id(unit) for module in modules for unit in units(module)}
+    for name, part in parts.items():
+        inner = next((key for key, one in part.named_modules() if key and id(one) in gathered), None)
+        if inner is not None:
+            raise ArgumentError(
+                f"`compile` is 'model', but `{name or 'the model'}` is compiled whole, while shards of `{inner}` "
+                f"in it are gathered; put blocks of one class into an `nn.ModuleList`, or share by 'ddp' or 'zero1'.",
+                field="compile",
+            )
 
 
 def compiled_parts(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that are compiled by themselves, by name; "" is the model.
-
-    They are the model's layers, where those are known, as far as they are blocks; else its repeated blocks
-    (`evenstep.train.blocks`).
+    """The modules that are compiled by themselves, by name: layers or repeated blocks, or else the model.
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> [*compiled_parts(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])}))]
@@ -64,16 +67,3 @@ def compile_model(model: nn.Module) -> None:
     compile_each_shape()
     for part in compiled_parts(model).values():
         compile_in_place(part)
-
-
-def _check_shards(model: nn.Module, parts: Mapping[str, nn.Module]) -> None:
-    modules = [*model.stage_modules.values()] if isinstance(model, PipelineModel) else [model]
-    gathered = {id(unit) for module in modules for unit in units(module)}
-    for name, part in parts.items():
-        inner = next((key for key, one in part.named_modules() if key and id(one) in gathered), None)
-        if inner is not None:
-            raise ArgumentError(
-                f"`compile` is 'model', but `{name or 'the model'}` is compiled whole, while shards of `{inner}` "
-                f"in it are gathered; put blocks of one class into an `nn.ModuleList`, or share by 'ddp' or 'zero1'.",
-                field="compile",
-            )

@@ -1,7 +1,6 @@
-"""Random keys for the layers of a whole model, equal to those of the same model in stages.
+"""Random keys for the layers of a whole model, so that it draws the same dropout whole and in stages.
 
-Each layer that may draw begins with randomness of its own, so a model draws the same dropout whole and in stages. The
-model gives its layers as to a pipeline. torch's classes that never draw get no key, as each costs some microseconds.
+The model gives its layers as to a pipeline. torch's classes that never draw get no key, as each costs microseconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -110,14 +109,11 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
     if isinstance(model, PipelineModel):
         return model.layers.layers
     method = getattr(model, "layers", None)
-    if not ismethod(method) or any(_is_needed(one) for one in signature(method).parameters.values()):
+    kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = signature(method).parameters.values() if ismethod(method) else ()
+    if not ismethod(method) or any(one.default is Parameter.empty and one.kind not in kinds for one in parameters):
         return ()
     with torch.random.fork_rng(devices=[]):  # it may build the layers that it gives
         given = list(cast("Iterable[object]", method()))
     layers = [one for one in given if isinstance(one, Layer)]
     return layers if len(layers) == len(given) else ()
-
-
-def _is_needed(parameter: Parameter) -> bool:
-    may_be_left_out = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-    return parameter.default is Parameter.empty and not may_be_left_out

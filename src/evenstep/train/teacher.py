@@ -4,9 +4,9 @@ The model is run once more, forward only, with the average's values in the place
 average after update u - 1, the same for every micro-batch, so the result does not depend on the cut.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, final
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -20,36 +20,29 @@ from evenstep.train.forwards import evaluating
 from evenstep.train.update.context import TrainContext
 
 
-@final
-class Teacher:
-    """Runs a model with the values of its average; every rank holds both whole."""
+def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Callable[[Any], Any] | None:
+    """The function that gives the output of the average for inputs, see `Now.teacher`; None where no task asks."""
+    if average is None or not any(task.uses_average for task in context.tasks.values()):
+        return None
+    model = unwrapped(model)
 
-    def __init__(self, model: nn.Module, average: Average, context: TrainContext) -> None:
-        self._model, self._average, self._context = unwrapped(model), average, context
-
-    def __call__(self, inputs: Any) -> Any:
-        """Output of the average for `inputs`, in evaluation mode, without gradients; see `Now.teacher`."""
-        context = self._context
+    def teacher(inputs: Any) -> Any:
         given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
         positional, named = arguments([], given, True)
-        average = self._average.state_dict()
+        state = average.state_dict()
         # in the formats that the model computes in
-        values = {name: average[plain(name)].to(one.dtype) for name, one in _tensors_of(self._model)}
+        values = {name: state[plain(name)].to(one.dtype) for name, one in _tensors_of(model)}
         with (
-            evaluating(self._model, context.device),
+            evaluating(model, context.device),
             as_written(),
             context.randomness.unkeyed(),
             context.precision.forward(context.device),
         ):
-            held = _in_all_places(self._model, values)
-            output = functional_call(self._model, held, tuple(positional), dict(named), tie_weights=False)
+            held = _in_all_places(model, values)
+            output = functional_call(model, held, tuple(positional), dict(named), tie_weights=False)
         return output if context.cast_outputs is None else context.cast_outputs(output)
 
-
-def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Teacher | None:
-    if average is None or not any(task.uses_average for task in context.tasks.values()):
-        return None
-    return Teacher(model, average, context)
+    return teacher
 
 
 def _in_all_places(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

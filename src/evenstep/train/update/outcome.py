@@ -22,14 +22,12 @@ class PendingUpdate:
     """One dispatched update, whose verdict may be on the device still.
 
     Args:
-        before: the counters before it.
-        loss_scale: state of the loss scale before it.
-        rates: those of the optimizer's groups before it, where a schedule sets them.
+        before, loss_scale, rates: counters, state of the loss scale, and learning rates before it.
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
         norm: ‖g‖₂ before clipping; None where there is no gradient.
-        skipped_samples: how many samples all ranks had to leave out.
-        gathered: what is known of this rank's micro-batches.
+        skipped_samples: number of samples that all ranks have left out.
+        gathered: results of this rank's micro-batches.
     """
 
     batch: GlobalBatch
@@ -63,13 +61,11 @@ def first_aborted(updates: Sequence[PendingUpdate]) -> int | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """An update that was applied. Its numbers are of the whole global batch, the same on all ranks.
-
-    They stay on their device until they are asked for: only then the host waits for it.
+    """An update that was applied; its numbers, of the whole global batch, stay on the device until they are read.
 
     Args:
         update: number of the update, counted from 1.
-        skipped_samples: how many samples could not be read, on all ranks.
+        skipped_samples: number of samples that could not be read, on all ranks.
     """
 
     update: int
