@@ -121,9 +121,9 @@ class Average:
             local_tensor(self._average[name]).copy_(value)
 
     @property
-    def followed(self) -> list[tuple[str, Tensor, Tensor]]:
-        """Name, tensor and average of each parameter and buffer."""
-        return [(name, self._live[name].detach(), average) for name, average in self._average.items()]
+    def followed(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter and buffer with its average."""
+        return [(self._live[name], average) for name, average in self._average.items()]
 
     @torch.no_grad()
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:

@@ -87,10 +87,11 @@ def values(model: nn.Module) -> Tensor:
     return torch.cat([one.detach().flatten().double() for one in model.state_dict().values()])
 
 
-def compiled(engine: Engine) -> compilations.Compilations:
+def graphs_of(engine: Engine) -> int:
+    """How many graphs were compiled in this process."""
     update = engine.parts.compute
     assert isinstance(update, CompiledUpdate)
-    return update.compilations
+    return update.backend.graphs
 
 
 def run(engine: Engine, updates: int, *, start: int = 0) -> list[dict[str, float]]:
@@ -147,7 +148,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
         return run
 
     monkeypatch.setattr(compilations, "compile_graph", forward_of)
-    monkeypatch.setattr(compilations, "_COMPILED", compilations._CAPTURED)
+    monkeypatch.setattr(graphs, "INDUCTOR", compilations.CAPTURED)
     monkeypatch.setattr(graphs, "keep_address", lambda tensors: kept.update(map(id, tensors)))
 
 
@@ -164,11 +165,11 @@ def compared(updates: int, **given: Any) -> None:
             lr_schedule={"kind": "cosine", "warmup_updates": 3},
             updates=updates,
         )
-        begun = compiled(engine).total if compile == "update" else 0
+        begun = graphs_of(engine) if compile == "update" else 0
         metrics = run(engine, updates)
         found.append((model, engine.state_dict()["ema"], metrics))
         if compile == "update":
-            assert compiled(engine).total == begun + 2
+            assert graphs_of(engine) == begun + 2
     (model, average, compiled_metrics), (eager, expected, metrics) = found
     assert distance(model, eager) < 1e-6
     assert_alike(compiled_metrics, metrics)
@@ -344,17 +345,17 @@ def test_what_a_value_in_a_batch_chooses_is_trained(captures: bool, monkeypatch:
             return batch[0], batch[2]
 
     # only how graphs are found: nothing captures without a device
-    monkeypatch.setattr(compilations.Compilations, "captures", property(lambda self: captures))
+    monkeypatch.setattr(compilations.INDUCTOR, "captures", captures)
     found: list[Tensor] = []
     for compile in ("off", "update"):
         torch.manual_seed(0)
         engine = engine_of(model := Heads(), compile, task=OfHead(), optimizer=momentum)
-        begun = compiled(engine).total if compile == "update" else 0
+        begun = graphs_of(engine) if compile == "update" else 0
         for update in range(6):
             engine.update(microbatches=[(*batch, update % 2) for batch in batches(update)])
         found.append(values(model))
         # once more than heads: the first step of momentum is another
-        assert compile == "off" or compiled(engine).total == begun + 3
+        assert compile == "off" or graphs_of(engine) == begun + 3
     assert torch.allclose(*found, atol=1e-6)
 
 

@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from threading import get_ident
-from typing import Any, NamedTuple, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -39,19 +38,18 @@ def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool) -> Calla
     return compile_fx(graph, inputs, config_patches=options)
 
 
+@final
 class Inductor:
     """torch's compiler as a backend that counts its graphs.
 
-    Args:
-        captured: whether CUDA launches all kernels of a graph at once.
-
     Attributes:
-        graphs: number of graphs that it has compiled.
-        refuses: whether it raises NotCompiledError instead of compiling.
+        captures: CUDA launches all kernels of a graph at once. A graph's next run then overwrites its outputs.
+        graphs: number of graphs that it has compiled in this process.
+        refuses: raise NotCompiledError instead of compiling.
     """
 
-    def __init__(self, *, captured: bool = False) -> None:
-        self._captured = captured
+    def __init__(self, *, captures: bool) -> None:
+        self.captures = captures
         self.graphs = 0
         self.refuses = False
 
@@ -59,42 +57,85 @@ class Inductor:
         if self.refuses:
             raise NotCompiledError
         self.graphs += 1
-        return compile_graph(graph, inputs, captured=self._captured)
+        return compile_graph(graph, inputs, captured=self.captures)
+
+
+INDUCTOR = Inductor(captures=False)
+CAPTURED = Inductor(captures=True)
+
+
+@final
+class Compiled:
+    """A function as one graph for each form of its arguments. Its first line calls `only_compiled`.
+
+    torch finds compiled graphs by a function's code. Each function gets its own code here: since some guards are left
+    out, the graph of another model would be taken for this one's.
+
+    Args:
+        given: arguments, or names in the function ("step", "gradients.context"), that never change.
+    """
+
+    def __init__(self, function: Any, given: Sequence[str], backend: Inductor) -> None:
+        function.__code__ = function.__code__.replace()
+        options = cast("Any", {"guard_filter_fn": partial(guards_kept, given=given)})
+        self._anew = torch.compile(
+            function, dynamic=False, fullgraph=True, backend=cast("Any", backend), options=options
+        )
+        self._function = function
+        self._backend = backend
+        self._follow = cast("Any", import_module("torch._dynamo.eval_frame")).set_eval_frame
+        self._is_begun = False
+
+    def known(self, *args: Any) -> Any:
+        """Run the graph that was compiled for such arguments; NotCompiledError if there is none.
+
+        The callable of `torch.compile` prepares to compile at each call, which takes half of the time until the graph
+        runs. But it also counts its calls, which captured CUDA graphs need.
+        """
+        if not self._is_begun:
+            raise NotCompiledError
+        if not self._backend.captures:
+            before = self._follow(False)  # use compiled code, and compile nothing
+            try:
+                return self._function(*args)
+            finally:
+                self._follow(before)
+        self._backend.refuses = True
+        try:
+            return self._anew(*args)
+        except Exception as error:
+            if any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__):
+                raise NotCompiledError from error
+            raise
+        finally:
+            self._backend.refuses = False
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph for such arguments; compile it first if there is none."""
+        try:
+            return self.known(*args)
+        except NotCompiledError:
+            pass  # torch's errors would else be raised "during handling of" it
+        compile_each_shape()  # torch keeps its settings by thread
+        output = self._anew(*args)
+        self._is_begun = True
+        return output
 
 
 def only_compiled() -> None:
-    """Raise NotCompiledError where Python runs this: the first line of a function given to `as_compiled`."""
+    """Raise NotCompiledError where Python runs this instead of a graph."""
     if not torch.compiler.is_dynamo_compiling():
         raise NotCompiledError
-
-
-def as_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run the graph that `torch.compile` has made of a function, if its guards hold; else Python runs the function.
-
-    The callable that `torch.compile` returns prepares to compile at each call, which takes half of the time until the
-    graph runs. It also counts its calls, which captured CUDA graphs need.
-    """
-    follow = cast("Any", import_module("torch._dynamo.eval_frame")).set_eval_frame
-
-    def run(*args: Any) -> Any:
-        before = follow(False)  # use compiled code, and compile nothing
-        try:
-            return function(*args)
-        finally:
-            follow(before)
-
-    return run
 
 
 def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
     """Selects the guards of torch that are evaluated at each call.
 
-    Guards on torch's, Python's and this package's modules are left out, and those on `torch.func` transforms and
-    saved-tensor hooks around the call, as there are none. Together they are most of the time.
+    Guards on torch's, Python's and this package's modules, and on `torch.func` transforms and saved-tensor hooks
+    around the call, are left out. Together they are most of the time.
 
     Args:
-        guards: as the option `guard_filter_fn` of `torch.compile` gives them.
-        given: the arguments, or attributes of these ("step", "gradients.context"), that never change.
+        given: see `Compiled`.
     """
     kept: list[bool] = []
     for guard in guards:
@@ -109,90 +150,3 @@ def keep_address(tensors: Sequence[Tensor]) -> None:
     mark = cast("Any", import_module("torch._dynamo")).mark_static_address
     for tensor in tensors:
         mark(tensor)
-
-
-def is_compile_error(error: Exception) -> bool:
-    """True if the compiler raised the error, and not the compiled code: by the module of its class."""
-    return any(kind.__module__.startswith(_COMPILERS) for kind in type(error).__mro__)
-
-
-_COMPILED = Inductor()
-_CAPTURED = Inductor(captured=True)
-
-
-class Compiled(NamedTuple):
-    """A function as one graph: `known` runs a graph for such arguments or raises NotCompiledError, `anew` compiles."""
-
-    known: Callable[..., Any]
-    anew: Callable[..., Any]
-
-
-@final
-class Compilations:
-    """Compiles functions of tensors.
-
-    Args:
-        device: on CUDA each graph is captured, so that it is launched as one.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._thread = 0
-        self._inductor = _CAPTURED if device.type == "cuda" else _COMPILED
-        self._begun: set[int] = set()
-
-    @property
-    def captures(self) -> bool:
-        """True if a graph's next run overwrites its outputs, and its inputs should keep their addresses."""
-        return self._inductor is _CAPTURED
-
-    @property
-    def total(self) -> int:
-        """Number of graphs that were compiled in this process."""
-        return self._inductor.graphs
-
-    def compile(self, function: Any, given: Sequence[str]) -> Compiled:
-        """A function, which calls `only_compiled` first, as one graph; it is compiled when it is first run.
-
-        torch finds compiled graphs by a function's code. Each function gets its own code here: since some guards are
-        left out, the graph of another model would be taken for this one's.
-
-        Args:
-            given: the arguments and attributes that never change; see `guards_kept`.
-        """
-        function.__code__ = function.__code__.replace()
-        options = cast("Any", {"guard_filter_fn": partial(guards_kept, given=given)})
-        backend = cast("Any", self._inductor)
-        anew = torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=options)
-        return Compiled(as_compiled(function), anew)
-
-    def known(self, compiled: Compiled, args: Sequence[Any]) -> Any:
-        """Run the graph that was compiled for such arguments.
-
-        Raises:
-            NotCompiledError: there is none; nothing has happened.
-        """
-        if self._thread != get_ident():  # torch keeps its settings by thread
-            compile_each_shape()
-            self._thread = get_ident()
-        if id(compiled.anew) not in self._begun:
-            raise NotCompiledError
-        if not self.captures:
-            return compiled.known(*args)
-        self._inductor.refuses = True
-        try:
-            return compiled.anew(*args)
-        except Exception as error:
-            if is_compile_error(error):
-                raise NotCompiledError from error
-            raise
-        finally:
-            self._inductor.refuses = False
-
-    def run(self, compiled: Compiled, args: Sequence[Any]) -> Any:
-        try:
-            return self.known(compiled, args)
-        except NotCompiledError:
-            pass  # torch's errors would else be raised "during handling of" it
-        output = compiled.anew(*args)
-        self._begun.add(id(compiled.anew))
-        return output

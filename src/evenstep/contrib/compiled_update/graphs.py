@@ -1,70 +1,59 @@
-"""Graphs of updates; they are compiled anew for micro-batches of new shapes.
+"""Updates as graphs: gradients of all micro-batches, their norm, and the step that they make.
 
-A probe without compiling finds the parameters that get a gradient and the buffers that move.
+Nothing in a graph looks at what tensors hold: whether the gradient is finite selects old or new values on the device.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, TypeAlias, cast, final
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
 
 from evenstep.contrib.compiled_update.compilations import (
-    Compilations,
+    CAPTURED,
+    INDUCTOR,
     Compiled,
     NotCompiledError,
     keep_address,
     only_compiled,
 )
-from evenstep.contrib.compiled_update.formulas import FormulaState
-from evenstep.contrib.compiled_update.function import HEAD, Gradients, Held, OptimizerStep, Told
-from evenstep.internals import buffers_of, parameters_of, places_of
+from evenstep.contrib.compiled_update.formulas import Formula, OptimizerState
+from evenstep.internals import buffers_of, parameters_of, places_of, pytree
+from evenstep.optim.apply import CLIP_EPSILON
 from evenstep.optim.ema import Average
-from evenstep.tensors import named_parameters
-from evenstep.train.tasks.task import Task
+from evenstep.pipeline.layers import arguments
+from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update.context import TrainContext
 
+Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]
+"""Outputs of a micro-batch: the loss without its graph, metrics, arguments of metric objects, and counts."""
 
-class Work(NamedTuple):
-    """Inputs of an update.
+_FIXED = ("held", "numbers", "step", "context", "trained", "moving", "autocasts")
 
-    Args:
-        key: shapes, tasks and trained parameters, which select the graph.
-        tasks: task of each micro-batch.
-        batches: transformed batches on the device.
-        factors: factor of each summed loss.
-        scale: loss scale, also in the factors.
-        share: share by which the average moves.
-        halted: 1 until the host has handled an earlier abort, or None.
-    """
 
-    key: Hashable
-    tasks: tuple[Task, ...]
-    batches: list[Any]
-    factors: list[float]
+class Numbers(NamedTuple):
+    """The loss scale, the share by which the average moves, and the factor of each summed loss."""
+
     scale: float
     share: float
-    halted: Tensor | None
+    factors: list[float]
 
 
 class Probed(NamedTuple):
-    """Result of a probe: numbers of the parameters that get a gradient, and names of the buffers that move."""
+    """Numbers of the parameters that get a gradient, and of the model's buffers that forwards move."""
 
     used: tuple[int, ...]
-    moving: tuple[str, ...]
+    moving: tuple[int, ...]
 
 
 class Outcome(NamedTuple):
-    """Result of an update.
+    """Result of an update: ‖g‖₂ before clipping, 1 if nothing was changed, and outputs of each micro-batch.
 
     Args:
-        norm: ‖g‖₂ before clipping.
-        aborted: 1 if nothing was changed.
-        told: outputs of each micro-batch.
-        own: numbers of the stepped parameters.
-        begins: True if this is the first step of some of them.
+        begins: True if this is the first step of some of the parameters `own`.
     """
 
     norm: Tensor
@@ -74,154 +63,260 @@ class Outcome(NamedTuple):
     begins: bool
 
 
-_FIXED = (
-    *("parameters", "held", "buffers", "numbers", "step"),
-    *(f"gradients.{name}" for name in ("context", "trained", "moving", "autocasts")),
-)
-"""Arguments of a graph that never change: lists of the same tensors, and what is made for it."""
+class _Held(NamedTuple):
+    """Tensors of a step: parameters with their state, step counts, moving buffers, all with an average and that."""
 
-
-class _Stepped(NamedTuple):
-    held: Held
-    firsts: tuple[int, ...]
-    step: OptimizerStep
-    version: int
+    parameters: list[Tensor]
+    kept: list[list[Tensor]]
+    counts: list[Tensor]
+    buffers: list[Tensor]
+    averaged: list[tuple[Tensor, Tensor]]
 
 
 @final
 @dataclass(slots=True)
 class _Entry:
     probed: Probed
-    buffers: list[Tensor]
-    moving: tuple[tuple[str, ...], ...]
-    stepped: _Stepped | None = None
+    held: _Held | None = None
+    version: int = -1
+    rows: tuple[int, ...] = ()
+    step: "_Step | None" = None
     compiled: Compiled | None = None
 
 
 @final
 class Graphs:
-    """Computes updates by graphs; `probe` finds out what micro-batches do."""
+    """Computes updates by graphs, compiled anew for micro-batches of new shapes.
+
+    Args:
+        probe: runs the update without compiling, and takes it back.
+    """
 
     def __init__(
         self,
         *,
         model: nn.Module,
         context: TrainContext,
-        state: FormulaState,
+        state: OptimizerState,
         average: Average | None,
         clip_norm: float | None,
-        compilations: Compilations,
         probe: Callable[[], Probed],
     ) -> None:
-        self._model, self._context, self._state = model, context, state
-        self._average, self._clip_norm = average, clip_norm
-        self._compilations, self._probe = compilations, probe
-        real = places_of(model, parameters_of)
-        plain = {id(one): name for name, one in named_parameters(model).items()}
-        self._names = [real[id(one)] for one in state.parameters]
-        self._plain = [plain[id(one)] for one in state.parameters]
+        self.backend = CAPTURED if context.device.type == "cuda" else INDUCTOR
+        self._model = model
+        self._context = context
+        self._state = state
+        self._average = average
+        self._clip_norm = clip_norm
+        self._probe = probe
+        names = places_of(model, parameters_of)
+        self._names = [names[id(one)] for one in state.parameters]
+        self._buffers = list(model.buffers())
+        names = places_of(model, buffers_of)
+        self._names_of_buffers = [names[id(one)] for one in self._buffers]
         wide = any(one.dtype == torch.float64 for one in state.parameters)
         self._format = torch.float64 if wide else torch.float32
-        self._entries: dict[Hashable, list[_Entry]] = {}
-        self._rooms: dict[int, tuple[Tensor, NDArray[Any]]] = {}
+        self._entries: dict[Hashable, dict[Probed, _Entry]] = {}
 
-    def __call__(self, work: Work) -> Outcome | None:
+    def __call__(
+        self, key: Hashable, tasks: tuple[Task, ...], batches: list[Any], numbers: Numbers, halted: Tensor | None
+    ) -> Outcome | None:
         """Compute an update and change what it changes, unless its gradient is not finite.
+
+        Args:
+            key: shapes, tasks and trained parameters, which select the graph.
+            tasks: task of each micro-batch.
+            batches: transformed batches on the device.
+            halted: 1 until the host has handled an earlier abort, or None.
 
         Returns:
             None where no parameter gets a gradient: then nothing has happened.
         """
-        entries = self._entries.setdefault(work.key, [])
-        for entry in entries:
+        entries = self._entries.setdefault(key, {})
+        for entry in entries.values():
             try:
-                return self._run(entry, work, self._compilations.known)
+                return self._run(entry, tasks, batches, numbers, halted, is_known=True)
             except NotCompiledError:
                 self._state.forget()
         probed = self._probe()
-        entry = next((one for one in entries if one.probed == probed), None)
-        if entry is None:
-            buffers, names = dict(self._model.named_buffers()), places_of(self._model, buffers_of)
-            moving = [buffers[name] for name in probed.moving]
-            if self._compilations.captures:
-                keep_address(moving)
-            entry = _Entry(probed, moving, tuple([names[id(one)] for one in moving]))
-            entries.append(entry)
-        return self._run(entry, work, self._compilations.run)
+        entry = entries.setdefault(probed, _Entry(probed))
+        return self._run(entry, tasks, batches, numbers, halted, is_known=False)
 
-    def _run(self, entry: _Entry, work: Work, run: Callable[[Compiled, Sequence[Any]], Any]) -> Outcome | None:
+    def _run(
+        self,
+        entry: _Entry,
+        tasks: tuple[Task, ...],
+        batches: list[Any],
+        numbers: Numbers,
+        halted: Tensor | None,
+        *,
+        is_known: bool,
+    ) -> Outcome | None:
         state, own = self._state, entry.probed.used
         if not own:
             return None
         begins = state.begin(own)
-        stepped = entry.stepped
-        if stepped is None or stepped.version != state.version:
-            stepped = self._stepped(own, entry.probed.moving)
-            if entry.stepped is None or entry.stepped.step != stepped.step:
-                whole = _whole(self._gradients(work, own, entry.moving), stepped.step)
-                entry.compiled = self._compilations.compile(whole, _FIXED)
-            entry.stepped = stepped
-        numbers = self._packed([work.scale, work.share, *state.numbers(stepped.firsts), *work.factors])
-        args = (stepped.held, entry.buffers, work.batches, numbers, work.halted)
+        if entry.version != state.version:
+            self._refresh(entry, tasks)
+        rows = [number for row in entry.rows for number in state.numbers(row)]
+        packed = self._packed([numbers.scale, numbers.share, *rows, *numbers.factors])
         assert entry.compiled is not None
-        norm, aborted, told = run(entry.compiled, args)
+        run = entry.compiled.known if is_known else entry.compiled
+        norm, aborted, told = run(entry.held, batches, packed, halted)
         return Outcome(norm, aborted, told, own, begins)
 
-    def _gradients(self, work: Work, own: Sequence[int], moving: tuple[tuple[str, ...], ...]) -> Gradients:
-        names = tuple([self._names[one] for one in own])
-        return Gradients(
-            model=self._model,
-            context=self._context,
-            tasks=work.tasks,
-            trained=names,
-            moving=moving,
-            autocasts=isinstance(self._context.precision.forward(self._context.device), torch.autocast),
+    def _refresh(self, entry: _Entry, tasks: tuple[Task, ...]) -> None:
+        state, (own, moving) = self._state, entry.probed
+        formulas, (rows, entry.rows) = state.formulas(own), state.rows(own)
+        starts = [2]
+        for first in entry.rows:
+            starts.append(starts[-1] + formulas[own.index(first)].width)
+        step = _Step(formulas, tuple([starts[row] for row in rows]), self._clip_norm)
+        entry.held = held = _Held(
+            parameters=[state.parameters[one] for one in own],
+            kept=state.tensors(own),
+            counts=state.counts(own),
+            buffers=[self._buffers[one] for one in moving],
+            averaged=[] if self._average is None else self._average.followed,
         )
-
-    def _stepped(self, own: tuple[int, ...], moving: tuple[str, ...]) -> _Stepped:
-        state, places = self._state, {self._plain[one]: number for number, one in enumerate(own)}
-        places |= {name: len(own) + number for number, name in enumerate(moving)}
-        followed = [] if self._average is None else self._average.followed
-        formulas, (rows, firsts) = state.formulas(own), state.rows(own)
-        starts, start = list[int](), HEAD
-        for first in firsts:
-            starts.append(start)
-            start += formulas[own.index(first)].width
-        step = OptimizerStep(
-            formulas=formulas,
-            rows=rows,
-            starts=tuple(starts),
-            clip_norm=self._clip_norm,
-            averaged=tuple([places.get(name, -1) for name, _, _ in followed]),
-        )
-        averages = [average for _, _, average in followed]
-        still = [live for name, live, _ in followed if name not in places]
-        parameters = [state.parameters[one] for one in own]
-        held = Held(cast("list[Tensor]", parameters), state.tensors(own), *state.counts(own), averages, still)
-        if self._compilations.captures:
-            keep_address([*parameters, *averages, *held.counts, *held.ones, *[one for of in held.kept for one in of]])
-        return _Stepped(held, firsts, step, state.version)
+        if self.backend.captures:
+            keep_address([*held.parameters, *held.buffers, *held.counts])
+            keep_address([one for several in (*held.kept, *held.averaged) for one in several])
+        entry.version = state.version
+        if entry.step != step:
+            entry.step = step
+            trained = [self._names[one] for one in own]
+            names_of_buffers = [self._names_of_buffers[one] for one in moving]
+            function = _function(self._model, self._context, tasks, trained, names_of_buffers, step)
+            entry.compiled = Compiled(function, _FIXED, self.backend)
 
     def _packed(self, numbers: list[float]) -> Tensor:
-        device = self._context.device
-        if device.type != "cpu":
-            packed = torch.tensor(numbers, dtype=self._format)
-            return (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
-        room = self._rooms.get(len(numbers))
-        if room is None:
-            packed = torch.empty(len(numbers), dtype=self._format)
-            room = self._rooms[len(numbers)] = packed, packed.numpy()
-        room[1][:] = numbers  # which takes a tenth of the time that making a tensor does
-        return room[0]
+        device, packed = self._context.device, torch.tensor(numbers, dtype=self._format)
+        return (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
 
 
-def _whole(gradients: Gradients, step: OptimizerStep) -> Callable[..., Any]:
-    def whole(
-        held: Held, buffers: list[Tensor], batches: list[Any], numbers: Tensor, halted: Tensor | None
+def _function(
+    model: nn.Module,
+    context: TrainContext,
+    tasks: tuple[Task, ...],
+    trained: list[tuple[str, ...]],
+    moving: list[tuple[str, ...]],
+    step: "_Step",
+) -> Callable[..., Any]:
+    """The function of an update.
+
+    Args:
+        tasks: task of each micro-batch.
+        trained: trained parameters, each by all its names in the model; `moving`: buffers that forwards move, likewise.
+    """
+    autocasts = isinstance(context.precision.forward(context.device), torch.autocast)
+
+    def loss_function(task: Task, batch: Any, factor: Tensor, tree: list[Any]) -> Callable[..., Any]:
+        def loss_of(parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
+            pairs = [*zip(trained, parameters, strict=True), *zip(moving, buffers, strict=True)]
+            named = {name: one for names, one in pairs for name in names}
+            with context.precision.forward(context.device) if autocasts else nullcontext():
+                positional, keywords = arguments((), context.inputs(task, batch), True)
+                # all places have names: torch would search the model, and compare all that it saw at each call
+                output = functional_call(model, named, positional, keywords, tie_weights=False)
+                loss = task.loss(context.output(task, output, batch), batch)
+            if not isinstance(loss, Loss):
+                loss = Loss(loss)
+            total = loss.sum
+            if total is None or total.numel() == 0:
+                total, alone = torch.zeros_like(factor), None
+            else:
+                total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+                alone = total
+            leaves, spec = pytree.tree_flatten((alone, dict(loss.metrics), loss.observed, dict(loss.counts)))
+            tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
+            tree.extend(([None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], spec))
+            return total * factor, (tuple(tensors), [named[names[0]] for names in moving])
+
+        return loss_of
+
+    def update(
+        held: _Held, batches: list[Any], numbers: Tensor, halted: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Told]]:
         only_compiled()
         each = numbers.unbind(0)
-        found, moved, told = gradients(held.parameters, buffers, batches, each[len(each) - len(batches) :])
-        norm, aborted = step(held, buffers, moved, found, each, halted)
+        buffers = [one.clone() for one in held.buffers]  # forwards write to these, and the update may be aborted
+        sums: list[Tensor] = []
+        told: list[Told] = []
+        for task, batch, factor in zip(tasks, batches, each[len(each) - len(batches) :], strict=True):
+            tree: list[Any] = []
+            compute = grad_and_value(loss_function(task, batch, factor, tree), has_aux=True)
+            found, (_, (seen, buffers)) = cast("Any", compute)(held.parameters, buffers)
+            told.append(_filled(tree, seen))
+            sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else list(found)
+        norm, aborted = step(held, buffers, sums, each, halted)
         return norm, aborted, told
 
-    return whole
+    return update
+
+
+def _filled(tree: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
+    """The tree of leaves, each in a tuple or None for the next tensor, and its structure."""
+    leaves, spec = tree
+    rest = iter(tensors)
+    return pytree.tree_unflatten([next(rest) if leaf is None else leaf[0] for leaf in leaves], spec)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Clips a finite gradient and takes the step of the optimizer and of the average.
+
+    Args:
+        formulas: formula of each parameter; `starts`: begin of its row among the numbers.
+        clip_norm: None does not clip.
+    """
+
+    formulas: tuple[Formula, ...]
+    starts: tuple[int, ...]
+    clip_norm: float | None
+
+    def __call__(
+        self,
+        held: _Held,
+        moved: list[Tensor],
+        gradients: list[Tensor],
+        numbers: Sequence[Tensor],
+        halted: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Change what is held in place; gives ‖g‖₂ before clipping, and 1 for an abort.
+
+        Args:
+            moved: the buffers after the update's forwards.
+            gradients: gradients times the loss scale.
+            numbers: the loss scale, the share by which the average moves, and the rows.
+        """
+        scale, share = numbers[0], numbers[1]
+        wide = torch.float64 if any(one.dtype == torch.float64 for one in gradients) else torch.float32
+        each = torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in gradients])
+        norm = each.dot(each).sqrt() / scale
+        finite = norm.isfinite() if halted is None else norm.isfinite() & (halted == 0)
+        divisor = scale
+        if self.clip_norm is not None:
+            divisor = scale * ((norm + CLIP_EPSILON) / self.clip_norm).clamp(min=1.0)
+        for number, (parameter, state, gradient) in enumerate(zip(held.parameters, held.kept, gradients, strict=True)):
+            formula, start = self.formulas[number], self.starts[number]
+            row = numbers[start : start + formula.width]
+            after, states = formula.step(parameter, gradient / divisor.to(gradient.dtype), state, row)
+            _select(finite, parameter, after)
+            for old, new in zip(state, states, strict=True):
+                _select(finite, old, new)
+        for old, new in zip(held.buffers, moved, strict=True):
+            _select(finite, old, new)
+        for count in held.counts:
+            _select(finite, count, count + 1)
+        for live, average in held.averaged:
+            if average.is_floating_point():
+                _select(finite, average, torch.lerp(average, live.to(average.dtype), share.to(average.dtype)))
+            else:
+                _select(finite & (share > 0), average, live)
+        return norm, (~finite).float()
+
+
+def _select(taken: Tensor, old: Tensor, new: Tensor) -> None:
+    old.copy_(torch.where(taken, new, old))

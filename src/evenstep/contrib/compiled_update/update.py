@@ -1,20 +1,19 @@
 """Updates that are one compiled graph each; one without work, and every repeated one, is left to `Update`."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import Any, final
 from zlib import crc32
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenstep.contrib.compiled_update.checks import check_shows_nothing, check_uncalled
-from evenstep.contrib.compiled_update.compilations import Compilations
-from evenstep.contrib.compiled_update.formulas import FormulaState
-from evenstep.contrib.compiled_update.graphs import Graphs, Outcome, Probed, Work
+from evenstep.contrib.compiled_update.formulas import OptimizerState
+from evenstep.contrib.compiled_update.graphs import Graphs, Numbers, Outcome, Probed
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
-from evenstep.internals import buffers_of, pytree, times_written
+from evenstep.internals import pytree
 from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
@@ -37,30 +36,28 @@ class CompiledUpdate:
     """Executes updates as graphs; verdicts, records and counters are those of `Update`.
 
     Attributes:
-        reads_at_once: whether the host knows at once if an update was applied.
-        compilations: the compiled functions.
+        reads_at_once: True if the host knows at once that an update was applied.
     """
 
     def __init__(self, parts: Parts) -> None:
-        context, execution = parts.context, parts.execution
+        context = parts.context
         self._core = parts.core
         self._model = parts.model
         self._optimizer = parts.optimizer
         self._context = context
-        self._execution = execution
+        self._execution = parts.execution
         self._ema = parts.train.ema
-        self._state = FormulaState(parts.optimizer)
+        self._state = OptimizerState(parts.optimizer)
         self.reads_at_once = context.device.type == "cpu"  # where reading the verdict costs nothing
-        self.compilations = Compilations(context.device)
         self._graphs = Graphs(
             model=parts.model,
             context=context,
             state=self._state,
             average=parts.core.average,
             clip_norm=parts.train.clip_norm,
-            compilations=self.compilations,
             probe=self._probe,
         )
+        self.backend = self._graphs.backend
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._root = branch(context.seed)
         self._halted: Tensor | None = None
@@ -87,43 +84,36 @@ class CompiledUpdate:
             return core(batch, before)
         self._follow_state(update)
         undo = core.rollback.begin_passes()
-        self._weights, self._number = weights, update
-        rates_before = core.learning_rates.last
+        self._weights = weights
+        self._number = update
+        pending = PendingUpdate(
+            batch=batch,
+            before=before,
+            loss_scale=context.loss_scale.state_dict(),
+            rates=core.learning_rates.last,
+            total=weights.total,
+            skipped_samples=weights.skipped_samples,
+        )
         rates = core.learning_rates(update, batch.position.epoch)
         core.is_whole = False  # until all that follows has been applied
         try:
-            outcome = self._computed(weights, update)
+            outcome = self._computed(weights)
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
             self._state.forget()
-            core.learning_rates.restore(rates_before)
+            core.learning_rates.restore(pending.rates)
             raise
         core.is_whole = True
         if outcome is None:
             undo()
-            core.learning_rates.restore(rates_before)
+            core.learning_rates.restore(pending.rates)
             return core(batch, before)
         self._dispatched = update
-        norm, aborted = self._verdict(outcome)
-        core.rollback.judge(aborted)
-        recording = self._record(weights, outcome, update)
-        put = context.storage.put
-        put("train/grad_norm", norm, update=update)
-        for name, rate in zip(core.learning_rates.names, rates, strict=True):
-            put(name, rate, update=update)
-        if context.precision.retries_overflow:
-            put("train/loss_scale", context.loss_scale.value, update=update)
-        return PendingUpdate(
-            batch=batch,
-            before=before,
-            loss_scale=context.loss_scale.state_dict(),
-            rates=rates_before,
-            norm=norm,
-            aborted=aborted,
-            total=weights.total,
-            skipped_samples=weights.skipped_samples,
-            gathered=recording.gathered,
-        )
+        pending.norm, pending.aborted = self._verdict(outcome)
+        core.rollback.judge(pending.aborted)
+        pending.gathered = self._record(weights, outcome).gathered
+        core.record(pending, rates)
+        return pending
 
     def _follow_state(self, update: int) -> None:
         check_uncalled(self._optimizer, self._state.parameters)
@@ -132,37 +122,28 @@ class CompiledUpdate:
             self._halted = None
         self._state.follow()
 
-    def _computed(self, weights: Weights, update: int) -> Outcome | None:
-        randomness = self._context.randomness
+    def _computed(self, weights: Weights) -> Outcome | None:
+        context, update = self._context, self._number
+        scale, value = context.loss_scale.value, context.coefficients.value
         own = branch_below(self._root, update)
         try:
-            work = self._work(weights, update, own)
-            self._begin_graph()
+            batches = [self._prepared(one, own) for one in weights.work]
+            forms = [(one.task, _form_of(batch)) for one, batch in zip(weights.work, batches, strict=True)]
+            numbers = Numbers(
+                scale=scale,
+                share=0.0 if self._ema is None else self._ema.share(update),
+                factors=[scale * value(one.task, update) / weights.divisors[one.task] for one in weights.work],
+            )
+            tasks = tuple([context.tasks[one.task] for one in weights.work])
+            self._begin_graph(weights)
             with torch.no_grad():
-                return self._graphs(work)
+                return self._graphs((self._core.trained.stamp, *forms), tasks, batches, numbers, self._halted)
         finally:
-            randomness.in_pass = False
+            context.randomness.in_pass = False
 
-    def _begin_graph(self) -> None:
-        work = cast("Weights", self._weights).work
+    def _begin_graph(self, weights: Weights) -> None:
         own = branch_below(self._root, self._number)
-        self._context.randomness.begin(self._context.device, branch_below(own, work[0].index, _GRAPH))
-
-    def _work(self, weights: Weights, update: int, own: int) -> Work:
-        context = self._context
-        scale, divisors, value = context.loss_scale.value, weights.divisors, context.coefficients.value
-        key: list[Hashable] = [self._core.trained.stamp]
-        tasks: list[Task] = []
-        batches: list[Any] = []
-        factors: list[float] = []
-        for one in weights.work:
-            batch = self._prepared(one, own)
-            key += one.task, _form_of(batch)
-            tasks.append(context.tasks[one.task])
-            batches.append(batch)
-            factors.append(scale * value(one.task, update) / divisors[one.task])
-        share = 0.0 if self._ema is None else self._ema.share(update)
-        return Work(tuple(key), tuple(tasks), batches, factors, scale, share, self._halted)
+        self._context.randomness.begin(self._context.device, branch_below(own, weights.work[0].index, _GRAPH))
 
     def _prepared(self, one: Microbatch, own: int) -> Any:
         context, batch = self._context, one.data
@@ -175,7 +156,7 @@ class CompiledUpdate:
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
         norm, aborted = outcome.norm, outcome.aborted
-        if self.compilations.captures:  # the graph's next run writes to its outputs
+        if self.backend.captures:  # the graph's next run writes to its outputs
             norm, aborted = norm.clone(), aborted.clone()
         if not self.reads_at_once and not outcome.begins:
             self._halted = aborted
@@ -188,16 +169,16 @@ class CompiledUpdate:
         self._state.committed(outcome.own)
         return norm.item(), 0.0
 
-    def _record(self, weights: Weights, outcome: Outcome, update: int) -> Recording:
-        context, recording = self._context, Recording(self._context, weights, update, "train/")
-        captures = self.compilations.captures
+    def _record(self, weights: Weights, outcome: Outcome) -> Recording:
+        context, recording = self._context, Recording(self._context, weights, self._number, "train/")
         for one, told in zip(weights.work, outcome.told, strict=True):
             task = context.tasks[one.task]
-            total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
+            if self.backend.captures:
+                told = pytree.tree_map_only(Tensor, Tensor.clone, told)
+            total, metrics, observed, counts = told
             if total is None or metrics or observed is not None or counts or task.metrics:
                 with torch.no_grad():
-                    loss = Loss(total, metrics=metrics, observed=observed, counts=counts)
-                    recording.take(task, one, _WHOLE, loss)
+                    recording.take(task, one, _WHOLE, Loss(total, metrics=metrics, observed=observed, counts=counts))
             else:
                 recording.take_alone(one, total)
             if one.task:
@@ -209,45 +190,27 @@ class CompiledUpdate:
 
         Errors of a task are raised here, with the messages of a run without compiling.
         """
-        weights = self._weights
-        silent = self._context.silently()
+        weights, core, silent = self._weights, self._core, self._context.silently()
         assert weights is not None
         work = [replace(one, data=pytree.tree_map_only(Tensor, Tensor.clone, one.data)) for one in weights.work]
-        weights = replace(weights, work=tuple(work))
-        recording = Recording(silent, weights, self._number, "train/")
+        copies = replace(weights, work=tuple(work))
+        recording = Recording(silent, copies, self._number, "train/")
         scale = silent.loss_scale.value
-        step = MicrobatchStep(silent, weights, recording, path=(self._number,), update=self._number, factor=scale)
-        buffers = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
-        with (
-            self._core.rollback.unchanged(),
-            undisturbed(),
-            torch.enable_grad(),
-            step,
-        ):
+        step = MicrobatchStep(silent, copies, recording, path=(self._number,), update=self._number, factor=scale)
+        buffers = core.rollback.buffers
+        with core.rollback.unchanged(), undisturbed(), torch.enable_grad(), step:
             self._execution.run_locally(step)
-            self._core.rollback.check_writes()
-            moving = self._moving(buffers)
+            core.rollback.check_writes()
+            buffers.settle()
+            kept = {id(one) for one in running_statistics(self._model)}  # moved without a sign
+            every = enumerate(self._model.buffers())
+            moving = tuple([number for number, one in every if id(one) in kept or buffers.moved(one)])
         check_shows_nothing([one.name for one in silent.storage.take_shown()])
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
-        for one in self._core.trained.with_grad:
+        for one in core.trained.with_grad:
             one.grad = None
-        self._begin_graph()
+        self._begin_graph(weights)
         return Probed(used, moving)
-
-    def _moving(self, before: dict[str, tuple[Tensor, int]]) -> tuple[str, ...]:
-        silent = {id(one) for part in self._model.modules() if part.training for one in _running_statistics_of(part)}
-        standing = {id(one) for part in self._model.modules() for one in buffers_of(part).values() if one is not None}
-        return tuple(
-            [
-                name
-                for name, (one, version) in before.items()
-                if times_written(one) != version or id(one) in silent or id(one) not in standing
-            ]
-        )
-
-
-def _running_statistics_of(layer: nn.Module) -> Sequence[Tensor]:
-    return running_statistics(layer) if next(layer.children(), None) is None else []
 
 
 def _form_of(data: Any) -> Hashable:

@@ -214,9 +214,9 @@ class Update:
         if self.average is not None and not pending.is_known_aborted:
             self.average.after_update(update, pending.aborted)
         self.is_whole = True
-        self._record(pending, rates)
+        self.record(pending, rates)
 
-    def _record(self, pending: PendingUpdate, rates: Sequence[float | Tensor]) -> None:
+    def record(self, pending: PendingUpdate, rates: Sequence[float | Tensor]) -> None:
         put, update = self._context.storage.put, pending.number
         if pending.norm is not None:
             put("train/grad_norm", pending.norm, update=update)
