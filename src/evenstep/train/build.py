@@ -286,13 +286,8 @@ class Parts:
         )
         self.compute = self.core if self.package is None else self.package.build(self)
         self.teacher = build_teacher(context, model, self.saved.average)
-        self.check_loss = LossCheck(
-            model=model,
-            context=context,
-            execution=self.execution,
-            rollback=self.core.rollback,
-            pending=set(context.tasks) if train.check_loss else set(),
-        )
+        pending = set(context.tasks) if train.check_loss else set[str]()
+        self.check_loss = LossCheck(self.core, context, self.execution, pending)
         self.modes = Modes(optimizer, model.parameters(), self.execution.reducers.after_step)
 
     def prepare(self) -> None:

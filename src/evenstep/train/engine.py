@@ -154,15 +154,7 @@ class Engine:
         self.state = EngineState(
             saved=parts.saved, ledger=self.ledger, context=context, modes=parts.modes, settings=parts.settings
         )
-        self.evaluator = Evaluator(
-            model=self.model,
-            context=context,
-            execution=execution,
-            core=core,
-            modes=parts.modes,
-            average=parts.saved.average,
-            ema=parts.train.ema,
-        )
+        self.evaluator = Evaluator(parts)
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), core.trained.names)
         connect(self, parts.tasks.by_name)

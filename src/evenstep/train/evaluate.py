@@ -7,13 +7,10 @@ from functools import partial
 from itertools import islice
 from typing import final
 
-from torch import nn
-
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import DataError, LostRankError
 from evenstep.events import Bus, EvaluateEvent, Record
-from evenstep.optim.ema import Average, Ema
-from evenstep.optim.modes import Modes
+from evenstep.train.build import Parts
 from evenstep.train.cut import SplitLimit
 from evenstep.train.forwards import Read, one_epoch, run_forwards
 from evenstep.train.ledger import Ledger
@@ -25,46 +22,32 @@ from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.timing import Phases
 from evenstep.train.update.context import TrainContext
-from evenstep.train.update.execution import Execution
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
-from evenstep.train.update.update import Update
-from evenstep.train.update.weigh import Weights, weigh
+from evenstep.train.update.weigh import weigh
 
 
 @final
-@dataclass(slots=True, kw_only=True)
 class Evaluator:
-    """Evaluates the model of an engine.
+    """Evaluates the model of an engine."""
 
-    Args:
-        average: values of the moving average; `ema` says whether they are evaluated.
-    """
-
-    model: nn.Module
-    context: TrainContext
-    execution: Execution
-    core: Update
-    modes: Modes
-    average: Average | None
-    ema: Ema | None
-    _cuts: dict[str, SplitLimit] = field(default_factory=dict[str, SplitLimit])
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        ema = parts.train.ema
+        self._passes = (("", False),) if ema is None else ema.passes
+        self._cuts: dict[str, SplitLimit] = {}
 
     @contextmanager
     def parameters(self, *, average: bool | None = None) -> Generator[None]:
         """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
-        self.core.require_whole()
-        values = self.average if (self._passes[0][1] if average is None else average) else None
-        with self.modes.evaluating(), nullcontext() if values is None else values.swapped():
+        self.parts.core.require_whole()
+        values = self.parts.saved.average if (self._passes[0][1] if average is None else average) else None
+        with self.parts.modes.evaluating(), nullcontext() if values is None else values.swapped():
             yield
-
-    @property
-    def _passes(self) -> tuple[tuple[str, bool], ...]:
-        return (("", False),) if self.ema is None else self.ema.passes
 
     def span(self, name: str, update: int, values: Mapping[str, float]) -> AbstractContextManager[None]:
         """Events around the evaluation `name`; `values` has its metrics at the end."""
-        return self.context.bus.span(
+        return self.parts.context.bus.span(
             "evaluate",
             lambda: EvaluateEvent(update=update, name=name),
             lambda error: EvaluateEvent(update=update, name=name, metrics=values),
@@ -88,19 +71,24 @@ class Evaluator:
             requests: an urgent stop raises BrokenOff between two batches.
             batches: how many to evaluate; None for one epoch.
         """
-        context = context or self.context
+        parts, context = self.parts, context or self.parts.context
+        execution, storage = parts.execution, context.storage
         context = replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums)))
         records: list[Record] = []
         for below, average in self._passes:
-            storage, prefix = context.storage, f"{name}/{below}"
-            mark = storage.mark()
+            prefix, mark = f"{name}/{below}", storage.mark()
+            recovery = Recovery(execution=execution, context=context, evaluation=name)
+            epoch = one_epoch(read, parts.model, context, execution.reducers.data_group)
             try:
-                with self.parameters(average=average):
-                    self._one_epoch(name, prefix, read, context, update, requests, batches)
+                with self.parameters(average=average), epoch as given:
+                    for batch in islice(given, batches):
+                        if requests is not None and requests.is_broken_off(execution.world):
+                            raise BrokenOff
+                        self._one_batch(name, prefix, batch, context, recovery, update)
             except (LostRankError, BrokenOff):
                 storage.drop_after(mark)  # the set is evaluated once more
                 raise
-            found = storage.settle(self.execution.world.gather)
+            found = storage.settle(execution.world.gather)
             if not any(record.name.startswith(prefix) for record in found):
                 raise DataError(
                     f"the evaluation '{name}' gave nothing: the weights of all its batches are 0, or `evaluate` gave "
@@ -112,67 +100,39 @@ class Evaluator:
     def apart(
         self, name: str, read: Read, update: int, *, batches: int | None = None, is_silent: bool = True
     ) -> dict[str, float]:
-        """Metrics by name without prefix, of which the run keeps none.
-
-        Args:
-            is_silent: hooks are not called.
-        """
-        context = replace(self.context, storage=build_storage(self.context.tasks, self.context.device))
-        if is_silent:
-            context = replace(context, bus=Bus((), None))
+        """Metrics by name without prefix, of which the run keeps none; `is_silent` calls no hooks."""
+        own = self.parts.context
+        bus = Bus((), None) if is_silent else own.bus
+        context = replace(own, storage=build_storage(own.tasks, own.device), bus=bus)
         return without_prefix(self.records(name, read, update, context=context, batches=batches), name)
 
-    def _one_epoch(
-        self,
-        name: str,
-        prefix: str,
-        read: Read,
-        context: TrainContext,
-        update: int,
-        requests: Requests | None,
-        batches: int | None,
+    def _one_batch(
+        self, name: str, prefix: str, batch: GlobalBatch, context: TrainContext, recovery: Recovery, update: int
     ) -> None:
-        execution = self.execution
-        recovery = Recovery(execution=execution, context=context, evaluation=name)
-        with one_epoch(read, self.model, context, execution.reducers.data_group) as given:
-            for batch in islice(given, batches):
-                if requests is not None and requests.is_broken_off(execution.world):
-                    raise BrokenOff
-                for incident in data_incidents(batch, update, execution.group.rank):
-                    context.report(incident)
-                weights = weigh(context.tasks, batch, execution.reducers.group)
-                for task in weights.totals:  # one task after the other, on all ranks
-                    place = name, batch.position.batch
-                    self._one_task(weights.of(task), task, prefix, place, context, recovery, update)
-
-    def _one_task(
-        self,
-        weights: Weights,
-        task: str,
-        prefix: str,
-        place: tuple[str, int],
-        context: TrainContext,
-        recovery: Recovery,
-        update: int,
-    ) -> None:
-        execution, storage, (name, batch) = self.execution, context.storage, place
-        generates = evaluates_itself(context.tasks[task])
-        undo = partial(storage.drop_after, storage.mark())
-        for attempt in recovery.attempts(f"batch {batch} of evaluation '{name}'", update, undo):
-            with attempt:
-                run_forwards(
-                    context,
-                    execution,
-                    weights,
-                    Recording(context, weights, update, prefix, method="evaluate" if generates else "loss"),
-                    path=("evaluate", name, batch),
-                    kind=task,
-                    update=update,
-                    model=self.model if generates else None,
-                    watch=recovery.watch,
-                )
-                if execution.evaluates_together:  # no rank goes on while another may have to begin again
-                    execution.group.sum_floats([0.0])
+        parts, number = self.parts, batch.position.batch
+        execution, storage = parts.execution, context.storage
+        for incident in data_incidents(batch, update, execution.group.rank):
+            context.report(incident)
+        every = weigh(context.tasks, batch, execution.reducers.group)
+        for task in every.totals:  # one task after the other, on all ranks
+            weights = every.of(task)
+            generates = evaluates_itself(context.tasks[task])
+            undo = partial(storage.drop_after, storage.mark())
+            for attempt in recovery.attempts(f"batch {number} of evaluation '{name}'", update, undo):
+                with attempt:
+                    run_forwards(
+                        context,
+                        execution,
+                        weights,
+                        Recording(context, weights, update, prefix, method="evaluate" if generates else "loss"),
+                        path=("evaluate", name, number),
+                        kind=task,
+                        update=update,
+                        model=parts.model if generates else None,
+                        watch=recovery.watch,
+                    )
+                    if execution.evaluates_together:  # no rank goes on while another may have to begin again
+                        execution.group.sum_floats([0.0])
 
 
 @final
@@ -217,7 +177,7 @@ class Evaluations:
 
     def try_out(self) -> None:
         """Evaluate one batch of each set and forget the result, so that faults of its data are found early."""
-        with self._running("check"), self.evaluator.core.rollback.unchanged():
+        with self._running("check"), self.evaluator.parts.core.rollback.unchanged():
             for name, data in self.sets.items():
                 with closing(data):
                     self.evaluator.apart(name, data.batches, self.ledger.progress.update, batches=1)
@@ -229,21 +189,14 @@ class Evaluations:
 
     def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
         """Predictions for one epoch of `data`; see `predict.predict`."""
-        evaluator, update = self.evaluator, self.ledger.progress.update + 1
+        parts, update = self.evaluator.parts, self.ledger.progress.update + 1
 
         def hear(batch: GlobalBatch) -> None:
-            for incident in data_incidents(batch, update, evaluator.execution.world.rank):
-                evaluator.context.report(incident)
+            for incident in data_incidents(batch, update, parts.execution.world.rank):
+                parts.context.report(incident)
 
-        with self._running("evaluate"), evaluator.parameters():
-            return predict(
-                data,
-                model=evaluator.model,
-                context=evaluator.context,
-                execution=evaluator.execution,
-                collect=collect,
-                hear=hear,
-            )
+        with self._running("evaluate"), self.evaluator.parameters():
+            return predict(parts, data, collect=collect, hear=hear)
 
     def close(self) -> None:
         """End the processes that read the sets."""

@@ -1,4 +1,4 @@
-"""Forwards over data with an observer of their outputs: evaluations, predictions, and the check of the loss."""
+"""Forward passes over data with an observer of their outputs: evaluations, predictions, and the check of the loss."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -37,14 +37,17 @@ def evaluating(model: nn.Module, device: torch.device, tasks: Iterable[object] =
 
 @contextmanager
 def one_epoch(read: Read, model: nn.Module, context: TrainContext, group: Group) -> Generator[Iterator[GlobalBatch]]:
-    """The global batches of one epoch, in the data's own order, with the model in evaluation mode.
-
-    Args:
-        group: the ranks that share the data.
-    """
+    """The global batches of one epoch for the ranks of `group`, with the model in evaluation mode."""
     batches = read(ReadOptions(seed=context.seed, rank=group.rank, ranks=group.ranks, total=group.sum_floats))
+
+    def until_end() -> Iterator[GlobalBatch]:
+        for batch in batches:
+            yield batch
+            if batch.ends_epoch:
+                return
+
     with evaluating(model, context.device, context.tasks.values()), closing(cast("Any", batches)):
-        yield _until_end(batches)
+        yield until_end()
 
 
 def run_forwards(
@@ -73,10 +76,3 @@ def run_forwards(
     with MicrobatchStep(context, weights, observer, path=path, update=update, model=model) as step:
         watch(step)
         execution.evaluator.run(execution.forwards(step.lay_out(weights.work)), step)
-
-
-def _until_end(batches: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
-    for batch in batches:
-        yield batch
-        if batch.ends_epoch:
-            return

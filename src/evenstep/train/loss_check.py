@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.tree import copied, tensors_in
@@ -26,55 +26,65 @@ from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.recovery import Recovery
-from evenstep.train.update.rollback import Rollback
+from evenstep.train.update.update import Update
 from evenstep.train.update.weigh import Weights
 
-SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
+_16_BITS = frozenset({torch.float16, torch.bfloat16})
 _OFF = "`train=Training(check_loss=False)`"
+_SURE = 0.2  # of the losses: a mean differs from the sum of its halves by more
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class LossValue:
+class _Value(NamedTuple):
     """Summed loss and weight of a piece of a micro-batch, and the units that a `Loss.of_mean` counted."""
 
     loss: float
     weight: float
-    count: float | None = None
+    mean_over: float | None
 
 
-class Tolerance(NamedTuple):
+class _Tolerance(NamedTuple):
     """Largest difference that rounding makes: of the largest loss, and of each unit where terms cancel."""
 
     relative: float
     per_unit: float
 
 
-WIDE = Tolerance(1e-3, 1e-6)
-FAST = Tolerance(1e-2, 1e-4)  # kernels of an accelerator may differ with the batch size
-NARROW = Tolerance(5e-2, 1e-2)  # computed in 16 bits
-_SURE = 0.2  # of the losses: a mean differs from the sum of its halves by more
+_WIDE = _Tolerance(1e-3, 1e-6)
+_FAST = _Tolerance(1e-2, 1e-4)  # kernels of an accelerator may differ with the batch size
+_NARROW = _Tolerance(5e-2, 1e-2)  # computed in 16 bits
 
 
 @final
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
+class _Losses:
+    """Observer that keeps losses as the task gave them."""
+
+    losses: list[Any] = field(default_factory=list)
+    is_narrow: bool = False
+
+    def see(self, task: Task, output: Any, batch: Any) -> Any:
+        self.is_narrow = self.is_narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
+        return task.loss(output, batch)
+
+    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> None:
+        self.losses.append(seen)
+
+
+@final
 class LossCheck:
     """Compares the loss of a micro-batch with the losses of its halves, once for each task.
 
-    Args:
-        rollback: restores buffers and task state.
+    Attributes:
         pending: names of the tasks that are not checked yet.
     """
 
-    model: nn.Module
-    context: TrainContext
-    execution: Execution
-    rollback: Rollback
-    pending: set[str]
-    _recovery: Recovery = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._recovery = Recovery(execution=self.execution, context=self.context)
+    def __init__(self, core: Update, context: TrainContext, execution: Execution, pending: set[str]) -> None:
+        self.pending = pending
+        self._model = core.model
+        self._rollback = core.rollback
+        self._context = context
+        self._execution = execution
+        self._recovery = Recovery(execution=execution, context=context)
 
     def __call__(self, batch: GlobalBatch) -> None:
         """Check the pending tasks of a global batch; all ranks call it together.
@@ -83,92 +93,88 @@ class LossCheck:
             TaskError: on all ranks, for a loss or a weight that does not add up.
         """
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
-        for name in [one for one in names if one in self.pending and one in self.context.tasks]:
+        for name in [one for one in names if one in self.pending]:
             self.pending.discard(name)
             fault = self._fault(name, [one for one in batch.microbatches if one.task == name])
-            for theirs in self.execution.group.gather(fault):
+            for theirs in self._execution.group.gather(fault):
                 if theirs:
                     raise TaskError(f"task `{name}`: {theirs}" if name else theirs, field=name)
 
     def _fault(self, name: str, microbatches: Sequence[Microbatch]) -> str:
-        task = self.context.tasks[name]
+        task = self._context.tasks[name]
         one, pieces = self._cut(task, microbatches)
-        if not any(self.execution.group.gather(one is not None)):
+        if not any(self._execution.group.gather(one is not None)):
             return ""
-        recorder = _Losses()
+        losses = _Losses()
         with ExitStack() as around:
-            around.enter_context(self.rollback.unchanged())
-            around.enter_context(evaluating(self.model, self.context.device, self.context.tasks.values()))
+            around.enter_context(self._rollback.unchanged())
+            around.enter_context(evaluating(self._model, self._context.device, self._context.tasks.values()))
             around.enter_context(checking_losses())
             around.enter_context(as_written())
             # torch's shortcut for attention gives outputs as long as the longest sequence of a piece
             around.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
-            is_run = self._run(name, one, pieces, recorder)
-        if one is None or not is_run or len(recorder.losses) != len(pieces):
+            is_run = self._run(name, one, pieces, losses)
+        if one is None or not is_run or len(losses.losses) != len(pieces):
             return ""
-        values = [_value(task, loss, piece) for loss, piece in zip(recorder.losses, pieces, strict=True)]
-        known = [one for one in values if one is not None and math.isfinite(one.loss)]
-        if len(known) != len(pieces):
-            return ""
-        return self._compare(task, one.index, known, self._tolerance(narrow=recorder.narrow))
+        values = [_value(task, loss, piece) for loss, piece in zip(losses.losses, pieces, strict=True)]
+        known = [value for value in values if value is not None and math.isfinite(value.loss)]
+        return self._compare(task, one.index, known, losses) if len(known) == len(pieces) else ""
 
     def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Microbatch | None, list[SubBatch]]:
         try:
             for one in microbatches:
-                whole = self.context.cuts.pieces(task, whole_of(one))[0]
-                parts = parts_of(task, whole)
-                if len(parts) > 1 and all(_weight(task, piece) > 0 for piece in (whole, *parts)):
-                    return one, [whole, whole, *parts]
-        except Exception:  # noqa: BLE001
+                whole = self._context.cuts.pieces(task, whole_of(one))[0]
+                halves = parts_of(task, whole)
+                if len(halves) > 1 and all(_weight(task, piece) > 0 for piece in (whole, *halves)):
+                    return one, [whole, whole, *halves]
+        except Exception:  # noqa: BLE001 - the update raises it again, where it is no matter of the check
             pass
         return None, []
 
-    def _run(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_Losses") -> bool:
-        passes = partial(self._passes, name, one, pieces, recorder)
-        if self.execution.evaluates_together:
-
-            def all_passes() -> bool:
-                is_done = passes()
-                self.execution.group.gather(None)  # a rank that is done meets those that run out of memory later
-                return is_done
-
-            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", all_passes))
+    def _run(self, name: str, one: Microbatch | None, pieces: list[SubBatch], losses: _Losses) -> bool:
+        passes = partial(self._passes, name, one, pieces, losses)
+        if self._execution.evaluates_together:
+            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", passes))
         try:
             return passes()
         except LostRankError:
             raise
-        except Exception as error:  # noqa: BLE001 - the update raises it again, where it is no matter of the check
+        except Exception as error:  # noqa: BLE001 - likewise
             if is_out_of_memory(error):
                 give_back()
             return False
 
-    def _passes(self, name: str, one: Microbatch | None, pieces: list[SubBatch], recorder: "_Losses") -> bool:
+    def _passes(self, name: str, one: Microbatch | None, pieces: list[SubBatch], losses: _Losses) -> bool:
+        context, execution = self._context, self._execution
         work: tuple[Microbatch, ...] = ()
         if one is not None:
             numbered = enumerate(pieces)
             work = tuple(replace(part_of(one, piece), index=n, data=copied(piece.data)) for n, piece in numbered)
         weights = Weights.of_forwards(name, work, num_microbatches=len(work))
         try:
-            silent = self.context.silently()
-            run_forwards(silent, self.execution, weights, recorder, path=("check",), kind=f"check {name}")
+            run_forwards(context.silently(), execution, weights, losses, path=("check",), kind=f"check {name}")
         finally:
-            for stage in self.execution.evaluator.stages.values():
+            for stage in execution.evaluator.stages.values():
                 stage.forget()
+        if execution.evaluates_together:
+            execution.group.gather(None)  # a rank that is done meets those that run out of memory later
         return True
 
-    def _tolerance(self, *, narrow: bool) -> Tolerance:
-        formats = {parameter.dtype for parameter in self.model.parameters()}
-        gathers = self.execution.reducers.gather_dtype
-        if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(SIXTEEN_BITS):
-            return NARROW
+    def _tolerance(self, losses: _Losses) -> _Tolerance:
+        formats = {parameter.dtype for parameter in self._model.parameters()}
+        is_narrow = (
+            losses.is_narrow or self._execution.reducers.gather_dtype or self._context.precision.name != "32-true"
+        )
+        if is_narrow or not formats.isdisjoint(_16_BITS):
+            return _NARROW
         # by the newer of torch's two names: the older one raises where the newer was set
         products: Any = torch.backends.mkldnn
-        is_exact = self.context.device.type == "cpu" and products.matmul.fp32_precision in ("none", "ieee")
-        return WIDE if is_exact else FAST
+        is_exact = self._context.device.type == "cpu" and products.matmul.fp32_precision in ("none", "ieee")
+        return _WIDE if is_exact else _FAST
 
-    def _compare(self, task: Task, number: int, values: Sequence[LossValue], tolerance: Tolerance) -> str:
-        kind = type(task).__name__
+    def _compare(self, task: Task, number: int, values: Sequence[_Value], losses: _Losses) -> str:
+        tolerance, name = self._tolerance(losses), type(task).__name__
         whole, again, *halves = values
         scale = max(abs(one.loss) for one in values)
         is_random = abs(whole.loss - again.loss) > tolerance.relative / 10 * scale
@@ -178,70 +184,47 @@ class LossCheck:
         if not math.isclose(weight, whole.weight, rel_tol=1e-6):
             return (
                 f"the weight of micro-batch {number} is {whole.weight:g}, but its parts weigh {weight:g} together. "
-                f"`{kind}.weight` must count the units of the summed loss, such as `(labels != -100).sum()`. If it is "
+                f"`{name}.weight` must count the units of the summed loss, such as `(labels != -100).sum()`. If it is "
                 f"meant so: {_OFF}."
             )
-        norms = [part for part in self.model.modules() if is_batch_norm(part) and not part.track_running_stats]
-        if not is_random and not norms and differs(whole, halves, tolerance):
+        norms = [part for part in self._model.modules() if is_batch_norm(part) and not part.track_running_stats]
+        if not is_random and not norms and _differs(whole, halves, tolerance):
             total = math.fsum(half.loss for half in halves)
             return (
                 f"the loss of micro-batch {number} is {whole.loss:.4g}, but the losses of its parts add up to "
-                f'{total:.4g}. `{kind}.loss` must be the sum over its units: `reduction="sum"`, or `Loss.of_mean(mean, '
+                f'{total:.4g}. `{name}.loss` must be the sum over its units: `reduction="sum"`, or `Loss.of_mean(mean, '
                 f"count)`. If a loss of the whole micro-batch is meant: {_OFF}."
             )
-        if whole.count is not None and not task.late_weight and not math.isclose(whole.count, whole.weight):
+        if whole.mean_over is not None and not task.late_weight and not math.isclose(whole.mean_over, whole.weight):
             return (
-                f"the loss of micro-batch {number} is a mean over {whole.count:g} units, but `{kind}.weight` gives "
+                f"the loss of micro-batch {number} is a mean over {whole.mean_over:g} units, but `{name}.weight` gives "
                 f"{whole.weight:g}. Count the same units, or set `late_weight = True`."
             )
         return ""
 
 
-def differs(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) -> bool:
-    """True if the loss of the whole can't be the sum over its parts.
-
-    >>> halves = [LossValue(1.0, 2), LossValue(2.0, 2)]
-    >>> differs(LossValue(3.0, 4), halves, WIDE), differs(LossValue(1.5, 4), halves, WIDE)
-    (False, True)
-    """
+def _differs(whole: _Value, parts: Sequence[_Value], tolerance: _Tolerance) -> bool:
     losses = [part.loss for part in parts]
     scale = max(map(abs, (whole.loss, *losses)))
     excess = abs(math.fsum(losses) - whole.loss)
-    if excess <= tolerance.relative * scale:
+    margin = tolerance.relative * scale
+    if excess <= margin:
         return False
     least, most = min(losses), max(losses)
-    margin = tolerance.relative * scale
     is_mean = least - margin <= whole.loss <= most + margin and least * most > 0 and excess > _SURE * scale
     return (is_mean and scale > 10 * tolerance.per_unit) or excess > 100 * tolerance.per_unit * max(whole.weight, 1.0)
-
-
-@final
-@dataclass(slots=True)
-class _Losses:
-    losses: list[Any] = field(default_factory=list)
-    narrow: bool = False
-
-    def see(self, task: Task, output: Any, batch: Any) -> Any:
-        self.narrow = self.narrow or any(one.dtype in SIXTEEN_BITS for one in tensors_in(output))
-        return task.loss(output, batch)
-
-    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> None:
-        self.losses.append(seen)
 
 
 def _weight(task: Task, piece: SubBatch) -> float:
     return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
 
 
-def _value(task: Task, given: Any, piece: SubBatch) -> LossValue | None:
+def _value(task: Task, given: Any, piece: SubBatch) -> _Value | None:
     loss = given if isinstance(given, Loss) else Loss(given)
     total: Any = loss.sum
-    if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point() and not total.is_meta):
+    if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point()):
         return None
     late: Any = loss.count if loss.weight is None else loss.weight
-    try:
-        count = None if loss.count is None else float(loss.count)
-        weight = _weight(task, piece) if not task.late_weight or late is None else float(late)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return LossValue(float(total.detach()), weight, count)
+    count = None if loss.count is None else float(loss.count)
+    weight = _weight(task, piece) if not task.late_weight or late is None else float(late)
+    return _Value(float(total.detach()), weight, count)
