@@ -43,25 +43,19 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 # first hour, hours: N separate runs
 def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
-    """Raise ArgumentError for a process that was started as one of several, but would train alone.
-
-    Args:
-        strategy: as it was given; None if it was not.
-    """
-    if isinstance(strategy, Single):
+    given = strategy if isinstance(strategy, Strategy) else None
+    if isinstance(given, Single):
         return
     elastic = elastic_rank_of(environ)
-    can_change = isinstance(strategy, Strategy) and strategy.group.can_change
-    if elastic is not None and elastic.count > 1 and not can_change:
+    if elastic is not None and elastic.count > 1 and not (given is not None and given.group.can_change):
         raise ArgumentError(
             f"this process was started as {elastic.number} of {elastic.count} that may come and go, but `strategy` "
             f"knows only ranks that stay: give `Ddp(Elastic(…))`, or `Single()` for separate runs.",
             field="strategy",
         )
-    alone = isinstance(strategy, Strategy) and strategy.group.ranks == 1
-    if alone and dist.is_initialized():
-        return  # a process of a group trains alone on purpose
-    if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
+    is_alone = given is not None and given.group.ranks == 1
+    spans_ranks = isinstance(model, PipelineModel) and model.mesh.world.ranks > 1
+    if spans_ranks or (is_alone and dist.is_initialized()) or not (strategy is None or is_alone):
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
         return  # not set by a launcher
@@ -76,7 +70,6 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
 
 # bits
 def check_covers(strategy: Strategy, model: nn.Module) -> None:
-    """Raise ArgumentError unless the strategy's ranks and the model's stages cover all ranks; all call it together."""
     group = strategy.group if strategy.group.part_of else strategy.data_group
     has_columns = not isinstance(model, PipelineModel) or _shares_columns(strategy.group, model.mesh)
     if (group.part_of and not in_stages(model)) or not has_columns:
@@ -122,13 +115,12 @@ def check_model(model: nn.Module) -> None:
         kinds = {kind.__name__ for kind in type(part).__mro__ if kind.__module__.startswith("torch.")}
         if wrapper := next((kind for kind in _WRAPPERS if kind in kinds), ""):
             raise ArgumentError(
-                f"`{name or 'model'}` is wrapped in torch's {wrapper}: give the unwrapped model, and choose "
-                f"a `strategy`.",
+                f"`{name or 'model'}` is wrapped in torch's {wrapper}: give the unwrapped model, and a `strategy`.",
                 field="model",
             )
     check_material(model)
     parameters = list(model.parameters())
-    if not _anywhere(model, any(one.requires_grad for one in parameters)):
+    if not any(pipeline_of(model).gather(any(one.requires_grad for one in parameters))):
         what = f"all {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
         raise TaskError(f"the model ({type(model).__name__}) has nothing to train: {what}.", field="model")
     devices = sorted({str(one.device) for one in parameters})
@@ -138,7 +130,6 @@ def check_model(model: nn.Module) -> None:
 
 # first hour
 def check_material(model: nn.Module) -> None:
-    """Raise EvenstepError for a parameter or buffer without numbers, or one that torch shares already."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
             raise TaskError(
@@ -147,13 +138,8 @@ def check_material(model: nn.Module) -> None:
             )
         if hasattr(tensor, "to_local"):
             raise ArgumentError(
-                f"`{name}` is a DTensor: give the whole model, and let `strategy` share it, such as `Fsdp`.",
-                field=name,
+                f"`{name}` is a DTensor: give the whole model, and a `strategy` such as `Fsdp`.", field=name
             )
-
-
-def _anywhere(model: nn.Module, value: bool) -> bool:
-    return any(pipeline_of(model).gather(value))
 
 
 # first hour: an optimizer of other parameters
@@ -163,9 +149,8 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
     precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
 
 
-# bits
+# bits: a layer says in `evenstep_not_for` which runs it is not for
 def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
-    """Raise ArgumentError for a layer that says, by `evenstep_not_for`, that it is not for a run of this kind."""
     holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"
     kinds = {
         "changing ranks": strategy.group.can_change,
@@ -174,26 +159,23 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
     }
     for name, module in model.named_modules():
         not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
-        for kind in (kind for kind, is_so in kinds.items() if is_so and kind in not_for):
-            raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.", field=name)
+        for kind in not_for:
+            if kinds[kind]:
+                raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.", field=name)
 
 
-# bits
+# bits: stages would step their copies of one parameter differently
 def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
-    """Raise ArgumentError where stages would step their copies of one parameter differently; pipeline ranks ask.
-
-    Args:
-        groups: the names of the parameters of this rank's optimizer, by group.
-    """
+    """Compare copies of parameters in stages; `groups` are the parameters of this rank's optimizer by group."""
     if not isinstance(model, PipelineModel):
         return
     group_of = {name: number for number, names in enumerate(groups) for name in names}
     firsts, held = model.aliases, named_parameters(model)
     tied = {*firsts, *firsts.values()} & held.keys()
-    mine = {name: (group_of.get(name), held[name].requires_grad) for name in sorted(tied)}
+    mine = [(name, group_of.get(name), held[name].requires_grad) for name in sorted(tied)]
     places: dict[str, int | None] = {}
     trains: dict[str, dict[str, bool]] = {}
-    for name, (number, is_trained) in [each for theirs in model.mesh.pipeline.gather(mine) for each in theirs.items()]:
+    for name, number, is_trained in [each for theirs in model.mesh.pipeline.gather(mine) for each in theirs]:
         first = firsts.get(name, name)
         trains.setdefault(first, {})[name] = is_trained
         if places.setdefault(first, number) != number:
@@ -211,7 +193,6 @@ def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
 
 # bits
 def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strategy) -> None:
-    """Raise ArgumentError for an optimizer that this run could not step or share exactly."""
     for one in parts_of(optimizer):
         step: Any = inspect.unwrap(type(one).step)
         closure = inspect.signature(step).parameters.get("closure")
@@ -227,13 +208,13 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
 
 def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
     shards = layout.divides == "elements"
-    cut = "with `fsdp` each rank steps a part of every parameter" if shards else "each rank steps some parameters"
-    advice = "take `zero1` or `ddp`" if shards else "train without stages" if stages else "take `ddp`"
     why = shard_refusal(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
     if not why and (told := [type(one).__name__ for one in parts_of(optimizer) if has_own_state_dict(one)]):
         why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
     if why:
-        raise ArgumentError(f"{cut}, but {why}: {advice}.", field="optimizer")
+        cut = "with `fsdp` each rank steps a part of every parameter" if shards else "each rank steps some parameters"
+        instead = "take `zero1` or `ddp`" if shards else "train without stages" if stages else "take `ddp`"
+        raise ArgumentError(f"{cut}, but {why}: {instead}.", field="optimizer")
 
 
 # bits
@@ -293,34 +274,28 @@ def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkp
 
 
 # first hour
-def check_tasks(
-    tasks: Tasks,
-    data: Data | None,
-    evaluations: Mapping[str, Data],
-    *,
-    model: nn.Module,
-) -> None:
-    """Raise ArgumentError for what cannot be done with these tasks.
-
-    Args:
-        data: for training; None where a loop of one's own brings them.
-    """
-    by_name = tasks.by_name
-    if data is not None:
-        _check_names("`data`", data.tasks, by_name)
-    for name, one in evaluations.items():
-        _check_names(f"the evaluation '{name}'", one.tasks, by_name)
-        if data is not None and _moving_stream(one) is not None and _moving_stream(one) is _moving_stream(data):
+def check_tasks(tasks: Tasks, data: Data | None, evaluations: Mapping[str, Data], *, model: nn.Module) -> None:
+    """Compare tasks with the data for training, None where a loop of one's own brings them, and with the model."""
+    stream = data.moving_stream if isinstance(data, StreamData) else None
+    given = {"`data`": data} | {f"the evaluation '{name}'": one for name, one in evaluations.items()}
+    for what, one in given.items():
+        for name in (one and one.tasks) or ():
+            if name not in tasks.by_name:
+                raise ArgumentError(
+                    f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks.by_name)}",
+                    field=name,
+                )
+        if one is not data and isinstance(one, StreamData) and stream is not None and one.moving_stream is stream:
             raise ArgumentError(
-                f"evaluation '{name}' reads the stream that `data` reads, but must not move it: give it its own.",
+                f"{what} reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
             )
-    if isinstance(model, PipelineModel):
-        _check_stages(tasks)
-
-
-def _moving_stream(data: Data) -> object:
-    return data.moving_stream if isinstance(data, StreamData) else None
+    if isinstance(model, PipelineModel) and (tasks.coefficients.are_learned or tasks.combine):
+        raise ArgumentError(
+            "learned coefficients, `combine`, and `late_weight` beside other tasks can't be used in stages, where no "
+            "rank holds the model.",
+            field="combine",
+        )
 
 
 # hours
@@ -340,23 +315,6 @@ def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Modu
             )
 
 
-def _check_stages(tasks: Tasks) -> None:
-    if tasks.coefficients.are_learned or tasks.combine:
-        raise ArgumentError(
-            "learned coefficients, `combine`, and `late_weight` beside other tasks can't be used in stages, where no "
-            "rank holds the model.",
-            field="combine",
-        )
-
-
-def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:
-    for name in names or ():
-        if name not in tasks:
-            raise ArgumentError(
-                f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks)}", field=name
-            )
-
-
 # --- the ranks
 
 
@@ -372,9 +330,8 @@ def check_shared(model: nn.Module, strategy: Strategy) -> None:
         **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
         **{name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in tensors.items()},
     }
-    check_same_on_all_ranks(
-        strategy.group, {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
-    )
+    run: dict[str, object] = {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
+    check_same_on_all_ranks(strategy.group, run)
 
 
 # bits
@@ -393,11 +350,6 @@ def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
 
 
 def _difference(name: str, one: object, other: object) -> tuple[str, object, object] | None:
-    """Name and both values of the first difference between two descriptions; None for none.
-
-    >>> _difference("data", {"size": 8, "shuffle": True}, {"size": 8, "shuffle": False})
-    ('data.shuffle', True, False)
-    """
     if one == other:
         return None
     if not isinstance(one, dict) or not isinstance(other, dict):

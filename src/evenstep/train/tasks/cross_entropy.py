@@ -1,6 +1,6 @@
-"""The summed cross-entropy of scores that are never in memory all at once.
+"""The summed cross-entropy of scores that are never in memory all at once; the backward computes them again.
 
-Some tokens' scores are made at a time, and again in the backward, which costs one more product of the head's matrix.
+torch's `linear_cross_entropy` has no weights of tokens, and scales 16-bit gradients after they were rounded.
 """
 
 from typing import Any
@@ -45,7 +45,17 @@ def chunked_cross_entropy(
     >>> bool(torch.isclose(chunked_cross_entropy(hidden, weight, targets, chunk_tokens=3), plain))
     True
     """
-    _check(hidden, weight, targets)
+    if _is_shard(hidden) or _is_shard(weight):
+        raise ArgumentError(
+            "`weight` is in shards; call `chunked_cross_entropy` in the forward of the module that holds it.",
+            field="weight",
+        )
+    if targets.shape != hidden.shape[:-1] or targets.is_floating_point():
+        raise ArgumentError(
+            f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])}, but are {targets.dtype} of the "
+            f"shape {list(targets.shape)}.",
+            field="targets",
+        )
     if chunk_tokens is None:
         chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
     computed = _format_of_products(hidden, weight, bias)
@@ -59,32 +69,17 @@ def _format_of_products(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> 
     kind = hidden.device.type
     # autocast leaves float64 as it is
     casts = torch.is_autocast_enabled(kind) and torch.float64 not in (hidden.dtype, weight.dtype)
-    formats = [str(one.dtype) for one in (hidden, weight, bias) if one is not None]
-    if not casts and len(set(formats)) > 1:
+    formats = {one.dtype for one in (hidden, weight, bias) if one is not None}
+    if not casts and len(formats) > 1:
         raise ArgumentError(
-            f"`hidden`, `weight` and `bias` must be of one format outside of autocast, but are {', '.join(formats)}; "
-            "compute the loss under the autocast of the forward, or convert them.",
+            "`hidden`, `weight` and `bias` must be of one format outside of autocast; compute the loss under the "
+            "autocast of the forward, or convert them.",
             field="hidden",
         )
     return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
 
-def _check(hidden: Tensor, weight: Tensor, targets: Tensor) -> None:
-    if any(map(_is_cut, (hidden, weight))):
-        raise ArgumentError(
-            "`weight` is in shards; call `chunked_cross_entropy` in the forward of the module that holds it, where it "
-            "is whole, and let the model give the loss.",
-            field="weight",
-        )
-    if targets.shape != hidden.shape[:-1] or targets.is_floating_point() or targets.dtype is torch.bool:
-        raise ArgumentError(
-            f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])} of `hidden` without its width, "
-            f"but are {targets.dtype} of the shape {list(targets.shape)}.",
-            field="targets",
-        )
-
-
-def _is_cut(one: Tensor) -> bool:
+def _is_shard(one: Tensor) -> bool:
     if hasattr(one, "placements"):
         return True
     return not torch.compiler.is_compiling() and one.numel() > 0 and one.untyped_storage().nbytes() == 0

@@ -5,31 +5,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, final
-
-from torch import nn
+from typing import Any, final
 
 from evenstep.errors import TaskError
 from evenstep.events import Event, Hook
-
-if TYPE_CHECKING:
-    from evenstep.train.progress import Progress
 
 NOW = "_now"
 _EVENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
 _dummies = 0  # that run; a plain number, as backwards may run in threads of torch's
 _IN_LOSS_CHECK: ContextVar[bool] = ContextVar("in the loss check", default=False)
-
-
-class Caller(Protocol):
-    """The engine that calls a task."""
-
-    @property
-    def model(self) -> nn.Module: ...
-    @property
-    def progress(self) -> "Progress": ...
-    @property
-    def parts(self) -> Any: ...
 
 
 @final
@@ -41,20 +25,19 @@ class Now:
         has_average: True if the task may ask for outputs of the average.
     """
 
-    def __init__(self, caller: Callable[[], Caller | None] = lambda: None, *, has_average: bool = False) -> None:
-        self._caller, self._has_average = caller, has_average
+    def __init__(self, caller: Callable[[], Any] = lambda: None, *, has_average: bool = False) -> None:
+        self._caller = caller
+        self._has_average = has_average
 
     def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to no engine
         return Now, ()
 
     @property
-    def _engine(self) -> Caller:
+    def _engine(self) -> Any:
         engine = self._caller()
         if engine is None:
             raise TaskError(
-                "`now` of a task was asked outside of a trainer or engine; ask it in methods that these call, such as "
-                "`loss`.",
-                field="now",
+                "`now` was asked outside of a trainer or engine; ask it in methods such as `loss`.", field="now"
             )
         return engine
 
@@ -76,18 +59,11 @@ class Now:
     def teacher(self, inputs: Any) -> Any:
         """Output of the model for `inputs` with the average's parameters and buffers, in evaluation mode.
 
-        No gradient is taken of it, and its random numbers do not change those of the micro-batch.
-
-        Args:
-            inputs: as `Task.inputs` gives them.
-
-        Raises:
-            TaskError: the task does not have `uses_average = True`.
+        It has no gradient, and its random numbers do not change those of the micro-batch. The class needs
+        `uses_average = True`.
         """
         if not self._has_average:
-            raise TaskError(
-                "`now.teacher` needs `uses_average = True` in the class of the task; add that.", field="uses_average"
-            )
+            raise TaskError("`now.teacher` needs `uses_average = True` in the class of the task.", field="uses_average")
         return self._engine.parts.teacher(inputs)
 
 
@@ -124,7 +100,7 @@ def dummy_pass() -> Generator[None]:
         _dummies -= 1
 
 
-def connect(engine: Caller, tasks: Mapping[str, Any]) -> None:
+def connect(engine: Any, tasks: Mapping[str, Any]) -> None:
     """Let `Task.now` of the tasks be the state of `engine`."""
     for task in tasks.values():
         vars(task)[NOW] = Now(weakref.ref(engine), has_average=task.uses_average)

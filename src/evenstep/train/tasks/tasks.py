@@ -27,14 +27,12 @@ class Tasks(NamedTuple):
         by_name: "" is the name of the only task of a run that has none.
         combine: the method for separate gradients, or None.
         norm_statistics: "frozen" keeps layers with running statistics in evaluation mode.
-        needs_names: True if an argument needs named tasks.
     """
 
     by_name: dict[str, Task]
     coefficients: Coefficients
     combine: Combine | None
     norm_statistics: NormStatistics
-    needs_names: bool
 
     @classmethod
     def of(
@@ -44,11 +42,7 @@ class Tasks(NamedTuple):
         combine: Combine | None,
         norm_statistics: NormStatistics,
     ) -> Self:
-        """The tasks from a trainer's arguments.
-
-        Raises:
-            ArgumentError: no task, or a name that metrics and files cannot have.
-        """
+        """The tasks from a trainer's arguments."""
         tasks = named(task)
         # a weight that comes late is divided by before the next task's gradient is added
         late = len(tasks) > 1 and any(one.late_weight for one in tasks.values())
@@ -57,7 +51,6 @@ class Tasks(NamedTuple):
             coefficients=coefficients if isinstance(coefficients, Coefficients) else Fixed(coefficients),
             combine=Separate() if combine is None and late else combine,
             norm_statistics=norm_statistics,
-            needs_names=bool(coefficients),
         )
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, ...]:
@@ -73,19 +66,11 @@ class Tasks(NamedTuple):
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
-    """The tasks by name; one without a name has "".
-
-    Raises:
-        ArgumentError: no task, or a name that metrics and files cannot have.
-    """
+    """The tasks by name; one without a name has ""."""
     if isinstance(task, Task):
         return {"": task}
     if not isinstance(cast("object", task), Mapping) or not task:
-        raise ArgumentError(
-            f"`task` must be a Task, or tasks by name, but is {said(task)}; give an instance of a subclass of "
-            f"`evenstep.Task`.",
-            field="task",
-        )
+        raise ArgumentError(f"`task` must be a Task, or tasks by name, but is {said(task)}.", field="task")
     check_task_names(map(str, task))
     return dict(task)
 
@@ -99,31 +84,21 @@ def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
 
 def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
     """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
-    faults = [
-        f"has no state of {_title(name)}, which has some"
-        for name, task in tasks.items()
-        if name not in saved and _state_of(task, name)
-    ]
+    now = {name for name, task in tasks.items() if _state_of(task, name)}
+    faults = [f"has no state of {_title(name)}, which has some" for name in sorted(now - saved.keys())]
     faults += [
         f"has a state of {_title(name)}, which this run has not"
         for name, state in saved.items()
         if state and name not in tasks
     ]
     if faults:
-        raise CheckpointError(
-            f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
-            f"that it was saved with."
-        )
+        raise CheckpointError(f"the checkpoint {' and '.join(faults)}; resume with the tasks that it was saved with.")
 
 
 def _state_of(task: Task, name: str) -> dict[str, Any]:
     state: Any = task.state_dict()
     if not isinstance(state, dict):
-        raise TaskError(
-            f"`state_dict` of {_title(name)} must give a dict, but gave {said(state)}; return `{{'name': value}}`, or "
-            f"`{{}}` where there is nothing to keep.",
-            field="state_dict",
-        )
+        raise TaskError(f"`state_dict` of {_title(name)} must give a dict, but gave {said(state)}.", field="state_dict")
     return cast("dict[str, Any]", state)
 
 

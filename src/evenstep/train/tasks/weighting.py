@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 from torch import Tensor, nn
 
@@ -21,11 +20,7 @@ class Coefficients(ABC):
     are_learned: bool = True
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
-        """Get ready for the tasks of a run; gives the module whose parameters are learned, if there is one.
-
-        Raises:
-            ArgumentError: a coefficient of a task that the run does not have.
-        """
+        """Get ready for the tasks of a run; gives the module whose parameters are learned, if there is one."""
         return None
 
     def check(self, updates: int | None) -> None:
@@ -36,11 +31,7 @@ class Coefficients(ABC):
         return 1.0
 
     def weighted(self, task: str, loss: Tensor, share: float | Tensor) -> Tensor:
-        """The summed loss of a micro-batch with its learned coefficient.
-
-        Args:
-            share: the micro-batch's weight.
-        """
+        """The summed loss of a micro-batch of weight `share` with its learned coefficient."""
         return loss
 
 
@@ -49,8 +40,7 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
     for name in given:
         if name not in tasks:
             raise ArgumentError(
-                f"`coefficients` names task `{name}`, but the run has {', '.join(tasks)}; "
-                f"{advice(name, tasks, 'leave it out.')}",
+                f"`coefficients` names task `{name}`, which the run has not; {advice(name, tasks)}",
                 field="coefficients",
             )
 
@@ -59,9 +49,6 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
 class Fixed(Coefficients):
     """One number for each task, finite and above 0; 1 where none is given.
 
-    Args:
-        values: λ by task.
-
     >>> Fixed({"box": 0.5}).value("box", 1), Fixed().value("class", 1)
     (0.5, 1.0)
     """
@@ -69,22 +56,19 @@ class Fixed(Coefficients):
     are_learned = False
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        given = values or {}
-        for name, value in given.items():
+        self._values = dict(values or {})
+        for name, value in self._values.items():
             require_number(f"coefficients[{name!r}]", value, "(0, inf)")
-        self._values = {name: float(value) for name, value in given.items()}
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(self._values, tasks)
         return None
 
     def value(self, task: str, update: int) -> float:
-        return self._values.get(task, 1.0)
+        return float(self._values.get(task, 1.0))
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskWeights:
+class TaskWeights(NamedTuple):
     """Factors α_t of the tasks' gradients in their sum.
 
     Args:
@@ -141,4 +125,4 @@ class Separate(Combine):
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
     ) -> TaskWeights:
-        return TaskWeights(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
+        return TaskWeights([1.0] * len(tasks), [1.0] * len(tasks))
