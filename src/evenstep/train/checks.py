@@ -330,12 +330,12 @@ def check_shared(model: nn.Module, strategy: Strategy) -> None:
         **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
         **{name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in tensors.items()},
     }
-    run: dict[str, object] = {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
+    run = {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
     check_same_on_all_ranks(strategy.group, run)
 
 
 # bits
-def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
+def check_same_on_all_ranks(group: Group, described: Mapping[str, object]) -> None:
     """Raise ReplicaError, with the rank and the first difference, unless all ranks describe the same run."""
     everybody = group.gather(described)
     for rank, theirs in enumerate(everybody):

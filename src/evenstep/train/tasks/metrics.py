@@ -27,15 +27,7 @@ _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: float | None = None) -> Storage:
-    """The storage for metrics of a run, or of an evaluation beside one.
-
-    Args:
-        clip_norm: of the run, for the metric that says which updates were clipped.
-
-    Raises:
-        MissingExtraError: torchmetrics is not installed.
-        ArgumentError: an object that is no metric, or a name that is taken.
-    """
+    """The storage for metrics of a run, or of an evaluation beside one; `clip_norm` is the run's."""
     meters: dict[str, Any] = {}
     for task_name, task in tasks.items():
         metrics = metrics_of(task)
@@ -45,8 +37,7 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
         for name, function in task.derived.items():
             if not callable(function) or _is_taken(name) or name in metrics:
                 raise ArgumentError(
-                    f"the derived metric `{name}` of {type(task).__name__} must be a function of the other metrics, "
-                    f"and have a name that no other metric has.",
+                    f"the derived metric `{name}` of {type(task).__name__} must be a function with a name of its own.",
                     field="derived",
                 )
     own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
@@ -69,8 +60,7 @@ def metrics_of(task: Task) -> dict[str, Any]:
         return dict(task.metrics.items())
     found: dict[str, Any] = {}
     for name, metric in task.metrics.items():
-        inner = {f"{name}_{one}": each for one, each in metric.items()} if _is_collection(metric) else {name: metric}
-        found |= inner
+        found |= {f"{name}_{one}": each for one, each in metric.items()} if _is_collection(metric) else {name: metric}
     return found
 
 
@@ -98,24 +88,19 @@ def no_pair(task: Task, name: str, given: object) -> TaskError:
     """The error for a metric that is a single number, which can't be averaged over batches of different sizes."""
     return TaskError(
         f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
-        f"Σsum/Σweight, but is {said(given)}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)`.",
+        f"Σsum/Σweight, but is {said(given)}; give `(correct, total)`, or `(mean * count, count)`.",
         field=name,
     )
 
 
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The arguments of `update` of each metric object of the task, by name, for a micro-batch.
-
-    Raises:
-        TaskError: there are none, or they lack an argument that a metric needs.
-    """
+    """The arguments of `update` of each metric object of the task, by name, for a micro-batch."""
     if loss.observed is None:
         if loss.sum is None:
             return
         raise TaskError(
-            f"{type(task).__name__} has metrics ({', '.join(task.metrics)}), but its `loss` did not say what they see "
-            f"of micro-batch {microbatch}; return `Loss(…, observed={{…}})` with the arguments of their `update`, or "
-            f"`observed={{}}` where there is nothing to see.",
+            f"{type(task).__name__} has metrics ({', '.join(task.metrics)}), but its `loss` gave no `observed` for "
+            f"micro-batch {microbatch}; return `Loss(…, observed={{…}})` with the arguments of their `update`.",
             field="observed",
         )
     metrics = metrics_of(task) if loss.observed else {}
@@ -131,8 +116,7 @@ def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str,
             if is_needed and one.name not in taken:
                 raise TaskError(
                     f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{one.name}`, which "
-                    f"is not in `observed`; {advice(one.name, given)} A metric's own arguments can be given under its "
-                    f"name.",
+                    f"is not in `observed`; {advice(one.name, given)}",
                     field="observed",
                 )
         yield name, cast("dict[str, Any]", pytree.tree_map_only(Tensor, Tensor.detach, taken))
@@ -142,9 +126,7 @@ def _throughput(tasks: Mapping[str, Task]) -> Throughput:
     for task in tasks.values():
         if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
             raise ArgumentError(
-                f"`unit` of {type(task).__name__} must be what its weight counts, one word such as 'tokens', but is "
-                f"{task.unit!r}.",
-                field="unit",
+                f"`unit` of {type(task).__name__} must be one word, but is {task.unit!r}.", field="unit"
             )
     units = {task.unit for task in tasks.values()}
     own = any(task.unit or task.late_weight or type(task).weight is not Task.weight for task in tasks.values())

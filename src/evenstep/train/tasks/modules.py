@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import children_of, parameters_of, share_contents, unwrapped
+from evenstep.internals import share_contents, unwrapped
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, parameters_in
 from evenstep.train.tasks.task import IN_MODEL, Task
@@ -44,42 +44,45 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
     whole = unwrapped(model)
     _detach(whole)
     own = {id(one) for one in (*whole.parameters(), *whole.buffers())}
-    parts = {name: _part_of(task, own, held) for name, task in tasks.items()}
-    parts = {name: part for name, part in parts.items() if [*part.parameters(), *part.buffers()]}
+    everything = TaskModules()
+    for name, task in tasks.items():
+        part = _part_of(task, own, held)
+        if [*part.parameters(), *part.buffers()]:
+            if name:
+                everything.add_module(name, part)
+            else:
+                everything = part
+    names = [name for name, _ in everything.named_parameters()]
     if isinstance(whole, PipelineModel):
-        _refuse_parameters(parts)
+        if names:
+            raise ArgumentError(
+                f"a task has the parameter `{names[0]}`, but only the last stage computes losses: make it a part of "
+                f"that stage's layers, freeze it, or train without stages.",
+                field=names[0],
+            )
         for task in tasks.values():
             vars(task).pop(IN_MODEL, None)
         return
-    if not parts:
-        return
-    everything = parts.get("")
-    if everything is None:
-        everything = TaskModules()
-        children_of(everything).update(parts)
     for part in everything.modules():
         part.__dict__["stays_float32"] = True  # also in a model of 16 bits: a loss is computed in float32
     for parameter in everything.parameters():
         vars(cast("Any", parameter))["stays_whole"] = True  # also on shards: no forward gathers it
-    whole.add_module(TASK_PARAMETERS, everything)
+    if [*everything.parameters(), *everything.buffers()]:
+        whole.add_module(TASK_PARAMETERS, everything)
 
 
 def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskModules:
-    attributes = vars(task)
     part = TaskModules()
-    attributes.pop(IN_MODEL, None)
+    vars(task).pop(IN_MODEL, None)
     if isinstance(task, nn.Module):
         if _is_taken(task, type(task).__name__, own, held):
             share_contents(part, task)
-            attributes[IN_MODEL] = True
+            vars(task)[IN_MODEL] = True
         return part
-    for name, value in attributes.items():
-        is_module = isinstance(value, nn.Module)
-        if (is_module or isinstance(value, nn.Parameter)) and _is_taken(
-            value, f"{type(task).__name__}.{name}", own, held
-        ):
-            registry = children_of(part) if is_module else parameters_of(part)
-            cast("dict[str, object]", registry)[name] = value
+    for name, value in vars(task).items():
+        named = f"{type(task).__name__}.{name}"
+        if isinstance(value, nn.Module | nn.Parameter) and _is_taken(value, named, own, held):
+            setattr(part, name, value)
     return part
 
 
@@ -88,30 +91,17 @@ def _is_taken(value: nn.Module | nn.Parameter, name: str, own: Collection[int], 
     buffers = [*value.buffers()] if isinstance(value, nn.Module) else []
     if any(id(one) in own for one in (*parameters, *buffers)):
         return False  # a part of the model that the task uses
-    if not parameters:
-        return bool(buffers)
     trained = [one for one in parameters if one.requires_grad]
-    if held is None:
-        return bool(trained)
+    if held is None or not parameters:
+        return bool(trained or (buffers and not parameters))
     is_held = any(id(one) in held for one in parameters)
-    is_missing = any(id(one) not in held for one in trained)
-    if is_missing and (is_held or isinstance(value, nn.Parameter)):
+    if any(id(one) not in held for one in trained) and (is_held or isinstance(value, nn.Parameter)):
         raise ArgumentError(
             f"the task trains `{name}`, but the optimizer does not hold all of it: build it of "
             f"`[*model.parameters(), *task.NAME.parameters()]`, or freeze it by `requires_grad_(False)`.",
             field=name,
         )
     return is_held
-
-
-def _refuse_parameters(parts: Mapping[str, nn.Module]) -> None:
-    names = [name for part in parts.values() for name, _ in part.named_parameters()]
-    if names:
-        raise ArgumentError(
-            f"a task has a parameter (`{names[0]}`), but only the last of several stages computes losses: "
-            f"make it a part of that stage's layers, freeze it, or train without stages.",
-            field=names[0],
-        )
 
 
 def _detach(model: nn.Module) -> None:

@@ -203,12 +203,7 @@ class Task(ABC):
 
 
 def evaluates_itself(task: Task) -> bool:
-    """True for tasks that override `evaluate`.
-
-    >>> Squares = type("Squares", (Task,), {"loss": lambda self, output, batch: (output**2).sum()})
-    >>> evaluates_itself(Squares()), evaluates_itself(type("Own", (Squares,), {"evaluate": len})())
-    (False, True)
-    """
+    """True for tasks that override `evaluate`."""
     return getattr(task.evaluate, "__func__", None) is not Task.evaluate
 
 
@@ -232,41 +227,25 @@ def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
-    """Default of `Task.weight`: the number of samples of `batch`.
-
-    Args:
-        batch: as the loader gave it.
-        known: how many samples were put in, where that is known.
-
-    Raises:
-        TaskError: that is not certain.
-    """
+    """Default of `Task.weight`: the number of samples of `batch`, of which the loader put in `known`."""
     samples = num_samples(batch, known)
     if samples is None:
-        put_in = "" if known is None else f", of which the loader made {known} samples"
         raise TaskError(
             f"the default `weight` of {type(task).__name__} counts samples, but a batch does not tell how many it "
-            f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers, "
-            f"such as `return len(batch[{_place_of_labels(batch)}])`.",
+            f"holds: {contents(batch)}; override `weight` to say how many units the loss of a batch covers.",
             field="weight",
         )
     return samples
 
 
-def _place_of_labels(batch: Any) -> str:
-    return repr(str(next(reversed(batch)))) if isinstance(batch, dict) and batch else "1"
-
-
 def weight_of(task: Task, data: object, what: str | int, num_samples: int | None = None) -> float:
-    """The weight that `task` gives a batch.
+    """The weight that `task` gives a batch; TaskError if it is negative, not finite, or not a number.
 
     Args:
-        what: what messages call the batch, or the number of the micro-batch that it is.
+        what: the batch's name in messages, or the number of the micro-batch.
         num_samples: how many samples were put into it, where that is known.
-
-    Raises:
-        TaskError: it is negative, not finite, or not a number.
     """
+    called = what if isinstance(what, str) else f"micro-batch {what}"
     by_default = getattr(task.weight, "__func__", None) is Task.weight
     given = default_weight(task, data, num_samples) if by_default else task.weight(data)
     try:
@@ -276,15 +255,11 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TaskError(
             f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
-            f"{_called(what)}: {error}"
+            f"{called}: {error}"
         ) from error
     if not 0 <= weight <= _LARGEST:
         raise TaskError(
-            f"`{type(task).__name__}.weight` must give a finite number of at least 0, and at most {_LARGEST:g}, but "
-            f"gave {weight} for {_called(what)}; it is the number of units that the summed loss covers."
+            f"`{type(task).__name__}.weight` must give the number of units that the summed loss covers, from 0 to "
+            f"{_LARGEST:g}, but gave {weight} for {called}."
         )
     return weight
-
-
-def _called(what: str | int) -> str:
-    return what if isinstance(what, str) else f"micro-batch {what}"
