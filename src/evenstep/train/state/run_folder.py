@@ -44,7 +44,7 @@ class RunFolder:
     report: Callable[[Incident], None]
     mirror: Mirror | None = None
     is_claimed: bool = False
-    _depth: int = 0
+    _is_held: bool = False
     _taken_over: str = ""
 
     def __post_init__(self) -> None:
@@ -138,18 +138,20 @@ class RunFolder:
     @contextmanager
     def hold(self) -> Generator[None]:
         """Keep other runs out of the folder inside the `with`, which may be nested."""
-        self._depth += 1
+        if self.path is None or self._is_held:
+            yield
+            return
+        self._is_held = True
         try:
             with ExitStack() as held:
-                if self._depth == 1 and self.path is not None:
-                    take = partial(self._take, self.path, held)
-                    if not self.group.can_change:
-                        self.group.first_rank_does(take)
-                    elif self.group.rank == 0:  # other ranks may join later
-                        take()
+                take = partial(self._take, self.path, held)
+                if not self.group.can_change:
+                    self.group.first_rank_does(take)
+                elif self.group.rank == 0:  # other ranks may join later
+                    take()
                 yield
         finally:
-            self._depth -= 1
+            self._is_held = False
 
     def _take(self, folder: Path, held: ExitStack) -> None:
         self._taken_over = held.enter_context(locked(folder)) or self._taken_over
@@ -158,11 +160,10 @@ class RunFolder:
         """Delete unfinished files of killed processes, and report them."""
         if self.path is None or self.group.rank:
             return
-        texts = [self._taken_over] if self._taken_over else []
+        texts = [self._taken_over, *clean_leftovers(self.checkpoints)]
         self._taken_over = ""
-        texts += clean_leftovers(self.checkpoints)
         texts += self.mirror.clean() if self.mirror is not None else []
-        for text in texts:
+        for text in filter(None, texts):
             self.report(Incident(kind="leftover", update=update, message=text))
 
 

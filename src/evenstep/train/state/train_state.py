@@ -130,8 +130,8 @@ class TrainState:
         Args:
             whole: False keeps tensors that are cut over ranks as they are, which costs no memory.
         """
-        taken: Callable[[Any], Tree] = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
         self.trained.check_groups()
+        taken: Callable[[Any], Tree] = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
         state = optimizer_state(self.optimizer, self._own, self._built)
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -163,14 +163,9 @@ class TrainState:
             ranks: all of which raise if one does.
         """
         own = state if self.stages is None else self.stages.own(state)
+        return on_all_ranks(ranks, lambda: self._taken(self._checked(own), take or self.layout.scatter_like))
 
-        def fitting() -> Tree:
-            self._check(own)
-            return self._taken(own, take or self.layout.scatter_like)
-
-        return on_all_ranks(ranks, fitting)
-
-    def _check(self, state: Tree) -> None:
+    def _checked(self, state: Tree) -> Tree:
         masters = _under_all_names(self.model, dict.fromkeys(self.stepper.rounded, torch.float32))
         late = _late_buffers(self.model, state["model"])
         live = {name: one for name, one in state_of(self.model).items() if name not in late}
@@ -180,6 +175,7 @@ class TrainState:
             check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.average is not None and state["ema"]:
             _check_fits(state["ema"], self.average.state_dict(), "average")
+        return state
 
     def _taken(self, state: Tree, take: Take) -> Tree:
         live = state_of(self.model)
@@ -265,12 +261,13 @@ def _check_fits(
     *,
     formats: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    faults: list[str] = []
-    for name in {**live, **saved}:
-        wanted = _described(live.get(name), formats.get(name))
-        found = _described(saved.get(name), None)
-        if found != wanted:
-            faults.append(f"{name} is {found} instead of {wanted}")
+    described = {
+        name: (_described(saved.get(name), None), _described(live.get(name), formats.get(name)))
+        for name in {**live, **saved}
+    }
+    faults = [
+        f"{name} is {found} instead of {wanted}" for name, (found, wanted) in described.items() if found != wanted
+    ]
     if faults:
         raise CheckpointError(
             f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model of the "
