@@ -143,9 +143,7 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
     if config.limit_batches is not None:
         first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
         lines.append(f"trying out  {first} (`limit_batches`)")
-    if config.data is not None:
-        lines.append(f"update      {_global_batch(config.data)}")
-    lines += [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
+    lines += [f"batches     {key}: {_batches(table)}" for key, table in config.sets.items()]
     lines.append(f"run         {_length(parts, trainer)}, precision {config.precision}, seed {config.seed}")
     return lines
 
@@ -182,11 +180,6 @@ def _samples(name: str, data: Data) -> str:
     return f"{name} {data.num_samples:,} samples{skipped}"
 
 
-def _global_batch(data: DataTable) -> str:
-    tokens = data.global_batch_tokens
-    size = f"{data.global_batch_size} samples" if tokens is None else f"at most {tokens} tokens"
-    if data.micro_batch_size == "auto":
-        return f"{size}, in micro-batches that fit into memory"
-    limits = [] if data.micro_batch_size is None else [f"{data.micro_batch_size:,} samples"]
-    limits += [] if data.micro_batch_tokens is None else [f"{data.micro_batch_tokens:,} tokens"]
-    return f"{size}, in micro-batches of at most {' and '.join(limits)}" if limits else size
+def _batches(table: DataTable) -> str:
+    names = ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens")
+    return ", ".join(f"{name} {value}" for name in names if (value := getattr(table, name)) is not None)

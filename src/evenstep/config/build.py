@@ -20,7 +20,7 @@ from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.build_data import build_sets
 from evenstep.config.load import refused_at
 from evenstep.config.ranks import build_layout
-from evenstep.config.run import ParallelTable, RunConfig, Target, TaskTable
+from evenstep.config.run import ParallelTable, RunConfig, Target
 from evenstep.config.target import Call, OpenRun
 from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
@@ -206,25 +206,21 @@ def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task
     hooks = [_make(run, f"hooks.{index}", Hook) for index in range(len(config.hooks))]
     for hook in hooks:
         hook.prepare(model)
-    task = {name: _make_task(run, f"tasks.{name}", one) for name, one in config.tasks.items()}
-    if config.task is not None:
-        task = {"": _make_task(run, "task", config.task)}
-    attach_modules(model, task)
-    return hooks, task
+    tables = config.tasks if config.task is None else {"": config.task}
+    tasks: dict[str, Task] = {}
+    for name, table in tables.items():
+        key = f"tasks.{name}" if name else "task"
+        task = tasks[name] = _make(run, key, Task)
+        for metric in table.metrics:
+            task.metrics = {**task.metrics, metric: _make(run, f"{key}.metrics.{metric}", object)}
+    attach_modules(model, tasks)
+    return hooks, tasks
 
 
 def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
     with seeded(run.config.seed), refused_at(key):
         made: object = run.calls[key]()
     return _checked(key, made, kind)
-
-
-def _make_task(run: OpenRun, key: str, table: TaskTable) -> Task:
-    task = _make(run, key, Task)
-    if table.metrics:
-        made = {name: _make(run, f"{key}.metrics.{name}", object) for name in table.metrics}
-        task.metrics = {**task.metrics, **made}
-    return task
 
 
 def _checked(key: str, made: object, kind: type[_Made]) -> _Made:

@@ -25,7 +25,7 @@ def test_a_run_says_what_it_will_do_and_where_it_is(evenstep: Run) -> None:
         "run folder  runs/tiny",
         "model       Net, 17 parameters, on cpu",
         "data        train 40 samples, valid 16 samples",
-        "update      8 samples, in micro-batches of at most 3 samples",
+        "batches     data: global_batch_size 8, micro_batch_size 3",
         "run         6 updates (1.2 epochs of 5 updates), precision 32-true, seed 42",
     ]
     assert lines[-2:] == ["run folder  runs/tiny", "report      runs/tiny/report.html"]
