@@ -22,7 +22,7 @@ Gradients = list[Tensor | None]
 Slice = tuple[int, int]  # first element and end
 
 BLOCKS = 8  # by default: one rank holds at most log₂ 8 = 3 further sets of gradients, eight ranks none
-_NEUTRAL = -0.0  # x + -0.0 has the bits of x, for each x
+NEUTRAL = -0.0  # x + -0.0 has the bits of x, for each x
 _ADDED_ALIKE = (torch.float32, torch.float64)  # formats in which the backend's sum of two is a + b
 
 
@@ -261,7 +261,7 @@ class OrderedSum(Sum):
                 parts |= zip(places, received.split(end - first), strict=True)
         self._parts = []
         total = self._dealing.combine(parts, (self._dealing.depth, 0), lambda left, right: left.add_(right))
-        return self._flat.new_full((end - first,), _NEUTRAL) if total is None else total
+        return self._flat.new_full((end - first,), NEUTRAL) if total is None else total
 
     def share(self) -> None:
         total = self.slice()
@@ -283,7 +283,7 @@ def packed(gradients: Gradients, sizes: Sequence[int], like: Tensor) -> Tensor:
     >>> packed([torch.ones(1, 2), None], [3, 1], torch.empty(0))
     tensor([1., 1., -0., -0.])
     """
-    flat = like.new_full((sum(sizes),), _NEUTRAL)
+    flat = like.new_full((sum(sizes),), NEUTRAL)
     for room, gradient in zip(flat.split(list(sizes)), gradients, strict=True):
         if gradient is not None:
             room[: gradient.numel()].view(gradient.shape).copy_(gradient)
@@ -313,6 +313,6 @@ def begin_ordered_sum(group: Group, dealing: Dealing, flats: Sequence[Tensor], l
     """Begin to sum a flat tensor over ranks; the arguments are those of `OrderedSum`."""
     are_two = group.ranks == 2 and all(len(dealing.nodes_of(rank)) <= 1 for rank in range(2))
     if are_two and like.dtype in _ADDED_ALIKE:  # a + b is the tree
-        flat = flats[0] if flats else like.new_full((elements,), _NEUTRAL)
+        flat = flats[0] if flats else like.new_full((elements,), NEUTRAL)
         return Sum(flat, group.sum(flat))
     return OrderedSum(group, dealing, flats, even_slices(elements, group.ranks), like=like)

@@ -3,13 +3,14 @@
 Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstep.parallel.blocks import Dealing, Gradients, Place, Sum, Tree, begin_ordered_sum, in_buckets, packed
+from evenstep.parallel.blocks import Dealing, Gradients, Sum, Tree, begin_ordered_sum, in_buckets, packed
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.tensors import gradient_format, laid_out
@@ -69,26 +70,26 @@ class Bucket:
     """Parameters whose gradients are summed in one message.
 
     Attributes:
+        held: what the sum becomes the gradient of.
         room: elements of each in the message, which are aligned.
         missing: gradients that the last backward has still to give.
-        present: this rank has a gradient of each parameter; known from `start` on.
+        present: this rank has a gradient of each parameter; None until the sum starts.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = parameters
+        self.parameters = self.held = parameters
         first = parameters[0]
         self.like = torch.empty(0, dtype=gradient_format(first), device=first.device)
         aligned = _ALIGNED // self.like.itemsize
         self.room = [-(-parameter.numel() // aligned) * aligned for parameter in parameters]
         self.missing = 0
-        self.present = [False] * len(parameters)
-        self.tree = Tree()
-        self.sum: Sum | None = None
+        self.begin()
 
     def begin(self) -> None:
         """Forget gradients and sums."""
         self.tree = Tree()
-        self.sum = None
+        self.sum: Sum | None = None
+        self.present: list[bool] | None = None
 
     def take(self) -> Gradients:
         """Take the gradients out of `.grad`."""
@@ -105,9 +106,10 @@ class Bucket:
         else:
             nodes = [self.tree.node(dealing, place) or missing for place in dealing.nodes_of(group.rank)]
         each = zip(*(nodes or [missing]), strict=True)
-        self.present = [any(one is not None for one in gradients) for gradients in each]
+        present = [any(one is not None for one in gradients) for gradients in each]
         self.tree = Tree()
         self.sum = self.begin_sum(group, dealing, nodes)
+        self.present = present
 
     def begin_sum(self, group: Group, dealing: Dealing | None, nodes: Sequence[Gradients]) -> Sum:
         flats = [packed(node, self.room, self.like) for node in nodes]
@@ -122,10 +124,10 @@ class Bucket:
 
     def land(self) -> None:
         """Wait for the sum; it becomes `.grad`."""
-        assert self.sum is not None
-        total = self.sum.finish()
-        for parameter, piece in zip(self.parameters, total.split(self.room), strict=True):
-            parameter.grad = laid_out(piece[: parameter.numel()], parameter)
+        if self.sum is not None:
+            total = self.sum.finish()
+            for parameter, piece in zip(self.parameters, total.split(self.room), strict=True):
+                parameter.grad = laid_out(piece[: parameter.numel()], parameter)
         self.sum = None
 
 
@@ -142,10 +144,7 @@ class BucketReducer(Reducer):
         self._bucket_bytes = bucket_bytes
         self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
-        self._dealing = Dealing.of_one(0)
-        self._ends: Mapping[int, Place] = {}  # micro-batches after which gradients leave `.grad`
-        self._is_armed = False
-        self._next = 0
+        self._clear(None)
 
     @property
     def _adds_alone(self) -> bool:
@@ -168,21 +167,15 @@ class BucketReducer(Reducer):
             cut = in_buckets(sizes, [*map(gradient_format, last_first)], self._bucket_bytes)
             self._buckets = [Bucket([last_first[place] for place in places]) for places in cut]
             for bucket in self._buckets:
-                ready = self._hook_of(bucket)
+                ready = partial(self._ready, bucket)
                 self._hooks += [each.register_post_accumulate_grad_hook(ready) for each in bucket.parameters]
-        self.begin()
+        self._clear(None)
 
     def begin(self, dealing: Dealing | None = None) -> None:
-        self._dealing = dealing or Dealing.of_one(0)
-        self._ends = self._dealing.ends_of(self.group.rank) if self.collects else {}
-        self._is_armed = False
-        self._next = 0
-        for bucket in self._buckets:
-            bucket.begin()
+        self._clear(dealing)
 
     def arm(self) -> None:
         self._is_armed = True
-        self._next = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
@@ -196,53 +189,61 @@ class BucketReducer(Reducer):
 
     def reduce(self) -> None:
         if not self._adds_alone:
-            self._launch_until(len(self._buckets))
-            for bucket in self._buckets:
-                bucket.share()
-            # Gradients that exist on any rank: others must stay None, or an idle head's optimizer state would move.
-            flags = self.group.sum_floats([float(has) for bucket in self._buckets for has in bucket.present])
-            for bucket in self._buckets:
-                bucket.land()
-            forget_absent([one for bucket in self._buckets for one in bucket.parameters], flags)
+            self._sum_buckets()
         elif any(bucket.tree for bucket in self._buckets):  # else all are in `.grad`
             for bucket in self._buckets:
                 self._collect_last(bucket)
                 total = bucket.tree.node(self._dealing, (self._dealing.depth, 0)) or [None] * len(bucket.parameters)
                 for parameter, gradient in zip(bucket.parameters, total, strict=True):
                     parameter.grad = gradient
-        self.begin()
+        self._clear(None)
 
     def after_update(self, update: int) -> None:
         compare_replicas(self.module, self.group, update)
+
+    def _clear(self, dealing: Dealing | None) -> None:
+        self._dealing = dealing or Dealing.of_one(0)
+        # micro-batches after which gradients leave `.grad`
+        self._ends = self._dealing.ends_of(self.group.rank) if self.collects else {}
+        self._is_armed = False
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def _sum_buckets(self) -> None:
+        for bucket in self._buckets:
+            if bucket.present is None:
+                self._launch(bucket)
+        for bucket in self._buckets:
+            bucket.share()
+        # Gradients that exist on any rank: others must stay None, or an idle head's optimizer state would move.
+        flags = self._summed([float(has) for bucket in self._buckets for has in bucket.present or ()])
+        for bucket in self._buckets:
+            bucket.land()
+        for parameter, flag in zip((one for bucket in self._buckets for one in bucket.held), flags, strict=True):
+            if not flag:
+                parameter.grad = None
+
+    def _summed(self, values: Sequence[float]) -> list[float]:
+        return self.group.sum_floats(values)
 
     def _collect_last(self, bucket: Bucket) -> None:
         if any(parameter.grad is not None for parameter in bucket.parameters):
             bucket.tree.add(self._ends[max(self._ends)], bucket.take())
 
-    def _hook_of(self, bucket: Bucket) -> Callable[[Tensor], None]:
-        def ready(_: Tensor) -> None:
-            if self._is_armed and not self._adds_alone:
-                bucket.missing -= 1
-                if bucket.missing == 0:
-                    self._launch_ready()
-
-        return ready
+    def _ready(self, bucket: Bucket, _: Tensor) -> None:
+        if self._is_armed and not self._adds_alone:
+            bucket.missing -= 1
+            if bucket.missing == 0:
+                self._launch_ready()
 
     def _launch_ready(self) -> None:
-        ready = self._next
-        while ready < len(self._buckets) and self._buckets[ready].missing == 0:
-            ready += 1
-        self._launch_until(ready)
+        for bucket in self._buckets:
+            if bucket.present is None:
+                if bucket.missing:
+                    return
+                self._launch(bucket)
 
-    def _launch_until(self, end: int) -> None:
-        for bucket in self._buckets[self._next : end]:
-            if self.collects:
-                self._collect_last(bucket)
-            bucket.start(self.group, self._dealing if self.collects else None)
-            self._next += 1  # one by one: memory may run out at the next
-
-
-def forget_absent(parameters: Sequence[nn.Parameter], flags: Sequence[float]) -> None:
-    for parameter, flag in zip(parameters, flags, strict=True):
-        if not flag:
-            parameter.grad = None
+    def _launch(self, bucket: Bucket) -> None:
+        if self.collects:
+            self._collect_last(bucket)
+        bucket.start(self.group, self._dealing if self.collects else None)

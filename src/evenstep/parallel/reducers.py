@@ -12,7 +12,7 @@ from torch import nn
 
 from evenstep.parallel.blocks import Dealing
 from evenstep.parallel.buffers import Before, SharedBuffers
-from evenstep.parallel.fsdp import PassReducer, PlanReducer
+from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.layout import Owners, mapped
 from evenstep.parallel.reducer import Reducer
 from evenstep.parallel.strategies import Strategy
@@ -39,7 +39,7 @@ class Reducers:
         self.group, self.layout = strategy.group, strategy.layout
         self.data_group = strategy.data_group
         self.blocks, self.gather_dtype = strategy.blocks, strategy.gather_dtype
-        self.per_pass: list[PassReducer] = []
+        self.per_pass: list[ShardReducer] = []
         self.gather_per_plan = False
         self._all: list[Reducer] = []
         self._dealing: Dealing | None = None  # of the last update
@@ -76,9 +76,9 @@ class Reducers:
         self._all.append(own)
         if self.group.ranks > 1:
             self._buffers.append(SharedBuffers(module, self.group))
-        if isinstance(own, PassReducer):
-            self.per_pass.append(own)
-        self.gather_per_plan |= isinstance(own, PlanReducer)
+        if isinstance(own, ShardReducer):
+            self.gather_per_plan |= own.per_plan
+            self.per_pass += [] if own.per_plan else [own]
         return wrapped, own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from evenstep.arguments import choose, format_name, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.parallel.blocks import BLOCKS
-from evenstep.parallel.fsdp import PassReducer, PlanReducer
+from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Owners, ParameterLayout, Shards
 from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer, Reducer
@@ -188,8 +188,9 @@ class Fsdp(Strategy):
         return other
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        kind = PlanReducer if per_plan else PassReducer
-        return kind(module, self.layout, ordered=self.is_ordered, gather_dtype=self.gather_dtype)
+        return ShardReducer(
+            module, self.layout, ordered=self.is_ordered, per_plan=per_plan, gather_dtype=self.gather_dtype
+        )
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         on_cpu = self.is_ordered and self.group.device.type == "cpu"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from evenstep.errors import PlanError
-from evenstep.parallel.fsdp import PlanReducer
+from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
@@ -123,8 +123,8 @@ class Stage:
             Op.RECEIVE_GRADIENT: lambda action, step: self._edges.receive(action),
             Op.ARM: lambda action, step: reducer.arm(),
             Op.REDUCE: lambda action, step: reducer.reduce(),
-            Op.UNSHARD: lambda action, step: cast("PlanReducer", reducer).unshard(),
-            Op.RESHARD: lambda action, step: cast("PlanReducer", reducer).reshard(),
+            Op.UNSHARD: lambda action, step: cast("ShardReducer", reducer).unshard(),
+            Op.RESHARD: lambda action, step: cast("ShardReducer", reducer).reshard(),
         }
 
     def forget(self) -> None:
