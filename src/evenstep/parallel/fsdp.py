@@ -120,7 +120,6 @@ class ShardReducer(BucketReducer):
         self._fsdp: Any = module  # an `FSDPModule` once it is wrapped
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._of_units: list[list[Bucket]] = []
-        self._calls: Counter[int] = Counter()  # of each unit, whose backward has not ended
         self._on_the_way: deque[Bucket] = deque()
         self._stamp = 0  # hash of the calls of units since the stamps were compared
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
@@ -168,7 +167,8 @@ class ShardReducer(BucketReducer):
         numbers = [parameter for parameter in parameters if not cuttable(parameter)]
         buckets = in_buckets([1] * len(numbers), [*map(gradient_format, numbers)], self._bucket_bytes)
         of_numbers = [Bucket([numbers[place] for place in places]) for places in buckets]
-        self._buckets = [*(bucket for own in self._of_units for bucket in own), *of_numbers]
+        # a backward reaches the last units first; the outermost is the first
+        self._buckets = [*(bucket for own in reversed(self._of_units) for bucket in own), *of_numbers]
         self._clear(None)
 
     def begin(self, dealing: Dealing | None = None) -> None:
@@ -182,13 +182,22 @@ class ShardReducer(BucketReducer):
 
     def collect(self, microbatch: int) -> None:
         super().collect(microbatch)
-        self._calls.clear()
+        self._forget_calls()
+
+    def arm(self) -> None:
+        self._is_armed = True
 
     def reduce(self) -> None:
         if self._owed is not None:
             self.arm()
             self._owed()
             self._owed = None
+        started = (bucket for bucket in self._buckets if bucket.present is not None)
+        if any(parameter.grad is not None for bucket in started for parameter in bucket.parameters):
+            raise TaskError(
+                "a block's parameter got a gradient after the backward of the block had ended, which `fsdp` can't sum; "
+                "use a block's parameters in its forward only, or use `ddp` or `zero1`."
+            )
         super().reduce()
 
     def after_update(self, update: int) -> None:
@@ -255,13 +264,14 @@ class ShardReducer(BucketReducer):
 
     def _called(self, unit: int) -> None:
         self._stamp = (self._stamp * 31 + unit + 1) % _STAMPS
-        self._calls[unit] += torch.is_grad_enabled()
+        for bucket in self._of_units[unit]:
+            bucket.missing += torch.is_grad_enabled()
 
     def _ended(self, unit: int) -> None:
-        self._calls[unit] -= 1
-        if self._is_armed and not self.per_plan and not self._calls[unit]:
-            for bucket in self._of_units[unit]:
-                self._launch(bucket)
+        for bucket in self._of_units[unit]:
+            bucket.missing -= 1
+        if self._is_armed and not self.per_plan:
+            self._launch_ready()
 
     def _launch(self, bucket: Bucket) -> None:
         for parameter in bucket.parameters if self._set_aside else ():
@@ -282,11 +292,15 @@ class ShardReducer(BucketReducer):
         for parameter, gradient in self._set_aside.items():
             parameter.grad = gradient
         self._set_aside = {}
-        self._calls.clear()
+        self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        for bucket in self._buckets:
+            bucket.missing = int(not isinstance(bucket, ShardBucket))  # numbers wait until all passes are over
 
     def _clear(self, dealing: Dealing | None) -> None:
         super()._clear(dealing)
-        self._calls.clear()
+        self._forget_calls()
         self._set_aside = {}
         self._on_the_way.clear()
 

@@ -72,7 +72,7 @@ class Bucket:
     Attributes:
         held: what the sum becomes the gradient of.
         room: elements of each in the message, which are aligned.
-        missing: gradients that the last backward has still to give.
+        missing: gradients, or ends of calls, that the last backward has still to give.
         present: this rank has a gradient of each parameter; None until the sum starts.
     """
 
