@@ -28,7 +28,7 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
-    part_of: int = 0  # number of ranks of which these are a part; 0: these are all
+    part_of: int = 0  # size of the group from which this one was split; 0: it has all ranks
     can_change: bool = False  # True if ranks may leave and come between two updates
     device: torch.device = torch.device("cpu")  # of the tensors that are sent and summed
 

@@ -267,7 +267,7 @@ class Processes(Group):
                 if not members.over():  # else a rank that was through with this before has interrupted again
                     raise self._lost("connect to the others again", error) from error
             else:
-                members.break_if_over()  # as a rank may have interrupted while this one connected
+                members.break_if_over()  # a rank may have interrupted meanwhile
                 return [pickle.loads(one) for one in told]
 
     def fail(self, message: str, *, wake: bool = False) -> None:
@@ -339,14 +339,14 @@ class Processes(Group):
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
         reason, failure = self._members.over(), self._members.known_failure
-        if reason and not failure:
-            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {clause(reason)}.")
         if failure:
             return self._could_not(what, f"{clause(failure)}.", failure)
+        if reason:
+            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {clause(reason)}.")
         if left := self._members.left:
             cause = f"the program of rank {', '.join(map(str, left))} has ended; see what it said last. {_TOGETHER}."
             return self._could_not(what, cause)
-        is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        is_late = any(word in str(error).lower() for word in ("timed out", "timeout"))
         missing = self._members.absent() if is_late else self._members.lost()
         if missing or missing is None:
             cause = self._absent(missing, f"did not come within {self._timeout_s:g} s" if is_late else "is gone")

@@ -164,7 +164,7 @@ class GroupTable:
         self._groups[GLOO, tuple(range(ranks))] = dist.group.WORLD
 
     def get(self, backend: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The group of these ranks of all, connected at the first call; only they call it."""
+        """The group of some of all ranks, connected at the first call; members only call it."""
         key = backend, tuple(ranks)
         if key not in self._groups:
             self._groups[key] = dist.new_group(

@@ -1,4 +1,4 @@
-"""Execution of any plan: each action goes to its stage. Ranks of a pipeline are told why a plan stops."""
+"""Execution of any plan: each action goes to its stage, and an error ends the waits of other ranks."""
 
 from collections.abc import Sequence
 from typing import final
@@ -21,7 +21,7 @@ from evenstep.tensors import named_parameters
 
 @final
 class Pipeline:
-    """What the stages of one rank of a pipeline share."""
+    """Messages and deferred gradients of all stages of one rank."""
 
     def __init__(self, model: PipelineModel, device: torch.device, deferral: Deferral) -> None:
         self.edges = Edges(model.layout, model.mesh.pipeline, device)

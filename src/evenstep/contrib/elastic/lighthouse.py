@@ -1,6 +1,6 @@
 """Lighthouse of torchft: a list of the processes that are alive, equal for all that ask.
 
-It answers once everybody alive has asked, or the others were silent too long. Heartbeats begin with the first question.
+It answers once everybody alive has asked, or the others were silent too long.
 """
 
 import os
