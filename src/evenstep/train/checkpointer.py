@@ -138,7 +138,9 @@ class Checkpointer:
         """Go on from the checkpoint in `path`; gives its folder."""
         step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
         self.reporter.changed(changed, self._update)
-        self.saved_at, self.resumed_from, self.is_named = self._update, str(step), True
+        self.saved_at = self._update
+        self.resumed_from = str(step)
+        self.is_named = True
         if self.folder.path is not None:
             self.folder.is_claimed |= step.resolve().is_relative_to(self.folder.path.resolve())
         return step

@@ -145,7 +145,9 @@ class Trainer:
         check_keeping(keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
         self._group = parts.group
         self._is_training = self._has_trained = self._resumed = False
-        self.model, self.optimizer, self.evaluations = model, parts.optimizer, sets
+        self.model = model
+        self.optimizer = parts.optimizer
+        self.evaluations = sets
         self.storage = parts.storage
         self.folder = None if folder is None else Path(folder).expanduser()
         if resume not in ("never", "auto", "new") or (self.folder is None and resume != "never"):
@@ -462,7 +464,8 @@ class Trainer:
         self._check_not_training("load_state_dict")
         checkpointer = self._loop.checkpointer
         checkpointer.load(state)
-        checkpointer.saved_at, checkpointer.is_named = -1, True  # saved checkpoints may belong to another course
+        checkpointer.saved_at = -1  # saved checkpoints may belong to another course
+        checkpointer.is_named = True
         self._resumed = True
 
     def _check_idle(self) -> None:
