@@ -209,7 +209,7 @@ class Data(ABC):
         """Everything that must be equal for a resumed run to be exact; `cut`, if there, must be on all ranks only."""
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        """What a resume at a position needs beside it, by default after the last batch; DataError if it isn't known."""
+        """State beside a position, by default after the last batch; DataError for a position that is not kept."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -255,7 +255,7 @@ class WorkerLoader:
                 # At exit Python sends a signal that the workers ignore, and waits for them; this comes before.
                 Finalize(self, _end, args=(self._replies,), exitpriority=10)
             else:
-                iter(self._loader)  # the same iterator, which begins anew
+                iter(self._loader)  # torch resets the same iterator
         except (TypeError, AttributeError, PicklingError, RuntimeError, OSError, EOFError) as error:
             raise self._loss(error) from error
         while True:
