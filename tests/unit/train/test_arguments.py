@@ -157,13 +157,6 @@ def test_a_pipeline_rank_whose_layers_are_frozen_or_without_parameters_trains(on
         assert all(wanted[name].shape == got[name].shape for name in wanted)  # threads share what dropout draws from
 
 
-class WithExtraState(nn.Linear):
-    def get_extra_state(self) -> Any:
-        return {"calls": 1}
-
-    def set_extra_state(self, state: Any) -> None: ...
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_strategy_that_is_named_is_that_of_the_replicas_of_a_model_in_stages(
     on_ranks: Callable[..., list[Any]], ranks: int

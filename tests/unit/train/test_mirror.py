@@ -50,14 +50,6 @@ class FailAt(Hook):
             raise RuntimeError("the machine is on fire")
 
 
-class Heard(Hook):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def on_incident(self, event: Incident) -> None:
-        self.said.append(f"{event.kind}: {event.message}")
-
-
 @pytest.fixture(autouse=True)
 def store() -> Iterator[dict[str, Any]]:
     MemoryFileSystem.store.clear()

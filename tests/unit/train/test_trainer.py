@@ -38,11 +38,6 @@ class Square(Task):
         return Loss((error**2).sum(), metrics={"close": ((error < 0.5).sum(), len(error))})
 
 
-class Kept(Square):
-    def predict(self, output: Any, batch: Any) -> Any:
-        return output
-
-
 def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(4, generator=generator), torch.tensor(n % 5 / 4)) for n in range(count)]
@@ -405,14 +400,6 @@ def test_a_stream_that_is_further_than_the_epochs_that_are_asked_for_is_refused(
     run(2)  # which has nothing more to do
     with pytest.raises(ArgumentError):
         run(1)
-
-
-class Frozen(Task):
-    def loss(self, output: Any, batch: Any) -> Any:
-        return self.given(output)
-
-    def __init__(self, given: Any) -> None:
-        self.given = given
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
