@@ -64,8 +64,8 @@ class Memory:
 
     _: KW_ONLY
     checkpoint: Annotated[str, MinLen(1)] = "none"
-    """Activation checkpointing: modules whose activations are recomputed in the backward instead of kept. `none`,
-    `blocks` for the repeated blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
+    """Modules whose activations are recomputed in the backward instead of kept: `none`, `blocks` for the repeated
+    blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
 
 
 @option
@@ -80,28 +80,26 @@ class Training:
     ema: Ema | None = None
     """An exponential moving average (EMA) of the parameters, which is evaluated in their place. None by default."""
     coefficients: Mapping[str, Positive] | Coefficients | None = None
-    """Factor of the loss of each task: numbers by the names of tasks, or an object that changes or learns them. 1 by
-    default."""
+    """Factor of the loss of each task: numbers by name, or an object that changes or learns them. 1 by default."""
     combine: Combining | None = None
-    """How the gradients of several tasks are combined, such as `pc_grad`. They are added by default. Costs the memory
-    of one more gradient, and one more reduction over ranks, per task."""
+    """How the gradients of several tasks are combined, such as `pc_grad`, at the cost of one more gradient and one more
+    reduction per task. They are added by default."""
     norm_statistics: NormStatistics = "shared"
     """Running statistics of BatchNorm and similar layers: `shared` are updated by every micro-batch of any task;
     `frozen` are not updated, and are used in training as well."""
     channels_last: bool = False
-    """Convert the model and its images to the channels-last memory format, which makes convolutions faster on many
-    devices."""
+    """Convert the model and its images to the channels-last memory format, for faster convolutions."""
     check_loss: bool = True
-    """Before the first update, compare the loss of one micro-batch with the sum over its halves, to find losses that
-    are not sums over the units of their weight. Use false for a loss that compares the samples of a micro-batch with
-    each other; such a micro-batch is not cut when memory runs out, unless its task has a `split`."""
+    """Before the first update, compare the loss of one micro-batch with the sum over its halves. Use false for a loss
+    that compares the samples of a micro-batch with each other; such a micro-batch is not cut when memory runs out,
+    unless its task has a `split`."""
     settle_every_updates: Count | None = None
     """On an accelerator: how many updates may be queued before the host reads whether they were applied. By default as
-    many as between two writes of metrics. Always 1 on a CPU, with an optimizer that is not fused, and with streams."""
+    many as between two writes of metrics; always 1 with streams or an optimizer that is not fused."""
     compile: Compile = "off"
-    """Use `torch.compile`: `model` compiles the model (block by block, if it has repeated blocks), each shape
-    separately; results differ in the last digits. `update` compiles forward, backward and optimizer step into one
-    graph, for models so small that launching kernels takes most of the time."""
+    """`model` compiles the model by `torch.compile`, each shape separately; results differ in the last digits. `update`
+    compiles forward, backward and optimizer step into one graph, for models so small that launching kernels takes most
+    of the time."""
     memory: Memory = Memory()
     """Which activations are recomputed instead of kept."""
 
@@ -134,13 +132,12 @@ class Checkpointing:
     best: Best | None = None
     """Also keep the checkpoints with the best values of a metric."""
     asynchronous: bool = True
-    """Write checkpoints in the background: training waits only while its state is copied in memory, which needs as much
-    memory again."""
+    """Write checkpoints in the background, from a copy in memory."""
     mirror: (
         Annotated[str, Matching(r"[a-z][a-z0-9+.-]*://\S(.*\S)?", "an address such as s3://BUCKET/FOLDER")] | None
     ) = None
-    """Also copy each checkpoint to an object store, into a folder named after the run, and download it from there if
-    the run folder lacks it: an fsspec address such as `s3://BUCKET/FOLDER`. No copies by default."""
+    """Also copy each checkpoint to an object store, and download it if the run folder lacks it: an fsspec address such
+    as `s3://BUCKET/FOLDER`. No copies by default."""
     config: Mapping[str, Any] | None = None
     """Plain values to be saved with checkpoints, such as the resolved configuration. The same on all ranks."""
 
@@ -160,8 +157,7 @@ class Evaluation:
     every_epochs: Count | None = None
     """Evaluate after every this many epochs. By default after each one, unless `every_updates` is given."""
     from_update: Natural = 0
-    """Do not evaluate before this update, so that `checkpoint.best` and the hook `early_stop` ignore the beginning of
-    the run."""
+    """Do not evaluate before this update."""
 
 
 @option
@@ -188,8 +184,8 @@ class Failures:
     max_skipped_samples: Natural = 100
     """How many samples that can't be read may be left out before the run stops."""
     hook: HookFailure = "stop"
-    """For a hook that raises an error and has no `failure_policy` of its own: `stop` ends the run, `continue` goes on
-    without what the hook was about to do."""
+    """For a hook that raises an error and has no `failure_policy` of its own: `stop` ends the run, `continue` goes
+    on."""
 
 
 @option
@@ -198,11 +194,10 @@ class Logging:
 
     _: KW_ONLY
     every_updates: Count = 10
-    """Read the metrics from the device, and write them, after every this many updates. The values of the updates in
-    between are kept."""
+    """Read the metrics from the device, and write those of all updates since, after every this many updates."""
     writers: WriterName | Sequence[WriterName | Writer] | Writer | None = None
     """Where metrics go: names, or `Writer` objects. By default `console` and `jsonl` in a run with a folder. Without
-    one `console` on a terminal or in a notebook; else incidents alone go to Python's logger "evenstep"."""
+    one `console` on a terminal or in a notebook, else incidents alone to Python's logger "evenstep"."""
 
     def __post_init__(self) -> None:
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
