@@ -97,13 +97,14 @@ class HookTable:
     def __post_init__(self) -> None:
         if (self.use is None) == (self.target is None):
             raise ArgumentError("give one of `use` and `target`.", field="target")
-        if self.target is not None and self.further:
-            raise ArgumentError("is not a key; put it into `args`.", field=next(iter(self.further)))
-
-    @property
-    def further(self) -> Args:
-        """Further keys of the table."""
-        return {name: value for name, value in vars(self).items() if name not in ("use", "target", "args")}
+        further = {name: value for name, value in vars(self).items() if name not in ("use", "target", "args")}
+        if self.target is not None and further:
+            raise ArgumentError("is not a key; put it into `args`.", field=next(iter(further)))
+        if self.use is not None and self.args:
+            raise ArgumentError(
+                "is for `target`; write arguments of a hook by name as keys of its table.", field="args"
+            )
+        object.__setattr__(self, "args", self.args or further)
 
 
 @option

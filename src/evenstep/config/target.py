@@ -225,10 +225,8 @@ def _named(config: RunConfig) -> Iterator[tuple[str, str, str, Mapping[str, Any]
         yield key, f"{key}.target", table.target, table.args, {}
     for number, hook in enumerate(config.hooks):
         key = f"hooks.{number}"
-        if hook.target is not None:
-            yield key, f"{key}.target", hook.target, hook.args, {}
-        else:
-            yield key, f"{key}.use", HOOKS[str(hook.use)], hook.further, {"at": key}
+        named, at = ("use", {"at": key}) if hook.target is None else ("target", {})
+        yield key, f"{key}.{named}", hook.target or HOOKS[str(hook.use)], hook.args, at
     for key, table in config.sets.items():
         if table.collate is not None:
             yield f"{key}.collate", f"{key}.collate", table.collate, {}, {"num_given": 1}
