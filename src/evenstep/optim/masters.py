@@ -6,10 +6,8 @@ Checkpoints hold θ under the model's names. Elements of p that a hook writes be
 writes through `parameter.data` are not noticed.
 """
 
-from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, final
+from collections.abc import Mapping
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +40,6 @@ class MasterStepper(Stepper):
         self._widen_state()
         self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in self._parameters]
         self._pairs = list(zip(self._parameters, self._masters, strict=True))
-        self._place = {id(one): master for one, master in self._pairs}
-        self._states = [_States(one, self._pairs) for one in self.optimizers]
         self.masters = {names[id(one)]: master for one, master in self._pairs}
         self.rounded = frozenset(parameters)
         for parameter in parameters.values():
@@ -63,10 +59,7 @@ class MasterStepper(Stepper):
         for parameter, master in self._pairs:
             master.grad = parameter.grad
         try:
-            with self._swapped_parameters(self._place), ExitStack() as stack:
-                for states in self._states:
-                    stack.enter_context(states.of_masters())
-                self._step_optimizers()
+            self._step_stand_ins(self._pairs)
         finally:
             for master in self._masters:
                 master.grad = None
@@ -82,33 +75,3 @@ class MasterStepper(Stepper):
         for parameter, master in self._pairs:
             same = parameter == master.to(parameter.dtype)
             master.copy_(torch.where(same, master, parameter.to(master.dtype)))
-
-
-@final
-class _States:
-    """State of an optimizer by parameter and by master; hashing tensors is slow, so both dicts are kept."""
-
-    def __init__(self, optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-        self._optimizer: Any = optimizer
-        self._master = {id(parameter): master for parameter, master in pairs}
-        self._parameter = {id(master): parameter for parameter, master in pairs}
-        self._of_masters: defaultdict[Any, Any] = defaultdict(dict)
-        self._known: list[int] = []
-
-    @contextmanager
-    def of_masters(self) -> Generator[None]:
-        own = self._optimizer.state
-        known = list(map(id, own.values()))
-        if known != self._known or len(own) != len(self._of_masters):
-            self._of_masters.clear()
-            self._of_masters.update((self._master.get(id(key), key), state) for key, state in own.items())
-        self._optimizer.state = self._of_masters
-        try:
-            yield
-        finally:
-            self._of_masters = self._optimizer.state
-            self._optimizer.state = own
-            self._known = list(map(id, self._of_masters.values()))
-            if self._known != known:  # a step may make, replace or drop states
-                own.clear()
-                own.update((self._parameter.get(id(key), key), state) for key, state in self._of_masters.items())

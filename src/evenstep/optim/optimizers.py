@@ -1,6 +1,7 @@
 """Several optimizers over one model, such as Muon for the matrices and AdamW for the rest."""
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, final
 
 from torch.optim import Optimizer
@@ -38,9 +39,9 @@ class Optimizers:
         return [group for one in self.parts for group in one.param_groups]
 
     @property
-    def state(self) -> "MutableMapping[Any, Any]":
-        """State by parameter."""
-        return _States(self.parts)
+    def state(self) -> Mapping[Any, Any]:
+        """State by parameter, to read."""
+        return ChainMap(*(one.state for one in self.parts))
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group to the last optimizer."""
@@ -77,35 +78,6 @@ def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     """The optimizers of a tuple, or the optimizer itself."""
     given = cast("Optimizer | Optimizers", optimizer)
     return given.parts if isinstance(given, Optimizers) else (given,)
-
-
-class _States(MutableMapping[Any, Any]):
-    def __init__(self, parts: Sequence[Optimizer]) -> None:
-        self._parts = parts
-
-    def _map_with(self, key: Any) -> dict[Any, Any]:
-        for one in self._parts:
-            if key in one.state or any(key is parameter for parameter in parameters_in(one)):
-                return one.state
-        raise KeyError(key)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._map_with(key)[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._map_with(key)[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        del self._map_with(key)[key]
-
-    def __contains__(self, key: object) -> bool:
-        return any(key in one.state for one in self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (key for one in self._parts for key in one.state)
-
-    def __len__(self) -> int:
-        return sum(len(one.state) for one in self._parts)
 
 
 def _joint_key(key: Any, place: int, begin: int) -> Any:

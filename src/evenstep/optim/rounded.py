@@ -55,11 +55,8 @@ class RoundedStepper(Stepper):
         branch_of_update = branch_below(self._branch, update)
         for number, piece in enumerate(self._pieces):
             pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None]
-            place = {id(one): other for one, other in pairs}
-            self._move_states(pairs)
             try:
-                with self._swapped_parameters(place, beside=() if number else self._others):
-                    self._step_optimizers()
+                self._step_stand_ins(pairs, beside=() if number else self._others)
             except OutOfMemoryError as error:
                 if not number:
                     raise
@@ -67,26 +64,15 @@ class RoundedStepper(Stepper):
                     f"memory ran out when some parameters had been stepped and others not: {error} Resume from a "
                     f"checkpoint."
                 ) from error
-            finally:
-                self._move_states([(stand_in, parameter) for parameter, stand_in in pairs])
             for parameter, stand_in in pairs:
-                self._round(parameter, stand_in, branch_of_update)
-
-    def _move_states(self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-        for one in self.optimizers:
-            for source, target in pairs:
-                if source in one.state:
-                    one.state[target] = one.state.pop(source)
-
-    @torch.no_grad()
-    def _round(self, parameter: nn.Parameter, stand_in: nn.Parameter, branch_of_update: int) -> None:
-        round_into(
-            local_tensor(parameter),
-            local_tensor(stand_in),
-            branch=branch_below(branch_of_update, self._names[id(parameter)]),
-            first=self._first_element(parameter),
-            size=parameter.numel(),
-        )
+                with torch.no_grad():
+                    round_into(
+                        local_tensor(parameter),
+                        local_tensor(stand_in),
+                        branch=branch_below(branch_of_update, self._names[id(parameter)]),
+                        first=self._first_element(parameter),
+                        size=parameter.numel(),
+                    )
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:

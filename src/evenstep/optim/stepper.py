@@ -3,8 +3,7 @@
 If memory runs out before a step has written anything, unused memory is freed and the step is taken once more.
 """
 
-from collections.abc import Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,21 +117,33 @@ class Stepper:
     def _tensors(self) -> list[Tensor]:
         return [*self.parameters, *(tensor for one in self.optimizers for tensor in _tensors_in(one.state))]
 
-    @contextmanager
-    def _swapped_parameters(
-        self, place: Mapping[int, nn.Parameter], *, beside: Collection[int] | None = None
-    ) -> Generator[None]:
-        """Inside, the groups hold the parameters of `place` by the `id` of their own, and own ones in `beside`."""
+    def _step_stand_ins(
+        self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], *, beside: Collection[int] | None = None
+    ) -> None:
+        """Step the second of each pair in place of the first, with its state.
+
+        Other parameters are stepped as well if their `id` is in `beside`; None: all of them.
+        """
+        place = {id(one): other for one, other in pairs}
         groups = self._groups
         held = [group["params"] for group in groups]
         for group, own in zip(groups, held, strict=True):
-            kept = own if beside is None else [one for one in own if id(one) in place or id(one) in beside]
-            group["params"] = [place.get(id(one), one) for one in kept]
+            stepped = own if beside is None else [one for one in own if id(one) in place or id(one) in beside]
+            group["params"] = [place.get(id(one), one) for one in stepped]
+        self._move_states(pairs)
         try:
-            yield
+            self._step_optimizers()
         finally:
+            self._move_states([(other, one) for one, other in pairs])
             for group, own in zip(groups, held, strict=True):
                 group["params"] = own
+
+    def _move_states(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        for one in self.optimizers:
+            for source, target in pairs:
+                state = one.state.pop(source, None)
+                if state is not None:
+                    one.state[target] = state
 
     def _widen_state(self) -> None:
         """Cast 16-bit state that an optimizer's constructor has made to float32."""

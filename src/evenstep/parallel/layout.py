@@ -220,9 +220,10 @@ class Owners(ParameterLayout):
         own = {id(parameter) for parameter in self._owned[self.group.rank]}
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
-        for parameter in parameters:  # some optimizers make their state when they are built
-            if id(parameter) not in own and parameter in optimizer.state:
-                del optimizer.state[parameter]
+        for part in getattr(optimizer, "parts", (optimizer,)):  # of a tuple of optimizers
+            for parameter in parameters:  # some optimizers make their state when they are built
+                if id(parameter) not in own:
+                    part.state.pop(parameter, None)
 
     def fetch_parameters(self) -> None:
         """Get the parameters that other ranks have stepped; all ranks call it together."""

@@ -91,11 +91,12 @@ class Reducers:
         whole = parameters_in(optimizer)
         for group in optimizer.param_groups:
             group["params"] = [self._replaced.get(id(parameter), parameter) for parameter in group["params"]]
-        for parameter in whole:  # some optimizers make their state when they are built
-            cut = self._replaced.get(id(parameter), parameter)
-            if cut is not parameter and parameter in optimizer.state:
-                state: dict[str, Any] = optimizer.state.pop(parameter)
-                optimizer.state[cut] = mapped(state, partial(self.layout.scatter_like, cut))
+        for part in getattr(optimizer, "parts", (optimizer,)):  # of a tuple of optimizers
+            for parameter in whole:  # some optimizers make their state when they are built
+                cut = self._replaced.get(id(parameter), parameter)
+                if cut is not parameter and parameter in part.state:
+                    state: dict[str, Any] = part.state.pop(parameter)
+                    part.state[cut] = mapped(state, partial(self.layout.scatter_like, cut))
         if isinstance(self.layout, Owners):
             self.layout.deal(optimizer)
 
