@@ -17,12 +17,8 @@ from evenstep.parallel.group import Group
 class Mesh:
     """All ranks, and this rank's group along each axis; all ranks build it together.
 
-    Args:
-        world: all ranks; the first one speaks and writes files. By default this process alone.
-        sizes: number of ranks along each axis, the slowest first; by default all along "dp".
-
-    Attributes:
-        lines: ranks of the world along each axis, among them this one.
+    `sizes` are the ranks along each axis, the slowest first. `lines` are the ranks of the world along each axis, among
+    them this one.
     """
 
     def __init__(self, world: Group | None = None, sizes: Mapping[str, int] | None = None) -> None:
@@ -39,9 +35,6 @@ class Mesh:
     @classmethod
     def of(cls, world: Group, *, pipeline: int = 1) -> Self:
         """Divide `world` into pipelines of `pipeline` ranks; all ranks call it together.
-
-        Raises:
-            ArgumentError: the number of ranks is not a multiple of `pipeline`.
 
         >>> Mesh.of(Group()).data.ranks
         1

@@ -213,17 +213,16 @@ class Incoming:
         self._wait = wire.group.begin_receive(self._piece, rank)
         self._begun: tuple[Any, Waits] | None = None
 
-    def read(self) -> None:
-        """Wait for the host's part; tensors of devices are on their way."""
+    def read(self) -> tuple[Any, Waits]:
+        """Wait for the host's part; gives the tree, and waits for tensors of devices on their way."""
         if self._begun is None:
             self._wait()
             self._begun = self._wire.read(self.address, self._piece, self._rank)
+        return self._begun
 
     def tree(self) -> Any:
         """The tree, with all of its tensors."""
-        self.read()
-        assert self._begun is not None
-        tree, waits = self._begun
+        tree, waits = self.read()
         _finish(waits)
         return tree
 
