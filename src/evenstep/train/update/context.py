@@ -28,12 +28,11 @@ class TrainContext:
     Args:
         tasks: by name; "" is that of a run with one task without a name.
         transfer: moves a batch to the device; None, here and below, where there is nothing to do.
-        reorder: puts a batch that is on the device, after transforms, into the model's memory format.
-        cast_inputs: puts the model's inputs into its number format.
-        cast_outputs: puts its outputs into that of postprocessing and losses.
+        reorder: puts a transformed batch into the model's memory format.
+        cast_inputs, cast_outputs: change the number format of what goes into the model, and of what it gives.
         frozen_norms: normalisation layers that stay in evaluation mode.
-        seeds: the last factors of backwards, as tensors: mostly the next ones' too.
-        cuts: how finely micro-batches are cut to fit into this rank's memory.
+        seeds: the last factors of backwards, as tensors, which the next ones mostly share.
+        cuts: largest micro-batch that fits into this rank's memory.
         report: takes incidents, such as lack of memory.
     """
 

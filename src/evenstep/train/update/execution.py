@@ -37,7 +37,7 @@ class NormsOfWhole:
         return squared_norm(self._layout, gradients, self._norms) if gradients else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks."""
+        """‖v‖₂ of whole tensors, sharded as the parameters of these names; equal on all ranks."""
         dense = [_dense(value) for value in values.values()]
         wide = _norm_dtype({value.dtype for value in dense})  # parameters of 16 bits are no gradients of their masters
         each = each_norm(self._layout, dense, partial(norms, dtype=wide))
@@ -104,7 +104,7 @@ def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Execution of the micro-batches of updates and evaluations.
+    """Stages, plans and norms of updates and evaluations.
 
     Args:
         world: all ranks of the run.

@@ -106,7 +106,7 @@ class Recovery:
         return True
 
     def _meet(self, place: str, number: int, reason: str, value: T, undo: Callable[[], None]) -> Sequence[T]:
-        """Undo the attempt on all ranks; gives the values of those of this pipeline."""
+        """Undo the attempt on all ranks; gives the values of this pipeline's ranks."""
         if not self._interruption:
             self._execution.group.interrupt(reason)
         self._execution.reset()

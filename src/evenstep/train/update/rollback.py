@@ -76,7 +76,7 @@ class Buffers:
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
-        """Changes inside are undone; earlier ones stay to be judged."""
+        """Undo changes of buffers at the end of the `with`; earlier changes stay."""
         self.settle()
         before = [(times_written(buffer), buffer.detach().clone()) for buffer in self._buffers]
         yield

@@ -90,15 +90,17 @@ class Update:
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`."""
-        scale, rates = self._context.loss_scale.state_dict(), self.learning_rates.last
-        pending = PendingUpdate(batch=batch, before=before, loss_scale=scale, rates=rates)
+        scale = self._context.loss_scale.state_dict()
+        pending = PendingUpdate(batch=batch, before=before, loss_scale=scale, rates=self.learning_rates.last)
         number = pending.number
         self.is_computing = True
         try:
             self._begin(number, batch)
-            weights, grads, squared = None, list[Tensor](), None
+            weights: Weights | None = None
+            grads: list[Tensor] = []
+            squared: Tensor | None = None
             for attempt in self._recovery.attempts(f"update {number}", number, self.rollback.begin_passes()):
-                with attempt:  # until no rank has run out of memory
+                with attempt:  # which is made again where a rank has run out of memory
                     weights = self.weigh(batch)
                     if weights.totals:  # some rank has work
                         pending.gathered = self._run(weights, number)
@@ -217,7 +219,8 @@ class Update:
         self.record(pending, rates)
 
     def record(self, pending: PendingUpdate, rates: Sequence[float | Tensor]) -> None:
-        put, update = self._context.storage.put, pending.number
+        put = self._context.storage.put
+        update = pending.number
         if pending.norm is not None:
             put("train/grad_norm", pending.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):

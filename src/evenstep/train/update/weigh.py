@@ -188,7 +188,7 @@ def check_pipeline_weights(pipeline: Group, batch: GlobalBatch, weights: Weights
     stamp = float(crc32(repr(mine).encode()))
     if pipeline.sum_floats([stamp]) != [pipeline.sum_of_same(stamp)]:
         raise ReplicaError(
-            "the ranks of a pipeline have other samples or weights in an update: `Task.weight` must not depend on the "
-            "rank, and a sample that one rank can't read must be read again, `Reading(retries=…)`.",
+            "the ranks of a pipeline have different samples or weights in an update: `Task.weight` must not depend on "
+            "the rank, and an unreadable sample must be read again (`Reading(retries=…)`).",
             field="weight",
         )
