@@ -16,17 +16,6 @@ def test_every_local_link_of_the_pages_leads_somewhere() -> None:
     assert links.broken(ROOT) == []
 
 
-def test_the_long_description_has_no_link_into_the_repository() -> None:
-    names: dict[str, object] = {}
-    source = (ROOT / "website" / "long_description.py").read_text()
-    alone = source[source.index("_LINK = ") : source.index("class ")] + source[source.index("def standing_alone") :]
-    exec(compile("import re\n" + alone, "long_description.py", "exec"), names)
-    text = (ROOT / "README.md").read_text()
-    described = names["standing_alone"](text)  # pyright: ignore[reportCallIssue, reportGeneralTypeIssues]
-    assert links.relative_links(text)
-    assert links.relative_links(str(described)) == []
-
-
 def test_on_windows_it_is_refused_in_one_sentence() -> None:
     code = (
         "import sys; sys.platform = 'win32'\ntry:\n    import evenstep\nexcept ImportError as error:\n    print(error)"

@@ -34,17 +34,6 @@ def container(job: Any) -> Any:
     return one
 
 
-@pytest.mark.parametrize("version", ["1.31", "1.34"])
-def test_it_is_what_kubernetes_takes(documents: dict[str, Any], version: str) -> None:
-    schemas = pytest.importorskip("kubernetes_validate", reason="`kubernetes-validate` is not installed")
-    for document in documents.values():
-        schemas.validate(document, version, strict=True)
-    documents["Job"]["spec"]["backofLimit"] = 1
-    with pytest.raises(schemas.ValidationError, match="backofLimit"):
-        schemas.validate(documents["Job"], version, strict=True)
-    del documents["Job"]["spec"]["backofLimit"]
-
-
 def test_each_exit_code_but_success_has_its_rule(job: Any, container: Any) -> None:
     rules = [rule for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
     assert {rule["onExitCodes"]["containerName"] for rule in rules} == {container["name"]}

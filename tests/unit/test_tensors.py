@@ -10,10 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from evenstep import Ema, MapData, Task, Trainer, Training
-from evenstep.errors import ArgumentError
-from evenstep.parallel import Processes
 from evenstep.tensors import byte_sum, plain
-from refused import refused
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -104,12 +101,3 @@ def test_a_run_goes_on_whether_parts_are_compiled_or_not(tmp_path: Path, first: 
         assert list(wanted) == list(got)
         for name in wanted:
             torch.testing.assert_close(got[name], wanted[name])
-
-
-def test_a_rank_on_a_device_that_is_not_there_says_so_before_it_waits_for_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with refused(ArgumentError, "device"):
-        Processes("cuda:77")

@@ -77,27 +77,6 @@ def test_a_folder_that_exists_is_left_as_it_is(evenstep: Run, recipe: Path) -> N
     assert tree(recipe / "runs") == before
 
 
-def test_a_new_run_can_begin_from_a_checkpoint_of_another(evenstep: Run, recipe: Path) -> None:
-    evenstep("train", "run.toml", "--train.updates", "4")
-    done = evenstep("train", "run.toml", "--name", "next", "--resume", "runs/tiny")
-    assert done.code == 0, done.err
-    assert read_checkpoint(recipe / "runs" / "next").update == 6
-    assert read_checkpoint(recipe / "runs" / "tiny").update == 4
-
-
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_sample_that_raises_is_named_and_what_was_saved_stays(evenstep: Run, recipe: Path, workers: str) -> None:
-    settings = ["--data.train.target", "wrong.py:Broken", "--data.num_workers", workers]
-    done = evenstep("train", "run.toml", *settings, "--checkpoint.every_updates", "1")
-    assert done.code == 1
-    assert len(done.err.splitlines()) == 1
-    assert "sample 13 of the dataset raised OSError: 13.png is broken" in done.err
-    folder = recipe / "runs" / "tiny"
-    if (folder / "checkpoints").is_dir():
-        assert "`evenstep resume runs/tiny` continues there" in done.err
-    assert not (recipe / "runs" / "tiny" / ".saving-recipe").exists()
-
-
 def test_the_run_outlives_its_reader(recipe: Path) -> None:
     command = f"{sys.executable} -m evenstep train run.toml | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)

@@ -80,15 +80,6 @@ def test_the_recipe_is_importable_only_while_the_run_is_open(recipe: Path) -> No
     assert not (recipe / "__pycache__").exists()
 
 
-def test_the_recipe_may_be_in_another_folder(recipe: Path) -> None:
-    (recipe / "runs").mkdir()
-    text = (recipe / "run.toml").read_text()
-    (recipe / "runs" / "run.toml").write_text(f'recipe = ".."\n{text}')
-    assert read(recipe / "runs").recipe == recipe
-    with pytest.raises(ConfigError):
-        read(recipe, "--recipe", "none_such")
-
-
 KEYS = st.sampled_from([*sorted({part for key in all_keys() for part in key.split(".")}), "3", "0", "odd", ""])
 VALUES = st.recursive(
     st.sampled_from([0, -1, 3, 0.5, True, "x", "cosine", "parts.py:Model", "parts.py:none", float("nan")]),
