@@ -92,8 +92,8 @@ def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
     options = ReadOptions(
         start=engine.progress.position,
         seed=engine.parts.context.seed,
-        rank=reducers.rank,
-        ranks=reducers.ranks,
+        rank=reducers.group.rank,
+        ranks=reducers.group.ranks,
         blocks=reducers.blocks,
     )
     losses: list[float] = []

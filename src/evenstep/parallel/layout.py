@@ -1,7 +1,4 @@
-"""Parts of a tensor that each rank holds, for norms, products, checkpoints and emergency saves.
-
-Every rank holds a tensor whole, a shard of each parameter (`Shards`), or the state of its own parameters (`Owners`).
-"""
+"""Parts of a tensor that each rank holds, for norms, products, checkpoints and emergency saves."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,35 +64,32 @@ class ParameterLayout:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def local_shard(self, tensor: Tensor) -> Tensor:
-        """The elements of `tensor` that this rank answers for, sharing its memory: of each, one rank does.
-
-        With `exact` those are all, on every rank: the tensor is gathered, by all ranks together.
-        """
+    def counted(self, tensor: Tensor) -> Tensor:
+        """The elements of `tensor` that this rank counts in sums over all ranks; with `exact` all, on every rank."""
         return tensor
 
-    def all_reduce_shards(self, values: Tensor) -> None:
-        """Sum over all ranks, in place, what each has computed from its `local_shard`s."""
+    def sum_counted(self, values: Tensor) -> None:
+        """Sum over ranks, in place, what each has computed from its `counted` elements."""
 
-    def whole(self, tensors: list[Tensor]) -> list[Tensor]:
-        """All elements of some tensors, on every rank; all ranks ask for the same ones in one order."""
-        return tensors
-
-    def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
-        """Norms of the pieces of rows of large tensors, shape [len(tensors), pieces], alike on all ranks."""
-        return norms([piece for one in tensors for piece in one.chunk(_PIECES)]).view(len(tensors), _PIECES)
-
-    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        """The whole tensor of a shard; all ranks gather the same tensors in one order."""
+    def full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        """The whole tensor of a part; all ranks gather the same tensors in one order."""
         return cast("Tensor", tensor)
 
-    def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
+    def all_full(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The whole tensors of some parts, with all small ones in one message."""
+        return tensors
+
+    def like(self, live: Tensor, full: Tensor) -> Tensor:
         """This rank's part of `full`, cut like `live`."""
         return full
 
     def first_element(self, tensor: Tensor) -> int:
         """The place in the whole tensor, row by row, of the first element that this rank holds of `tensor`."""
         return 0
+
+    def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
+        """Norms of the pieces of rows of large tensors, shape [len(tensors), pieces], alike on all ranks."""
+        return norms([piece for one in tensors for piece in one.chunk(_PIECES)]).view(len(tensors), _PIECES)
 
     def optimizer_state(self, states: States) -> States:
         """The optimizer state of all parameters, from this rank's; what one rank holds is a `ShardedTensorRef`."""
@@ -118,62 +112,45 @@ class Shards(ParameterLayout):
         self.exact = exact
         self._is_copy = group.rank >= num_shards
 
-    def local_shard(self, tensor: Tensor) -> Tensor:
+    def counted(self, tensor: Tensor) -> Tensor:
         if self.exact:
-            return self.gather_full(tensor)
+            return self.full(tensor)
         local = local_tensor(tensor)
         is_whole = local is tensor  # a parameter of a single number, which every rank holds
         return local.new_empty(0) if self._is_copy or (is_whole and self.group.rank) else local
 
-    def all_reduce_shards(self, values: Tensor) -> None:
+    def sum_counted(self, values: Tensor) -> None:
         if not self.exact:
             self.group.sum(values)()
 
-    def whole(self, tensors: list[Tensor]) -> list[Tensor]:
-        flats: dict[torch.dtype, list[Tensor]] = {}
-        whole: dict[int, Tensor] = {}
-        for one in tensors:
-            local = local_tensor(one)
-            if local is one or one.numel() >= _PIECES * _LEAST:
-                whole[id(one)] = self.gather_full(one)
-                continue
-            flat = local.new_zeros(one.numel())
-            if not self._is_copy:
-                first = self.first_element(one)
-                flat[first : first + local.numel()] = local.reshape(-1)
-            flats.setdefault(one.dtype, []).append(flat)
-            whole[id(one)] = flat
-        for alike in flats.values():  # small ones: one message for all
-            total = torch.cat(alike)
-            self.group.sum(total)()
-            for flat, sum in zip(alike, total.split([flat.numel() for flat in alike]), strict=True):
-                flat.copy_(sum)
-        return [whole[id(one)] for one in tensors]
-
-    def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
-        if _PIECES % self.num_shards:
-            return super().piece_norms(self.whole(tensors), norms)
-        count = _PIECES // self.num_shards
-        own = norms([piece for one in tensors for piece in local_tensor(one).chunk(count)]).view(len(tensors), count)
-        each = own.new_zeros(len(tensors), _PIECES)
-        if not self._is_copy:
-            each[:, self.shard_index * count : (self.shard_index + 1) * count] = own
-        self.group.sum(each.view(-1))()
-        return each
-
-    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+    def full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
         shard: Any = tensor
         if getattr(tensor, "device_mesh", None) is None:  # set on a `DTensor`, found without an import
             return shard
         return shard.to(shard.device_mesh.device_type).full_tensor().to(shard.device)
 
-    def first_element(self, tensor: Tensor) -> int:
-        if local_tensor(tensor) is tensor:
-            return 0
-        rows = tensor.shape[0]  # split evenly, as `torch.chunk` does
-        return min(self.shard_index * -(-rows // self.num_shards), rows) * (tensor.numel() // rows)
+    def all_full(self, tensors: list[Tensor]) -> list[Tensor]:
+        small: dict[torch.dtype, list[Tensor]] = {}
+        full: list[Tensor] = []
+        for one in tensors:
+            local = local_tensor(one)
+            if local is one or one.numel() >= _PIECES * _LEAST:
+                full.append(self.full(one))
+                continue
+            flat = local.new_zeros(one.numel())
+            if not self._is_copy:
+                first = self.first_element(one)
+                flat[first : first + local.numel()] = local.reshape(-1)
+            small.setdefault(one.dtype, []).append(flat)
+            full.append(flat)
+        for flats in small.values():
+            total = torch.cat(flats)
+            self.group.sum(total)()
+            for flat, sum in zip(flats, total.split([flat.numel() for flat in flats]), strict=True):
+                flat.copy_(sum)
+        return full
 
-    def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
+    def like(self, live: Tensor, full: Tensor) -> Tensor:
         mesh: Any = getattr(live, "device_mesh", None)
         if mesh is None or live.shape != full.shape:
             return full
@@ -181,6 +158,23 @@ class Shards(ParameterLayout):
 
         # Without a source rank each rank cuts its own copy.
         return distribute_tensor(full.to(live.device), mesh, cast("Any", live).placements, src_data_rank=None)
+
+    def first_element(self, tensor: Tensor) -> int:
+        if local_tensor(tensor) is tensor:
+            return 0
+        rows = tensor.shape[0]  # split evenly, as `torch.chunk` does
+        return min(self.shard_index * -(-rows // self.num_shards), rows) * (tensor.numel() // rows)
+
+    def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
+        if _PIECES % self.num_shards:
+            return super().piece_norms(self.all_full(tensors), norms)
+        count = _PIECES // self.num_shards
+        own = norms([piece for one in tensors for piece in local_tensor(one).chunk(count)]).view(len(tensors), count)
+        each = own.new_zeros(len(tensors), _PIECES)
+        if not self._is_copy:
+            each[:, self.shard_index * count : (self.shard_index + 1) * count] = own
+        self.group.sum(each.view(-1))()
+        return each
 
 
 @final
@@ -194,7 +188,7 @@ class Owners(ParameterLayout):
         self.num_shards, self.shard_index = group.ranks, group.rank
         self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
 
-    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+    def full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
         if isinstance(tensor, Tensor):
             return tensor
         is_mine = tensor.owner == self.group.rank
@@ -264,28 +258,24 @@ def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) ->
         norms: gives the norm of each of some tensors, as one tensor.
     """
     if not layout.exact:
-        squares = norms([layout.local_shard(gradient) for gradient in gradients]).square()
-        layout.all_reduce_shards(squares)
+        squares = norms([layout.counted(gradient) for gradient in gradients]).square()
+        layout.sum_counted(squares)
         return squares.sqrt()
-    are_large = [_is_large(gradient) for gradient in gradients]
-    if not any(are_large):
-        return norms(layout.whole(gradients))
-    small = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if not is_large]
-    of_small = norms(layout.whole(small)) if small else None
-    large = [gradient for gradient, is_large in zip(gradients, are_large, strict=True) if is_large]
-    of_large = torch.linalg.vector_norm(layout.piece_norms(large, norms), dim=1)
-    if of_small is None:
-        return of_large
-    each = {False: iter(of_small.unbind()), True: iter(of_large.unbind())}
-    return torch.stack([next(each[is_large]) for is_large in are_large])
+    large = [gradient for gradient in gradients if _is_large(gradient)]
+    if not large:
+        return norms(layout.all_full(gradients))
+    small = [gradient for gradient in gradients if not _is_large(gradient)]
+    of_small = iter(norms(layout.all_full(small)).unbind() if small else ())
+    of_large = iter(torch.linalg.vector_norm(layout.piece_norms(large, norms), dim=1).unbind())
+    return torch.stack([next(of_large if _is_large(gradient) else of_small) for gradient in gradients])
 
 
 def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
     """‖g‖₂² over all parameters and their shards, 0-dim; the arguments are those of `each_norm`."""
-    if not layout.exact:
-        each = norms([layout.local_shard(gradient) for gradient in gradients])
-        squared = each.dot(each)
-        layout.all_reduce_shards(squared)
-        return squared
-    each = each_norm(layout, gradients, norms)
-    return each.dot(each)
+    if layout.exact:
+        each = each_norm(layout, gradients, norms)
+        return each.dot(each)
+    each = norms([layout.counted(gradient) for gradient in gradients])
+    squared = each.dot(each)
+    layout.sum_counted(squared)
+    return squared

@@ -1,7 +1,4 @@
-"""Reducers of all stages of this rank.
-
-All stages share the group; the runner keeps their reductions in one order on all its ranks.
-"""
+"""Reducers of all stages of this rank, whose reductions the runner keeps in one order on all ranks."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -47,19 +44,9 @@ class Reducers:
         self._replaced: dict[int, nn.Parameter] = {}  # replacement of each parameter
 
     @property
-    def rank(self) -> int:
-        """This process's number among the data-parallel ranks."""
-        return self.group.rank
-
-    @property
-    def ranks(self) -> int:
-        """Number of data-parallel ranks."""
-        return self.group.ranks
-
-    @property
     def further_sets(self) -> int:
         """The most sets of gradients that this rank held beside `.grad` in the last update."""
-        return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.rank)
+        return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.group.rank)
 
     def begin(self, dealing: Dealing | None) -> None:
         self._dealing = dealing or self._dealing
@@ -96,7 +83,7 @@ class Reducers:
                 cut = self._replaced.get(id(parameter), parameter)
                 if cut is not parameter and parameter in part.state:
                     state: dict[str, Any] = part.state.pop(parameter)
-                    part.state[cut] = mapped(state, partial(self.layout.scatter_like, cut))
+                    part.state[cut] = mapped(state, partial(self.layout.like, cut))
         if isinstance(self.layout, Owners):
             self.layout.deal(optimizer)
 
@@ -113,7 +100,7 @@ class Reducers:
 
     def is_idle(self, num_microbatches: int, own: int) -> bool:
         """True if all micro-batches of an update belong to other ranks, which train their own models."""
-        return self.ranks < self.data_group.ranks and num_microbatches > own == 0
+        return self.group.ranks < self.data_group.ranks and num_microbatches > own == 0
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: get the parameters that others stepped."""
@@ -121,12 +108,11 @@ class Reducers:
             self.layout.fetch_parameters()
 
     def after_update(self, update: int) -> None:
-        """Called after `update` was committed."""
         for own in self._all:
             own.after_update(update)
 
     def abandon(self) -> None:
-        """Forget what an update that has raised in the middle has left behind."""
+        """Forget an update that has raised in the middle."""
         self.begin(None)
         for buffers in self._buffers:
             buffers.look_anew()

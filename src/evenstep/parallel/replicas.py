@@ -8,13 +8,10 @@ from evenstep.internals import is_saved
 from evenstep.parallel.group import Group
 from evenstep.tensors import byte_sum, named_parameters
 
-_OF_PARAMETERS = (
-    "something has changed it on one rank only, such as a hook, a task that is not the same everywhere, or a memory "
-    "fault. Go on from the last checkpoint when it is found."
-)
+_OF_PARAMETERS = "a hook, a task or a memory fault changed it on one rank only. Go on from the last checkpoint."
 _OF_BUFFERS = (
-    "code outside of the forward (`after_update` of a hook or task?) has changed it by one rank's micro-batches only. "
-    "Sum over ranks there (`torch.distributed.all_reduce`), or register the buffer with `persistent=False`."
+    "code outside of the forward (`after_update` of a hook or task?) changed it by one rank's micro-batches only. Sum "
+    "over ranks there (`torch.distributed.all_reduce`), or register the buffer with `persistent=False`."
 )
 
 
@@ -36,28 +33,17 @@ def synchronise(module: nn.Module, group: Group) -> None:
         group.broadcast([*module.parameters(), *module.buffers()])
 
 
-def is_compared(update: int) -> bool:
-    """True if replicas are compared after this update.
-
-    >>> [update for update in range(1, 300) if is_compared(update)]
-    [1, 2, 100, 200]
-    """
-    return update <= 2 or update % 100 == 0
-
-
 def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
-    """Compare the buffers that checkpoints hold after the first two updates, and parameters now and then.
+    """Compare the buffers that checkpoints hold after the first two updates, and parameters after each hundredth.
 
     Args:
         replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
             Buffers are whole on each rank.
     """
-    if group.ranks == 1 or not is_compared(update):
-        return
     compared: dict[str, tuple[int, Tensor]] = {}
-    if update <= 2:
+    if update <= 2 and group.ranks > 1:
         compared = {f"buffer `{name}`": (1, one) for name, one in _saved_buffers(module).items()}
-    elif group.ranks > replica_ranks:
+    elif update % 100 == 0 and group.ranks > replica_ranks:
         compared = {f"parameter `{name}`": (replica_ranks, one) for name, one in named_parameters(module).items()}
     if not compared:
         return

@@ -1,7 +1,4 @@
-"""Strategies: descriptions of how data-parallel ranks share gradients and parameters.
-
-A strategy is a description, from which a `Reducer` per stage and a `ParameterLayout` are made.
-"""
+"""Strategies: descriptions of how data-parallel ranks share gradients and parameters."""
 
 from abc import ABC, abstractmethod
 from copy import copy
@@ -24,11 +21,11 @@ STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
 
 
 class Strategy(ABC):
-    """The description of how ranks share a model.
+    """The description of how ranks share a model, from which a `Reducer` per stage is made.
 
     Args:
         group: the data-parallel ranks; a group of one by default.
-        layout: who holds what of a tensor; by default every rank holds all.
+        layout: the part of each tensor that a rank holds; all of it by default.
         reduction: "ordered" adds gradients in numbered blocks and a fixed tree: the same bits on any number of ranks.
             "fast" adds them as they come, and ranks as the backend does.
         blocks: in which micro-batches are added, B; R ranks hold at most log₂(B/R) further sets of gradients, none
@@ -81,12 +78,7 @@ class Strategy(ABC):
 
 @final
 class Single(Strategy):
-    """Training of one model per rank: one process, or ranks under a hook that averages them.
-
-    Args:
-        ranks: the ranks of the run, which need such a hook (`contrib.local_sgd`); none for a single process.
-        reduction, blocks: see `Strategy`.
-    """
+    """Training of one model per rank: one process, or `ranks` under a hook that averages them."""
 
     def __init__(self, ranks: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
         super().__init__(reduction=reduction, blocks=blocks)
@@ -101,9 +93,8 @@ class Ddp(Strategy):
     """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
 
     Args:
-        group: the ranks, such as `Processes(device)`.
-        reduction, blocks: see `Strategy`.
         bucket_bytes: bytes of gradients that are sent in one message.
+        group, reduction, blocks: see `Strategy`.
     """
 
     _layout_class: type[ParameterLayout] = ParameterLayout
@@ -129,7 +120,6 @@ class Zero1(Ddp):
     """Every rank holds the whole model, and the optimizer state of a part of its parameters, which it steps for all.
 
     Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
-    The arguments are those of `Ddp`.
     """
 
     _layout_class = Owners
@@ -140,11 +130,10 @@ class Fsdp(Strategy):
     """Shards of a module that FSDP2 gathers where they are used; reductions are sums.
 
     Args:
-        group: the ranks, of a `Processes`.
         shard_ranks: how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default.
         gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
-            are always reduced in float32 at least.
-        reduction, blocks: see `Strategy`.
+            are summed in float32 at least.
+        group, reduction, blocks: see `Strategy`.
     """
 
     layout: Shards

@@ -109,7 +109,7 @@ class RunState:
     @property
     def holds_own_model(self) -> bool:
         """True if each rank trains its own model."""
-        return self.engine.reducers.ranks < self.engine.reducers.data_group.ranks
+        return self.engine.reducers.group.ranks < self.engine.reducers.data_group.ranks
 
     @property
     def is_on_each_rank(self) -> bool:
@@ -160,7 +160,7 @@ class RunState:
             return reader
 
         def take(live: Tensor, value: Tensor) -> Tensor:
-            return reader.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
+            return reader.read(value, like=live) if value.is_meta else layout.like(live, value)
 
         def verify() -> None:
             if is_divided:

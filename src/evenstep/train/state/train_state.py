@@ -131,7 +131,7 @@ class TrainState:
             whole: False keeps tensors that are cut over ranks as they are, which costs no memory.
         """
         self.trained.check_groups()
-        taken: Callable[[Any], Tree] = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
+        taken: Callable[[Any], Tree] = partial(mapped, act=self.layout.full if whole else _as_shard)
         state = optimizer_state(self.optimizer, self._own, self._built)
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -159,11 +159,11 @@ class TrainState:
 
         Args:
             state: without a part that is reset.
-            take: `ParameterLayout.scatter_like` by default; or a reader's.
+            take: `ParameterLayout.like` by default; or a reader's.
             ranks: all of which raise if one does.
         """
         own = state if self.stages is None else self.stages.own(state)
-        return on_all_ranks(ranks, lambda: self._taken(self._checked(own), take or self.layout.scatter_like))
+        return on_all_ranks(ranks, lambda: self._taken(self._checked(own), take or self.layout.like))
 
     def _checked(self, state: Tree) -> Tree:
         masters = _under_all_names(self.model, dict.fromkeys(self.stepper.rounded, torch.float32))

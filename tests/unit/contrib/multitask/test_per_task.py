@@ -111,11 +111,11 @@ def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None
 
         shards = sums = 0
 
-        def local_shard(self, tensor: Tensor) -> Tensor:
+        def counted(self, tensor: Tensor) -> Tensor:
             self.shards += 1
             return tensor
 
-        def all_reduce_shards(self, values: Tensor) -> None:
+        def sum_counted(self, values: Tensor) -> None:
             self.sums += 1
 
     class Other(Strategy):
