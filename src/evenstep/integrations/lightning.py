@@ -291,7 +291,7 @@ class _TorchRates(LrSchedule):
 
 
 def _reset(optimizer: Optimizer, scheduler: str, *, cycles: bool) -> None:
-    """Give an optimizer its rates as they were before its scheduler, and a momentum that the scheduler cycles."""
+    """Undo the first step of a scheduler: reset the rates, and the momentum if it cycles."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"]
         for key in ("betas", "momentum") if cycles else ():

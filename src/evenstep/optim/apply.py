@@ -40,11 +40,7 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
 
 
 def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """‖g‖₂ of each of `grads`, dense tensors on one device, in `dtype`; None for their own real format.
-
-    >>> norms([torch.full((4,), 2.0), torch.full((9,), 2.0)])
-    tensor([4., 6.])
-    """
+    """‖g‖₂ of each of `grads`, dense tensors on one device, in `dtype`; None for their own real format."""
     if not grads:
         return torch.zeros(0, dtype=dtype)
     if dtype is not None:

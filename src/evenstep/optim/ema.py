@@ -47,7 +47,7 @@ class Ema:
 
     @property
     def settings(self) -> dict[str, float]:
-        """The options that change the average, by name."""
+        """Options that change the average, by name."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "evaluated"}
 
     @property
@@ -94,13 +94,6 @@ class Average:
 
     Args:
         formats: formats to which parameters are rounded, by name.
-
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> average = Average(Ema(decay=0.75, decay_warmup=False), model)
-    >>> with torch.no_grad(): old = model.weight.clone(); _ = model.weight.add_(4.0)
-    >>> average.after_update(1)
-    >>> with average.swapped(): print((model.weight - old).item())
-    1.0
     """
 
     @torch.no_grad()

@@ -16,23 +16,12 @@ from evenstep.optim.schedules import LrSchedule, PerGroup, plateaus_of
 
 @final
 class LearningRates:
-    """The learning rates of an optimizer's groups.
-
-    Args:
-        optimizer: the `lr` of its groups are the bases.
-        schedule: multiplier by update; None leaves the rates alone.
+    """The learning rates of an optimizer's groups: base · schedule(u); None as a schedule leaves the rates alone.
 
     Attributes:
         begun_at: the committed update after which the schedule counts, 0 unless the schedule was reset.
         last: the rates that were set last; empty without a schedule.
         names: the rates' names as metrics: `train/lr` of the first group, `train/lr/NAME` of the others.
-
-    >>> import torch
-    >>> sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    >>> from evenstep.optim.schedules import Linear
-    >>> rates = LearningRates(sgd, Linear(warmup_updates=2), 8)
-    >>> rates(1), rates(2), rates.names
-    ([0.25], [0.5], ['train/lr'])
     """
 
     def __init__(self, optimizer: Optimizer, schedule: LrSchedule | None, updates: int | None) -> None:
@@ -65,7 +54,6 @@ class LearningRates:
 
     @property
     def updates(self) -> int | None:
-        """Length of the run."""
         return self._updates
 
     @updates.setter

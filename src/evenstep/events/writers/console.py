@@ -119,7 +119,8 @@ class ConsoleWriter(Writer, Hook):
         reason = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
         is_known = event.error is not None and str(event.error) in self._last_incident
         spent = _duration(perf_counter() - self._first_at)
-        self._print(f"{event.outcome}, {event.update} updates committed, {spent}{'' if is_known else f': {reason}'}")
+        updates = "1 update" if event.update == 1 else f"{event.update} updates"
+        self._print(f"{event.outcome}, {updates} committed, {spent}{'' if is_known else f': {reason}'}")
 
     def _print_window(self, update: int) -> None:
         if not self._window:

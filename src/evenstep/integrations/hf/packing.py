@@ -40,7 +40,7 @@ class Packing:
         self._pad = pad_token_id
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
-        """The batch of these samples, `[rows, length]`; DataError for a document that is longer than a row."""
+        """Batch of samples, `[rows, length]`; DataError for a document that is longer than a row."""
         documents = [_document(sample, number) for number, sample in enumerate(samples)]
         lengths = [len(document["input_ids"]) for document in documents]
         rows = rows_of(lengths, self._max_tokens)

@@ -123,9 +123,9 @@ def test_the_end_shows_the_outcome_and_an_error_once(clock: Clock, trainer: Any,
     writer.after_train(failed)
     assert stream.getvalue().splitlines() == [
         f"done, 9 updates committed, {text}: all 9 updates are done",
-        f"failed, 1 updates committed, {text}: ValueError: too bad",
+        f"failed, 1 update committed, {text}: ValueError: too bad",
         "failed at update 1: ValueError: too bad",
-        f"failed, 1 updates committed, {text}",
+        f"failed, 1 update committed, {text}",
     ]
 
 
