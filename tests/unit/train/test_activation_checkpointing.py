@@ -3,7 +3,6 @@
 import gc
 import random
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -283,12 +282,6 @@ def test_a_forward_that_writes_into_its_buffer_is_refused_by_name() -> None:
     run = engine(nn.Sequential(nn.Linear(4, WIDTH), Counts(), nn.Linear(WIDTH, 1)), "1")
     with refused(TaskError, "1"):
         run.update(microbatches=batches(1))
-
-
-@dataclass(slots=True)
-class Slotted:
-    values: dict[str, Tensor]
-    scale: float = 2.0
 
 
 # which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors
