@@ -3,16 +3,17 @@
 Layers are built, seeded and named one by one, so training does not depend on the ranks of stages.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep import training_mode
 from evenstep.arguments import choose, first_of
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import children_of, has_gradient_hooks, times_written, unwrapped
+from evenstep.internals import children_of, has_gradient_hooks, pytree, times_written, unwrapped
 from evenstep.parallel.group import Group
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.action import Layout
@@ -43,6 +44,7 @@ class StageModule(nn.Module):
 
     Attributes:
         called: the layers by name, as they are called; of a compiled one the compiled module.
+        uses: by place of a layer, how many layers of this stage take its output.
     """
 
     def __init__(self, layers: Layers, modules: Mapping[int, nn.Module], leaving: Iterable[int]) -> None:
@@ -50,51 +52,59 @@ class StageModule(nn.Module):
         self._leaving = sorted(leaving)
         self._names = [layer.name for layer in layers.layers]
         self.called = {self._names[place]: module for place, module in modules.items()}
-        last_use = {source: place for place in modules for source in layers.sources(place)}
         self._steps = [
-            (
-                place,
-                module,
-                layers.sources(place),
-                layers.inputs(place),
-                [source for source, last in last_use.items() if last == place and source not in self._leaving],
-            )
-            for place, module in modules.items()
+            (place, module, layers.sources(place), layers.inputs(place)) for place, module in modules.items()
         ]
+        self.uses = Counter(source for place in modules for source in layers.sources(place))
+        uses = Counter(source for place in range(len(self._names)) for source in layers.sources(place))
+        self._shared = {source for source, number in uses.items() if number > 1}
         later = {source for place in range(max(modules) + 1, len(self._names)) for source in layers.sources(place)}
-        self._taken_later = [source for source in last_use if source in later and source not in modules]
+        self._taken_later = [source for source in self.uses if source in later and source not in modules]
         for name, module in self.called.items():
             register(self, name, module)
 
     @property
     def takes_inputs(self) -> bool:
-        return any(inputs for _, _, _, inputs, _ in self._steps)
+        return any(inputs for _, _, _, inputs in self._steps)
 
     def forward(
-        self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None] | None = None
+        self, received: Mapping[int, Sequence[Any]], inputs: Any, begin: Callable[[int], None] | None = None
     ) -> dict[int, Any]:
         """Run the layers on outputs of earlier stages and the task's inputs; gives the outputs that leave, by place.
 
-        `begin` is called with a layer's place before it runs.
+        Args:
+            received: outputs by place, each once for each layer that takes it.
+            begin: called with a layer's place before it runs.
         """
-        values = dict(received)
-        before = {source: _versions(received[source]) for source in self._taken_later}
-        for place, call, sources, taken, done in self._steps:
+        values = {source: list(copies) for source, copies in received.items()}
+        before = {source: _versions(received[source][0]) for source in self._taken_later}
+        leaving: dict[int, Any] = {}
+
+        def take(source: int) -> Any:
+            value = values[source].pop(0)
+            # autograd then adds the gradients within each of several layers first, also where they are in other stages
+            return pytree.tree_map_only(Tensor, _identity, value) if source in self._shared else value
+
+        for place, call, sources, taken in self._steps:
             if begin is not None:
                 begin(place)
-            outputs = [values[source] for source in sources]
-            for source in done:
-                del values[source]
-            positional, named = arguments(outputs, inputs, taken)
-            values[place] = call(*positional, **named)
-            del outputs, positional
+            positional, named = arguments([take(source) for source in sources], inputs, taken)
+            output = call(*positional, **named)
+            values[place] = [output] * self.uses[place]
+            if place in self._leaving:
+                leaving[place] = output
+            del positional, output
         for source, versions in before.items():
-            if _versions(received[source]) != versions:
+            if _versions(received[source][0]) != versions:
                 raise TaskError(
                     f"the output of layer '{self._names[source]}' was changed in place in another stage, but a later "
                     f"stage takes it as well; write into a copy."
                 )
-        return {place: values[place] for place in self._leaving}
+        return leaving
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor)
 
 
 def _versions(tree: Any) -> list[int]:
@@ -219,7 +229,9 @@ class PipelineModel(nn.Module):
             )
         values: dict[int, Any] = {}
         for stage in self.own:
-            values |= self.stage_modules[stage](values, kwargs or args)
+            module = self.stage_modules[stage]
+            received = {place: [value] * module.uses[place] for place, value in values.items()}
+            values |= module(received, kwargs or args)
         return values[len(self._names) - 1]
 
     def get_submodule(self, target: str) -> nn.Module:

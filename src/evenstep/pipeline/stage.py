@@ -5,6 +5,7 @@ A whole model is a model of one stage. Of a stage's outputs only the graph's edg
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, cast, final
 
 import torch
@@ -19,7 +20,7 @@ from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.pipeline_model import PipelineModel, StageModule
 from evenstep.pipeline.wire import Address, Edges, detached, tensors
 
-Gradients = list[Tensor | None]
+Gradients = dict[int, list[list[Tensor | None]]]  # by place of a layer, for each layer that takes its output
 
 
 class PlanStep(Protocol):
@@ -50,25 +51,40 @@ class PlanStep(Protocol):
 
 @final
 class _Activations:
-    __slots__ = ("inputs", "loss", "outputs")
+    __slots__ = ("gradients", "loss", "outputs")
 
     def __init__(self) -> None:
-        self.inputs: dict[int, list[Tensor]] = {}  # by source: leaves that want a gradient
-        self.outputs: dict[int, list[GradientEdge]] = {}  # by destination
+        self.gradients: dict[int, Gradients] = {}  # by source
+        self.outputs: dict[int, dict[int, list[GradientEdge]]] = {}  # by destination, by place
         self.loss: Tensor | None = None
 
     def backward(self, gradients: Mapping[int, Gradients]) -> None:
-        """Go back from the outputs; gradients of several destinations are added from the last to the first."""
+        """Go back from the outputs; gradients of several layers are added from the last to the first."""
         edges: dict[tuple[object, int], GradientEdge] = {}
         summed: dict[tuple[object, int], Tensor] = {}
         for destination in sorted(self.outputs, reverse=True):
-            for edge, gradient in zip(self.outputs[destination], gradients[destination], strict=True):
-                if gradient is not None:
-                    key = edge.node, edge.output_nr
-                    edges[key] = edge
-                    summed[key] = summed[key] + gradient if key in summed else gradient
+            for place, ours in self.outputs[destination].items():
+                for theirs in reversed(gradients[destination][place]):
+                    for edge, gradient in zip(ours, theirs, strict=True):
+                        if gradient is not None:
+                            key = edge.node, edge.output_nr
+                            edges[key] = edge
+                            summed[key] = summed[key] + gradient if key in summed else gradient
         if summed:
             torch.autograd.backward(tuple(edges.values()), tuple(summed.values()))
+
+
+def _edges_of(tree: Any) -> list[GradientEdge]:
+    return [get_gradient_edge(leaf) for leaf in tensors(tree) if leaf.requires_grad]
+
+
+def _caught(tree: Any) -> list[Tensor | None]:
+    """Gradients of the leaves of a tree, once a backward has come to them."""
+    leaves = [leaf for leaf in tensors(tree) if leaf.requires_grad]
+    gradients: list[Tensor | None] = [None] * len(leaves)
+    for place, leaf in enumerate(leaves):
+        leaf.register_hook(partial(gradients.__setitem__, place))  # `.grad` would have the strides of the leaf
+    return gradients
 
 
 @final
@@ -135,10 +151,13 @@ class Stage:
     def _forward(self, action: Action, step: PlanStep) -> None:
         microbatch = action.microbatch
         activations = _Activations()
-        received: dict[int, Any] = {}
+        received: dict[int, list[Any]] = {}
         for source in self.sources:
-            tree = self._edges.get(Address("output", source, self.index, microbatch))
-            activations.inputs[source] = [leaf for leaf in tensors(tree) if leaf.requires_grad]
+            address = Address("output", source, self.index, microbatch)
+            tree = {place: self._copies(place, value, address) for place, value in self._edges.get(address).items()}
+            activations.gradients[source] = {
+                place: [_caught(copy) for copy in copies] for place, copies in tree.items()
+            }
             received |= tree
         outputs, activations.loss = step.forward(self, received, microbatch)
         del received
@@ -146,14 +165,18 @@ class Stage:
         for destination, places in self.carried.items():
             tree = {place: outputs[place] for place in places}
             if trains:
-                leaves = [leaf for leaf in tensors(tree) if leaf.requires_grad]
-                activations.outputs[destination] = [get_gradient_edge(leaf) for leaf in leaves]
+                activations.outputs[destination] = {place: _edges_of(value) for place, value in tree.items()}
             address = Address("output", self.index, destination, microbatch)
             self._edges.put(address, detached(tree, address))
         if trains:
             self._live[microbatch] = activations
         elif self._is_last_here:
             step.done(microbatch)
+
+    def _copies(self, place: int, output: Any, address: Address) -> list[Any]:
+        """The output of a layer once for each layer that takes it, all in the same memory."""
+        uses = cast("StageModule", self.module).uses[place]
+        return [output, *(detached(output, address) for _ in range(uses - 1))]
 
     def _backward(self, action: Action, step: PlanStep) -> None:
         self._go_back(action.microbatch, step)
@@ -195,7 +218,7 @@ class Stage:
             with step.going_back(microbatch):
                 activations.backward(gradients)
         for source in self.sources:
-            gradients_back = [leaf.grad for leaf in activations.inputs.pop(source)]
+            gradients_back = activations.gradients.pop(source)
             self._edges.put(Address("gradient", self.index, source, microbatch), gradients_back)
 
     def _set_aside(self) -> list[Tensor | None]:

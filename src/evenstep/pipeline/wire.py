@@ -91,6 +91,7 @@ class Address:
 
 class _Tensor(NamedTuple):
     shape: tuple[int, ...]
+    strides: tuple[int, ...]  # kernels may add in another order where they differ
     dtype: torch.dtype
     requires_grad: bool
 
@@ -182,13 +183,13 @@ class Wire:
                 return mark
             end = begin + prod(mark.shape) * mark.dtype.itemsize
             if apart:
-                tensor = torch.empty(mark.shape, dtype=mark.dtype, device=self._device)
-                if tensor.numel():
-                    waits.append(self.group.begin_receive(tensor.view(-1).view(torch.uint8), rank))
+                flat = torch.empty(prod(mark.shape), dtype=mark.dtype, device=self._device)
+                if flat.numel():
+                    waits.append(self.group.begin_receive(flat.view(torch.uint8), rank))
             else:
-                tensor = body[begin:end].view(mark.dtype).view(mark.shape).to(self._device)
+                flat = body[begin:end].view(mark.dtype).to(self._device)
                 begin = _aligned(end)
-            return tensor.requires_grad_(mark.requires_grad)
+            return flat.as_strided(mark.shape, mark.strides).requires_grad_(mark.requires_grad)
 
         tree = pytree.tree_map(made, self._known_forms[address.edge], is_leaf=lambda one: isinstance(one, _Tensor))
         return tree, waits
@@ -308,13 +309,21 @@ def _received(action: Action) -> Address:
 
 
 def _mark(leaf: Any) -> Any:
-    return _Tensor(tuple(leaf.shape), leaf.dtype, leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return _Tensor(tuple(leaf.shape), _dense_strides(leaf), leaf.dtype, leaf.requires_grad)
+
+
+def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides of a copy without gaps: those of the tensor where it has none."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _bytes_of(tensor: Tensor, device: torch.device) -> Tensor:
-    dense = tensor.detach().to(device).resolve_conj().resolve_neg().contiguous()
-    # a column of a matrix would be flat already, but not dense
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    strides = _dense_strides(tensor)
+    dense = plain if plain.stride() == strides else plain.new_empty_strided(plain.shape, strides).copy_(plain)
+    return dense.to(device).as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _packed(address: Address, form: bytes, parts: Sequence[Tensor]) -> Tensor:
