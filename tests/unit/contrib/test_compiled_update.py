@@ -469,23 +469,6 @@ def test_hooks_that_come_later_are_refused_before_they_are_passed_over() -> None
         engine.update(microbatches=batches(1))
 
 
-@pytest.mark.usefixtures("as_found")
-def test_a_rate_by_epoch_is_that_of_the_updates_batch() -> None:
-    model = net()
-    trainer = Trainer(
-        model=model,
-        task=Squares(),
-        optimizer=adamw(model),
-        lr_schedule={"kind": "step", "unit": "epochs", "every": 1, "factor": 0.5},
-        data=MapData([*zip(*batches(1, (8,))[0], strict=True)], global_batch_size=4),
-        updates=4,
-        device="cpu",
-        train=Training(compile="update"),
-    )
-    trainer.train()
-    assert [one.value for one in trainer.storage.history("train/lr")] == [0.01, 0.01, 0.005, 0.005]
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize("policy", ["skip", "rewind_past"])

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Hook, MapData, ParameterGroup, Task, Trainer, grouped_optimizer
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
-from evenstep.optim.grouped import described_groups
 from evenstep.optim.optimizers import parts_of
 from evenstep.optim.schedules import PerGroup, Step
 from evenstep.pipeline import Layer, Layers, PipelineModel
@@ -207,14 +206,6 @@ def test_what_cannot_be_is_refused(case: str) -> None:
     given, field = REFUSED[case]
     with refused(ArgumentError, field):
         grouped_optimizer(**{"model": net(), "lr": 0.1, **given})
-
-
-def test_groups_are_told_with_what_they_hold() -> None:
-    assert described_groups(muon(net())) == [
-        "matrices: Muon, lr 0.02, weight decay 0.1, 2 parameters of 32 numbers",
-        "others: AdamW, lr 0.05, weight decay 0.01, 2 parameters of 16 numbers",
-        "others/no_decay: AdamW, lr 0.05, weight decay 0, 8 parameters of 29 numbers",
-    ]
 
 
 class Tied(nn.Module):

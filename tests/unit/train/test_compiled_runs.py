@@ -170,17 +170,6 @@ def test_each_engine_of_a_process_has_graphs_of_its_own() -> None:
         assert compute.backend.graphs == begun + 1
 
 
-@pytest.mark.slow
-def test_machine_code_of_one_engine_is_not_taken_for_that_of_another() -> None:
-    for width, dtype in ((3, torch.float32), (4, torch.float32), (4, torch.float64)):
-        found: list[Tensor] = []
-        for compile in ("update", "off"):
-            engine = engine_of_points(width, dtype, compile)
-            assert isinstance(engine.update(torch.arange(4)), Committed)
-            found.append(torch.cat([one.detach().flatten() for one in engine.model.parameters()]))
-        torch.testing.assert_close(found[0], found[1])
-
-
 @pytest.mark.usefixtures("as_found")
 def test_an_update_in_another_thread_compiles_with_the_settings_of_the_engine() -> None:
     config: Any = import_module("torch._dynamo.config")

@@ -354,18 +354,6 @@ class Gives(Task):
 UNWATCHED: dict[str, Any] = {"train": Training(check_loss=False), "log": Logging(every_updates=1000, writers=())}
 
 
-def test_tensors_are_recorded_with_the_values_at_the_time() -> None:
-    model, hook = Counting(), Puts()
-    task = Gives(model)
-    trainer = trainer_of(task, hook, model=model, micro=4, **UNWATCHED)
-    trainer.train()
-    given = {f"train/{name}": values for name, values in task.floats.items()}
-    given |= {"mine/scale": hook.scales, "mine/sum": [float(n) for n in range(1, UPDATES + 1)]}
-    found = {name: [record.value for record in trainer.storage.history(name)] for name in given}
-    assert found == {name: pytest.approx(values, rel=1e-6) for name, values in given.items()}
-    assert all(len(set(values)) == UPDATES for values in found.values())
-
-
 def test_metrics_keep_no_graph_alive() -> None:
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -438,14 +426,6 @@ def test_a_perplexity_is_of_the_mean_over_all_and_can_be_followed(tmp_path: Path
     assert found["miss"] == pytest.approx(1 - float((output > 0).float().mean()), rel=1e-6)
     for loss, ppl in zip(trainer.storage.history("train/loss"), trainer.storage.history("train/ppl"), strict=True):
         assert (ppl.value, ppl.weight) == (math.exp(loss.value), loss.weight)
-
-
-def test_two_ranks_derive_the_metrics_of_one(on_ranks: OnRanks) -> None:
-    def act(group: Any) -> Any:
-        return deriving(strategy=Ddp(group)).train().metrics["valid/ppl"]
-
-    first, second = on_ranks(2, act)
-    assert first == second == pytest.approx(act(Group()), rel=1e-6)
 
 
 def test_each_of_several_tasks_derives_its_own_and_so_does_an_engine() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import EvenstepError
-from evenstep.parallel import Ddp, Group, Mesh, Single, Zero1
+from evenstep.parallel import Ddp, Mesh, Single, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Prediction
 
@@ -159,38 +159,6 @@ def test_the_ranks_that_ask_get_them(on_ranks: OnRanks, alone: list[Prediction])
 class Rows(Task):
     def loss(self, output: Any, batch: Any) -> Tensor:
         return output.square().sum()
-
-
-class Centred(nn.Module):
-    """x [1, part, 3] without its mean over the whole sequence, of which each rank of a group has a part."""
-
-    def __init__(self, group: Group) -> None:
-        super().__init__()
-        self.group = group
-
-    def forward(self, x: Tensor) -> Tensor:
-        *total, length = self.group.sum_floats([*x.double().sum((0, 1)).tolist(), x.shape[1]])
-        return x - torch.tensor(total) / length
-
-
-def test_each_pipeline_may_carry_its_part_of_a_sequence_of_a_length_of_its_own(on_ranks: OnRanks) -> None:
-    sequences = [rows.repeat(3, 1) + 0.1 * torch.arange(3 * len(rows))[:, None] for rows in Ragged(3).rows]
-
-    def found(group: Group, strategy: Any, samples: list[Tensor], mesh: Mesh | None = None) -> list[Prediction]:
-        model = PipelineModel([*layers(4), Centred(group), nn.Tanh(), Centred(group)], mesh=mesh)
-        given = MapData(samples, global_batch_size=group.ranks, micro_batch_size=1, shuffle=False)
-        return trainer(model, strategy, task=Rows()).predict(given)
-
-    def act(group: Any) -> list[Prediction]:
-        mesh = Mesh.of(group, pipeline=2)
-        parts = [part for rows in sequences for part in (rows[: len(rows) // 3], rows[len(rows) // 3 :])]
-        return found(mesh.data, Ddp(mesh.data, reduction="fast"), parts, mesh)
-
-    whole = [one.output for one in found(Group(), None, sequences)]
-    parts = [one.output for one in on_ranks(4, act)[0]]
-    assert [part.shape[1] for part in parts] == [1, 2, 2, 4, 3, 6]
-    for number, wanted in enumerate(whole):
-        torch.testing.assert_close(torch.cat(parts[2 * number : 2 * number + 2], 1), wanted, rtol=1e-5, atol=1e-6)
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Parameters that a task trains: a loss with weights of its own, as a part of the model."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -191,27 +190,6 @@ def test_of_several_tasks_each_has_its_own_and_an_idle_one_stays_as_it_is() -> N
     assert names == [f"task_parameters.{task}.{name}" for task in tasks for name in ("scale", "centers.weight")]
     new = Centers()
     assert not torch.equal(tasks["a"].scale, new.scale) and torch.equal(tasks["b"].scale, new.scale)
-
-
-def test_a_task_that_is_a_module_is_in_evaluation_mode_when_the_model_is() -> None:
-    modes: list[bool] = []
-
-    class Says(Module):
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            modes.append(self.training)
-            return super().loss(output, batch)
-
-    model, task = network(), Says()
-    engine = Engine(model, task, optimizer_of(model, task), device="cpu", train=Training(check_loss=False))
-    x, y = (torch.stack([point[part] for point in points()]) for part in (0, 1))
-    engine.update((x, y))
-    engine.evaluate((x, y))
-    engine.update((x, y))
-    assert modes == [True, False, True]
-    copied: Any = copy.deepcopy(model)
-    assert copied.task_parameters.centers.weight is not task.centers.weight
-    copied.eval()
-    assert task.training
 
 
 def test_networks_of_a_task_are_in_evaluation_mode_only_in_evaluations_and_predictions() -> None:

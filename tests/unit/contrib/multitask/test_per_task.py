@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenstep import Failures, Loss, MapData, Mixture, Trainer, Training
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
-from evenstep.parallel import Group, ParameterLayout, Reducer, Single, Strategy
 from evenstep.precision import Fp16Mixed
 from evenstep.train import Combine, Separate, TaskWeights
 
@@ -103,32 +102,6 @@ def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: An
     assert trainer.progress.skipped == 1
     assert model.get_buffer("task_balance.coefficients").isfinite().all()
     assert model.get_buffer("task_balance.first_losses").isfinite().all()
-
-
-def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None:
-    class Watched(ParameterLayout):
-        """Counts what is asked of it."""
-
-        shards = sums = 0
-
-        def counted(self, tensor: Tensor) -> Tensor:
-            self.shards += 1
-            return tensor
-
-        def sum_counted(self, values: Tensor) -> None:
-            self.sums += 1
-
-    class Other(Strategy):
-        def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-            return Single().reducer(module)
-
-    layout = Watched(Group())
-    ours, _ = trained(several, train=Training(combine=PcGrad()), strategy=Other(layout=layout), updates=1)
-    theirs, _ = trained(several, train=Training(combine=PcGrad()), strategy=Single(), updates=1)
-    assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
-    assert (
-        layout.shards >= 3 * len(list(ours.trunk.parameters())) and layout.sums == 1
-    )  # of products; whole ones need none
 
 
 class Own(Combine):
