@@ -1,4 +1,4 @@
-"""Local SGD: each rank trains a model of its own, and a hook averages these models every H updates.
+"""Local SGD: each rank trains its own model, and a hook averages the models every H updates.
 
 With θ the shared parameters, θ_r those of rank r, m = Σ_r θ_r / R their mean and Δ = θ - m, one outer step is
 

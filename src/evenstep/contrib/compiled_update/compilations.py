@@ -1,4 +1,4 @@
-"""Compiles functions of tensors as one graph each; a known graph is run by torch's guards alone."""
+"""Compiles functions of tensors as one graph each; torch's guards select the graph of a call."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -129,7 +129,7 @@ def only_compiled() -> None:
 
 
 def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
-    """Selects the guards of torch that are evaluated at each call.
+    """Choice of torch's guards that are evaluated at each call.
 
     Guards on torch's, Python's and this package's modules, and on `torch.func` transforms and saved-tensor hooks
     around the call, are left out. Together they are most of the time.

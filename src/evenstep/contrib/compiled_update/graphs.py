@@ -86,7 +86,7 @@ class _Entry:
 
 @final
 class Graphs:
-    """Computes updates by graphs, compiled anew for micro-batches of new shapes.
+    """Computes updates by graphs, one for each form of micro-batches.
 
     Args:
         probe: runs the update without compiling, and takes it back.
@@ -121,7 +121,7 @@ class Graphs:
     def __call__(
         self, key: Hashable, tasks: tuple[Task, ...], batches: list[Any], numbers: Numbers, halted: Tensor | None
     ) -> Outcome | None:
-        """Compute an update and change what it changes, unless its gradient is not finite.
+        """Compute an update, and apply it if its gradient is finite.
 
         Args:
             key: shapes, tasks and trained parameters, which select the graph.
@@ -284,7 +284,7 @@ class _Step:
         numbers: Sequence[Tensor],
         halted: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Change what is held in place; gives ‖g‖₂ before clipping, and 1 for an abort.
+        """Step the held tensors in place; gives ‖g‖₂ before clipping, and 1 for an abort.
 
         Args:
             moved: the buffers after the update's forwards.

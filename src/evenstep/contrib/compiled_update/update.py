@@ -33,7 +33,7 @@ _WHOLE = SubBatch(None)  # losses are of whole micro-batches
 
 @final
 class CompiledUpdate:
-    """Executes updates as graphs; verdicts, records and counters are those of `Update`.
+    """Executes updates as graphs, with the verdicts, records and counters of `Update`.
 
     Attributes:
         reads_at_once: True if the host knows at once that an update was applied.

@@ -37,7 +37,7 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
         for name, function in task.derived.items():
             if not callable(function) or _is_taken(name) or name in metrics:
                 raise ArgumentError(
-                    f"the derived metric `{name}` of {type(task).__name__} must be a function with a name of its own.",
+                    f"the derived metric `{name}` of {type(task).__name__} must be a function, and have its own name.",
                     field="derived",
                 )
     own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
@@ -46,7 +46,7 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
 
 
 class LaterMetrics(dict[str, Any]):
-    """Metrics that a task names while it computes, such as those of a LightningModule."""
+    """Metrics that a task names while it computes, as a LightningModule does."""
 
     def add(self, name: str, metric: Any) -> None:
         """Keep an empty copy under a name."""
@@ -55,7 +55,7 @@ class LaterMetrics(dict[str, Any]):
 
 
 def metrics_of(task: Task) -> dict[str, Any]:
-    """The metric objects of a task by name; those of a `MetricCollection` have its name before theirs."""
+    """The metric objects of a task by name, in a `MetricCollection` by its name and theirs."""
     if _is_collection(task.metrics):
         return dict(task.metrics.items())
     found: dict[str, Any] = {}

@@ -36,9 +36,7 @@ class Now:
     def _engine(self) -> Any:
         engine = self._caller()
         if engine is None:
-            raise TaskError(
-                "`now` was asked outside of a trainer or engine; ask it in methods such as `loss`.", field="now"
-            )
+            raise TaskError("`now` has no trainer or engine here; read it in methods such as `loss`.", field="now")
         return engine
 
     @property

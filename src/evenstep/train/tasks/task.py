@@ -227,7 +227,7 @@ def loss_of(task: Task, output: Any, batch: Any) -> "Loss | Tensor | None":
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
-    """Default of `Task.weight`: the number of samples of `batch`, of which the loader put in `known`."""
+    """Default of `Task.weight`: the number of samples of `batch`; `known` if the loader counted them."""
     samples = num_samples(batch, known)
     if samples is None:
         raise TaskError(
