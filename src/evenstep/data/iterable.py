@@ -207,11 +207,7 @@ class StreamData(Data):
         }
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        """State of the stream at the position before or after the last global batch; empty at the first.
-
-        Raises:
-            DataError: the stream was read on since then.
-        """
+        """State of the stream at the position before or after the last global batch; empty at the first."""
         at = next(reversed(self._states), None) if at is None else at
         if not self._is_stateful or at is None or (at == Position() and at not in self._states):
             return {}

@@ -92,10 +92,6 @@ class MapData(Data):
         reading: how far ahead they read, and what to do about samples that fail.
         limit_batches: most global batches of an epoch, to try things out; None for no limit.
 
-    Raises:
-        ArgumentError: an argument is wrong, or the dataset is empty.
-        DataError: a sample is longer than a budget.
-
     >>> batches = MapData([10, 11, 12, 13, 14], global_batch_size=2, shuffle=False).batches(ReadOptions(seed=1))
     >>> [next(batches).microbatches[0].data.tolist() for _ in range(4)]
     [[10, 11], [12, 13], [14], [10, 11]]

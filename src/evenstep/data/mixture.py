@@ -201,9 +201,6 @@ class Mixture(Data):
         end: the mixture's epoch ends where a task comes to its end ("min"), or when every task has been through its
             data: shorter ones begin again ("cycle") or wait ("max").
         limit_batches: most global batches of an epoch; the next epoch goes on with the batches that follow.
-
-    Raises:
-        ArgumentError: a name or a task's data that cannot be.
     """
 
     def __init__(

@@ -49,11 +49,7 @@ def num_arrived(batch: Any, samples: Sequence[Any]) -> int:
 
 
 def samples_in(batch: object) -> int:
-    """Number of samples of a ready-made batch: dim 0 of its tensors, else of its first part.
-
-    Raises:
-        DataError: the batch does not tell.
-    """
+    """Number of samples of a ready-made batch: dim 0 of its tensors, else of its first part."""
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
     count = num_samples(batch)
