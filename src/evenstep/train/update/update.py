@@ -112,6 +112,9 @@ class Update:
             else:
                 self._step(pending, weights, grads, squared)
             return pending
+        except RuntimeError:
+            self._refuse_sparse()
+            raise
         finally:
             self.is_computing = False
 
@@ -236,6 +239,14 @@ class Update:
         if results.total is not None:
             return results.total, scale * (results.total > 0)
         return weights.total, scale
+
+    def _refuse_sparse(self) -> None:
+        for name, parameter in () if self._sparse else named_parameters(self.model).items():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise TaskError(
+                    f"the gradient of `{name}` is sparse, which a trainer must know when it is built: say "
+                    f"`self.sparse = True` in its module to train it in one process, or compute it without sparse."
+                )
 
     def require_whole(self) -> None:
         """Raise EvenstepError where an error has left the state of no update."""
