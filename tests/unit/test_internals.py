@@ -23,19 +23,12 @@ SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 OURS = sorted((SOURCE / "internals").glob("*.py"))
 OF_FSDP = {
     "_all_gather_result",
-    "_all_gather_comm",
     "_fsdp_param_groups",
     "_get_fsdp_state",
-    "_init_mp_dtypes",
     "_lazy_init",
-    "_post_forward_indices",
     "_pre_backward",
-    "_reduce_scatter_comm",
     "_register_post_backward_hook",
     "_register_pre_backward_hook",
-    "_root_post_backward_final_callback",
-    "_state_ctx",
-    "_to_sharded",
 }
 OF_TORCH = {
     "_autograd",  # and in it, as torch leaves hooks on saved tensors forbidden where a gradient can not be compiled
@@ -149,21 +142,10 @@ def test_nothing_of_torch_is_used_but_these() -> None:
     assert set().union(*map(private_names, OURS)) - modules <= OF_TORCH | OF_FSDP
 
 
-SINCE_2_15 = torch.__version__ >= (2, 15)
 SUMS = (
-    [
-        (FSDPParam, "unsharded_accumulated_grad", ("return param.grad if",)),
-        (FSDPParamGroup, "_get_unsharded_grad_to_reduce", ("self.reduce_scatter_unused_params", "zero_grad_data")),
-        (FSDPParamGroup, "_reset_iter_state", ("sharded_param.grad = None", "leaf.grad = None")),
-        (FSDPState, "_register_root_post_backward_final_callback", ("manual_backward_finalization_active is None",)),
-        (FSDPState, "_root_post_backward_final_callback", ("manual_backward_finalization_active", "is_last_backward")),
-    ]
-    if SINCE_2_15
-    else [
-        (FSDPParamGroup, "post_backward", ("self.reduce_scatter_unused_params",)),
-        (FSDPParam, "to_accumulated_grad_if_needed", ("self.unsharded_accumulated_grad", "self.reduce_dtype")),
-        (FSDPParam, "accumulate_unsharded_grad_if_needed", ("self.unsharded_accumulated_grad += ",)),
-    ]
+    [(FSDPParamGroup, "_reset_iter_state", ("sharded_param.grad = None", "leaf.grad = None"))]
+    if torch.__version__ >= (2, 15)
+    else [(FSDPParam, "to_accumulated_grad_if_needed", ("self.reduce_dtype is None",))]
 )
 
 
@@ -174,16 +156,11 @@ SUMS = (
         (FSDPModule, "_get_fsdp_state", ()),
         (FSDPState, "_lazy_init", ("all_states",)),
         (FSDPState, "_post_forward", ("output = self._register_pre_backward_hook(output)",)),
-        (FSDPState, "_root_post_backward_final_callback", ("post_backward()", "is_last_backward", "IDLE")),
-        (FSDPState, "_register_root_post_backward_final_callback", ("self._root_post_backward_final_callback",)),
         (FSDPState, "_pre_backward", ("self._states_to_backward_prefetch", "self._register_root_post_backward")),
         (FSDPParamGroup, "pre_forward", ("self._register_post_backward_hook(args, kwargs)", "self.unshard(")),
         (FSDPParamGroup, "post_backward", ("self.reduce_grads", "self.reshard()")),
-        (FSDPParamGroup, "unshard", ("self.is_unsharded", "self._all_gather_comm", "_all_gather_process_group")),
+        (FSDPParamGroup, "unshard", ("self.is_unsharded", "_all_gather_process_group")),
         (FSDPParamGroup, "wait_for_unshard", ("self._all_gather_result", "self._to_unsharded()")),
-        (FSDPParamGroup, "_to_sharded", ("ShardedState.SHARDED",)),
-        (FSDPParamGroup, "_init_mp_dtypes", ("reduce_dtype",)),
-        (FSDPParamGroup, "_record_post_forward", ("_post_forward_indices", "post_forward_order")),
         *SUMS,
     ],
 )

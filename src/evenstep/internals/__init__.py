@@ -53,19 +53,16 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
 
 
 def foreach_multiply(tensors: Sequence[Tensor], factor: float) -> None:
-    """t ← t · factor, in place."""
     if tensors:  # a rank of a pipeline may have nothing to train
         _torch._foreach_mul_(tensors, factor)
 
 
 def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
-    """t ← t / divisor, in place; the divisor is 0-dim and stays on its device."""
     if tensors:
         _torch._foreach_div_(tensors, divisor)
 
 
 def foreach_copy(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """t ← source, cast to the format of t, in place."""
     if tensors:
         _torch._foreach_copy_(tensors, sources)
 
@@ -129,7 +126,6 @@ def _foreign(hooks: Any) -> list[str]:
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
-    """True if the user has hooks on the parameter's gradient."""
     return bool(_foreign(parameter._backward_hooks) or _foreign(_ACCUMULATE_HOOKS(parameter)))
 
 
@@ -147,7 +143,7 @@ def _hooks_of(module: Any) -> tuple[Any, ...]:
     return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
-# --- Modules.
+# --- Modules. Changes of these dicts do without `__setattr__`.
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -160,17 +156,14 @@ def compiled_in_place(module: nn.Module) -> bool:
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The live dict of a module's children, with repetitions."""
     return _live(cast("Any", module)._modules)
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The live dict of a module's own parameters."""
     return _live(cast("Any", module)._parameters)
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The live dict of a module's own buffers, which takes them without `__setattr__`."""
     return _live(cast("Any", module)._buffers)
 
 
@@ -288,7 +281,6 @@ def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: 
 
 
 def set_timeout(backend: Any, timeout: timedelta) -> None:
-    """Set the timeout of a backend's operations; its constructor's is for connecting too."""
     backend._set_default_timeout(timeout)
 
 
