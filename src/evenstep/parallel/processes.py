@@ -107,10 +107,10 @@ class Processes(Group):
                 "`torch.distributed.destroy_process_group()` before and set MASTER_PORT to a free port."
             )
         self._table = GroupTable(self._timeout)
-        self._world = list(range(self.ranks))  # the global ranks of this group
+        self._global_ranks = list(range(self.ranks))  # the global ranks of this group
         try:
             self._table.add_all(store, self.rank, self.ranks)
-            self._hosts = self._devices = self._table.get(GLOO, self._world)
+            self._hosts = self._devices = self._table.get(GLOO, self._global_ranks)
             self._share_devices = self.device.type == "cuda" and self._on_one_device(place_of(self.device))
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
@@ -120,7 +120,7 @@ class Processes(Group):
             ) from error
         self._has_devices = self.device.type == "cuda" and not self._share_devices
         if self._has_devices:
-            self._devices = self._table.get(NCCL, self._world)
+            self._devices = self._table.get(NCCL, self._global_ranks)
         self._parts = [self]  # with those that were split off
         self._has_failed = False
         self._process = os.getpid()
@@ -215,10 +215,10 @@ class Processes(Group):
         mine = copy(self)
         mine.rank, mine.ranks = list(part).index(self.rank), len(part)
         mine.part_of = self.ranks if len(part) < self.ranks else self.part_of
-        mine._world = [self._world[rank] for rank in part]
-        mine._hosts = mine._devices = self._table.get(GLOO, mine._world)
+        mine._global_ranks = [self._global_ranks[rank] for rank in part]
+        mine._hosts = mine._devices = self._table.get(GLOO, mine._global_ranks)
         if self._has_devices:
-            mine._devices = self._table.get(NCCL, mine._world)
+            mine._devices = self._table.get(NCCL, mine._global_ranks)
         self._parts.append(mine)
         return mine
 
@@ -230,11 +230,13 @@ class Processes(Group):
             )
         if shard_ranks == self.ranks:
             return DeviceMesh.from_group(self._devices, self.device.type, mesh_dim_names=("shard",))
-        grid = torch.tensor(self._world).view(-1, shard_ranks)
+        grid = torch.tensor(self._global_ranks).view(-1, shard_ranks)
         backend = NCCL if self._has_devices else GLOO
         groups: list[dist.ProcessGroup] = []
         for lines in (grid.T, grid):
-            line = next(line for line in cast("list[list[int]]", lines.tolist()) if self._world[self.rank] in line)
+            line = next(
+                line for line in cast("list[list[int]]", lines.tolist()) if self._global_ranks[self.rank] in line
+            )
             groups.append(self._table.get(backend, line))
         return DeviceMesh.from_group(groups, self.device.type, mesh=grid, mesh_dim_names=("dp", "shard"))
 
