@@ -43,8 +43,15 @@ def writing(path: Path, *, then: str) -> Generator[None]:
 
 def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
     """Drop the lines of the file `path` for which `keep` is false, and a last line without an end."""
-    with path.open("rb") as file, replacing(path) as new, new.open("wb") as kept:
-        kept.writelines(line for line in file if line.endswith(b"\n") and keep(line.decode(errors="replace")))
+
+    def stays(line: bytes) -> bool:
+        return line.endswith(b"\n") and keep(line.decode(errors="replace"))
+
+    with path.open("rb") as file:
+        if not all(stays(line) for line in file):
+            file.seek(0)
+            with replacing(path) as new, new.open("wb") as kept:
+                kept.writelines(filter(stays, file))
 
 
 def appending(path: Path) -> FileIO:

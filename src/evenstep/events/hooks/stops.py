@@ -165,5 +165,5 @@ class StopFile(Hook):
         self._looked_at = now
         file = folder / STOP_FILE
         if file.exists():
-            file.unlink()
+            file.unlink(missing_ok=True)
             self.trainer.request_stop(f"there was a file `{file}`", requeue=True)
