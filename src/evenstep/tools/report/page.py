@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
@@ -84,6 +85,7 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
         judged=judged,
         groups=groups,
         differences=differences,
+        over_seeds=over_seeds(shown, differences, judged),
         max_incidents=100,
         open_charts=12,  # a group of more charts is closed at first
         data={"runs": listed, "charts": drawn, "live": live},
@@ -104,6 +106,30 @@ def between(settings: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, ...]]
     """Settings in which runs differ, each with its value in every run; "" where it is not set."""
     rows = {key: tuple(one.get(key, "") for one in settings) for one in settings for key in one}
     return {key: values for key, values in rows.items() if len(set(values)) > 1}
+
+
+def over_seeds(
+    shown: Sequence[Shown], differences: Mapping[str, tuple[str, ...]], judged: Sequence[str]
+) -> list[dict[str, list[str]]]:
+    """Groups of runs with different seeds and otherwise equal settings: names, settings, spread of each metric."""
+    keys = [key for key in differences if key != "seed"]
+    groups: dict[tuple[str, ...], list[Shown]] = {}
+    for each in shown if "seed" in differences else ():
+        groups.setdefault(tuple(differences[key][each.number] for key in keys), []).append(each)
+    return [
+        {
+            "names": [each.name for each in members],
+            "settings": [f"{key} = {value or 'not set'}" for key, value in zip(keys, values, strict=True)],
+            "results": [_spread([one.figures[name].best for one in members if name in one.figures]) for name in judged],
+        }
+        for values, members in groups.items()
+        if len(members) > 1
+    ]
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{spell_figure(mean(known))} ± {stdev(known):.2g}" if len(known) > 1 else "–"
 
 
 def _shown(number: int, run: ReportedRun, names: Sequence[str]) -> Shown:

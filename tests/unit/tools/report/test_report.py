@@ -142,7 +142,7 @@ def train_line(folder: Path, *, lr: float, seed: int) -> None:
     ).train()
 
 
-def test_runs_of_a_script_are_compared_by_recorded_settings(tmp_path: Path) -> None:
+def test_runs_of_a_script_are_compared_by_recorded_settings_and_over_seeds(tmp_path: Path) -> None:
     runs = [(0.02, 1), (0.02, 2), (0.01, 1)]
     folders = [tmp_path / f"lr{lr}-seed{seed}" for lr, seed in runs]
     for folder, (lr, seed) in zip(folders, runs, strict=True):
@@ -165,6 +165,8 @@ def test_runs_of_a_script_are_compared_by_recorded_settings(tmp_path: Path) -> N
     assert expected.items() <= kept.items()
     text = Page(write_page(folders, tmp_path / "all.html").read_text()).text
     assert "best train/loss incidents optimizer.lr seed" in text
+    assert "optimizer.lr = 0.02" in text and "lr0.02-seed1, lr0.02-seed2" in text and " ± " in text
+    assert "optimizer.lr = 0.01" not in text  # a single run has no spread
 
 
 def test_charts_group_metrics_of_one_quantity_and_order_them() -> None:
