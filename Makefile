@@ -85,7 +85,7 @@ streams: $(DEV_READY)
 	$(BIN)/pytest -n 2 tests/usage/test_streams.py
 
 prove: $(DEV_READY)
-	$(BIN)/python proofs/prove.py --rows '$(ROWS)'
+	OMP_NUM_THREADS=1 $(BIN)/python tests/promise/prove.py --rows '$(ROWS)'
 
 faults: $(DEV_READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run.py --faults '$(FAULTS)'

@@ -24,7 +24,7 @@ IN_WHEEL = ("evenstep/py.typed", "evenstep/recipes/digits/run.toml", "evenstep/t
 IN_SDIST = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE", "Makefile"),
     *("constraints.txt", "zensical.toml", "docs/index.md", "recipes/digits/run.toml", "tests/conftest.py"),
-    *("src/evenstep/__init__.py", "proofs/prove.py", "benchmarks/run.py", "website/long_description.py"),
+    *("src/evenstep/__init__.py", "tests/promise/prove.py", "benchmarks/run.py", "website/long_description.py"),
 )
 NEVER = ("__pycache__", ".pyc", "/runs/", ".venv", ".git/")
 

@@ -1,4 +1,4 @@
-"""The table of optimizers and layouts: what each comes to, as data for the tests, the proofs and the documentation.
+"""The table of optimizers and layouts: what each comes to, as data for tests and documentation.
 
 An optimizer on a layout has "bits" (those of one process, also when it is stopped in the midst and resumed), or
 "rounding" (the numbers of one process up to rounding), or is "refused" when the trainer is built, or does not apply.

@@ -332,7 +332,7 @@ def test_scripts_are_scripts() -> None:
 
 
 def test_paths_of_this_repository_are_there() -> None:
-    inside = re.compile(r"^(?:src|tests|docs|benchmarks|recipes|proofs|website)/[\w./-]+$")
+    inside = re.compile(r"^(?:src|tests|docs|benchmarks|recipes|website)/[\w./-]+$")
     named = [(page, span) for page in PAGES for span in re.findall(r"`([^`\s]+)`", outside_of_blocks(page))]
     assert [(page, path) for page, path in named if inside.match(path) and not (ROOT / path).exists()] == []
 

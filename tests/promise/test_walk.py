@@ -1,23 +1,18 @@
 """Ranks of 512 are walked one at a time in this process: all of a group say the same, whoever has work."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
-
+import walk
 from fake_group import Fake
+from torch import nn
+from walk import MESH
 
 from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Strategy, Zero1
 from evenstep.parallel.reducer import BucketReducer
-from rows import walk
-from rows.walk import MESH
 
 EDGES = [0, 1, 3, 4, 8, 131, 255, 256, 511]  # first, last and inner places of every axis
 

@@ -1,7 +1,7 @@
 """Proves the promise: one row per way of cutting, stopping or failing the same run, each with a bound.
 
     make prove                 all rows
-    make prove ROWS=resume     the rows whose name contains "resume"
+    make prove ROWS=killed     the rows whose name contains "killed"
 
 Prints a table, writes build/proof.json (a list of {row, measure, value, bound, ok}) and exits 1 if any row fails.
 """
@@ -15,37 +15,19 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "usage"))
 
-from rows import (
-    compiled,
-    cutting,
-    faults,
-    formats,
-    groups,
-    optimizers,
-    pipeline,
-    ranks,
-    resume,
-    tasks,
-    walk,
-    weights,
-)
-from rows.row import Row
-
-ROWS: list[Row] = [
-    *(*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS),
-    *(*faults.ROWS, *tasks.ROWS, *optimizers.ROWS, *formats.ROWS, *weights.ROWS),
-    *(*groups.ROWS, *compiled.ROWS),
-]
+import rows
+import walk
+from rows import Row
 
 
-def prove(rows: list[Row]) -> list[dict[str, object]]:
+def prove(table: list[Row]) -> list[dict[str, object]]:
     """Run the rows, print one line each, and give them as they go into proof.json."""
-    width = max((len(row.name) for row in rows), default=3)
+    width = max((len(row.name) for row in table), default=3)
     print(f"{'row':<{width}}  {'measure':<44}  {'value':<18}  {'bound':<18}  ok      s")
     results: list[dict[str, object]] = []
-    for row in rows:
+    for row in table:
         began = time.perf_counter()
         try:
             value, bound = row.run()
@@ -69,12 +51,13 @@ def main() -> int:
     parser.add_argument("--rows", default="", help="only rows whose name contains this")
     parser.add_argument("--out", type=Path, default=Path("build/proof.json"))
     arguments = parser.parse_args()
-    rows = [row for row in ROWS if arguments.rows in row.name]
-    if not rows:
-        print(f"no row contains '{arguments.rows}'; there are: {', '.join(row.name for row in ROWS)}", file=sys.stderr)
+    table = [*rows.rows(), *walk.ROWS]
+    wanted = [row for row in table if arguments.rows in row.name]
+    if not wanted:
+        print(f"no row contains '{arguments.rows}'; there are: {', '.join(row.name for row in table)}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    results = prove(rows)
+    results = prove(wanted)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     failed = [str(result["row"]) for result in results if not result["ok"]]

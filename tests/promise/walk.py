@@ -6,7 +6,6 @@ written down where torch dispatches it. `Walk` takes any strategy, so a new one 
 numbers: nothing is summed.
 """
 
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -14,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from fake_group import CollectiveRecord, Fake
+from rows import Row
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,11 +26,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import evenstep
 from evenstep.events import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
-from rows.row import Row
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "usage"))
-
-from fake_group import CollectiveRecord, Fake
 
 UPDATES = 4
 SAVED_AT, ABORTED = 2, 3  # the save, and the update whose gradient is made NaN and that is skipped
