@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 # the modules beside the tests: what tests run, and what starts it
-sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("", "usage", "faults", "ranks", "promise", "gpu", "dist")]
+sys.path[:0] = [
+    str(Path(__file__).parent / folder) for folder in ("", "usage", "faults", "ranks", "promise", "gpu", "dist")
+]
 
 collect_ignore = ["usage/given"]  # what pages take for granted: run before their blocks, and nothing by itself
 

@@ -1,4 +1,4 @@
-"""Runs of the battery: `Run` says what is trained, `Leg` who trains it until when, and what happens to it.
+"""Runs of the battery: `Run` is a training run, `Leg` the ranks that train it for some updates, with their faults.
 
 All legs of a run, on whatever layout, together give the bits of one process that trains it from beginning to end.
 """
@@ -36,7 +36,7 @@ LR_SCHEDULES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is trained.
+    """Model, tasks, data and options of a run.
 
     Args:
         tasks: of the run, each with data of its own; ("",) is a run of one.
@@ -251,13 +251,13 @@ TASKS = {"words": Words, "late": LateWords, "sampled": Sampled, "translate": Tra
 
 
 def tasks_of(run: Run) -> Any:
-    """The task, or two of them, of which one may have a late weight."""
+    """The task, or two tasks; the first may have a late weight."""
     first = TASKS[run.task]()
     return first if run.tasks == ("",) else {"a": first, "b": Words()}
 
 
 def sentences(samples: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Words, and targets of which the last ones are ignored; in some sentences all of them."""
+    """Words and targets; the last targets of a sentence are ignored, in some sentences all."""
     generator = torch.Generator().manual_seed(seed)
     made: list[tuple[Tensor, Tensor]] = []
     for number in range(samples):

@@ -226,7 +226,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """What a rank did on its walk.
+    """Record of a rank's walk.
 
     Args:
         group: how its data-parallel ranks lie.
