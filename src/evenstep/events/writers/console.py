@@ -150,7 +150,14 @@ class ConsoleWriter(Writer, Hook):
         if self._updates is not None:
             last = f"update {self._updates}/{self._updates}"
             place = f"{place}/{self._updates}".ljust(len(last))
-        self._print("  ".join([place, *cells]))
+        width = sys.maxsize if self._live is None else self._live.width
+        line = place
+        for cell in cells:
+            if len(f"{line}  {cell}".rstrip()) > width:
+                self._print(line)
+                line = " " * len(place)
+            line = f"{line}  {cell}"
+        self._print(line)
 
     def _print(self, line: str) -> None:
         if self._live is None:

@@ -77,6 +77,11 @@ class LiveLine:
             if self._handle is not None:
                 self._handle.update({"text/plain": f"update {text}"}, raw=True)
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._bar.console.width
+
     def print(self, line: str) -> None:
         """Print a line that stays above the live one."""
         with _DRAWING:

@@ -143,6 +143,17 @@ def test_lines_stay_above_a_live_line(clock: Clock, terminal: Terminal, trainer:
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is given back
 
 
+def test_a_line_too_long_for_the_terminal_is_broken_between_values(
+    clock: Clock, terminal: Terminal, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    writer = opened(trainer, terminal)
+    writer.after_evaluate(EvaluateEvent(name="valid", update=4, metrics={"loss": 0.5, "error": 0.25, "other": 1.5}))
+    writer.close()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).strip() for line in terminal.getvalue().splitlines()]
+    assert {"update 4/100    loss 0.5     error 0.25", "other 1.5     in 0.0 s"} <= set(lines)
+
+
 def test_a_live_line_moves_while_nothing_is_written(
     terminal: Terminal, trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
