@@ -23,7 +23,7 @@ from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Strategy, Zero1
 from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.precision import Float8Mixed
 
-LENGTH, WORDS, WIDTH, IGNORED = 6, 11, 8, -100
+LENGTH, WORDS, WIDTH, IGNORED = 6, 11, 16, -100
 SIZES = {"": 8, "a": 8, "b": 4}  # of a task's global batch
 COEFFICIENTS = {"": 1.0, "a": 1.0, "b": 0.25}
 LR_SCHEDULES: dict[str, Any] = {
