@@ -172,7 +172,7 @@ class Decode(nn.Module):
 
     def forward(self, x: Tensor, encoded: dict[str, Any]) -> Tensor:
         scores = self.query(x) @ encoded["memory"].transpose(1, 2)
-        read = scores.masked_fill(~encoded["mask"][:, None], -1e9).softmax(-1) @ encoded["memory"]
+        read = scores.masked_fill(~encoded["mask"][:, None], -1e4).softmax(-1) @ encoded["memory"]
         return x + self.dropout(self.out(read).tanh())
 
 
