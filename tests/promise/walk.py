@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import evenstep
 from evenstep.events import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
+from evenstep.pipeline.wire import tensors
 
 UPDATES = 4
 SAVED_AT, ABORTED = 2, 3  # the save, and the update whose gradient is made NaN and that is skipped
@@ -42,19 +43,11 @@ class Collectives(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
-            tensors = next((found for arg in args if (found := _tensors(arg))), [])
-            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            sent = next((found for arg in args if (found := tensors(arg))), [])
+            size = sum(tensor.numel() * tensor.element_size() for tensor in sent)
             kind = str(func.__name__).partition(".")[0].strip("_")
             self._said.append(CollectiveRecord(kind, next(filter(None, map(_group_of, args)), "?"), size))
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(item: Any) -> list[Tensor]:
-    if isinstance(item, Tensor):
-        return [item]
-    if isinstance(item, list | tuple):
-        return [tensor for part in cast("list[Any]", item) for tensor in _tensors(part)]
-    return []
 
 
 def _group_of(arg: Any) -> str:

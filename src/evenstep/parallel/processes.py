@@ -27,7 +27,7 @@ from evenstep.parallel.group import Group, Interrupted
 from evenstep.parallel.membership import ANSWER_S, Membership
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
-from evenstep.parallel.renewable import GLOO, NCCL, GroupTable
+from evenstep.parallel.renewable import GLOO, NCCL, Connections
 from evenstep.tensors import device_here, make_current
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Processes(Group):
                 "must be able to reconnect them; leave `init_process_group` out, or call "
                 "`torch.distributed.destroy_process_group()` before and set MASTER_PORT to a free port."
             )
-        self._table = GroupTable(self._timeout)
+        self._table = Connections(self._timeout)
         self._global_ranks = list(range(self.ranks))  # the global ranks of this group
         try:
             self._table.add_all(store, self.rank, self.ranks)

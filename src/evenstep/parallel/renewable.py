@@ -148,7 +148,7 @@ for _name in _COLLECTIVES.split():
 
 
 @final
-class GroupTable:
+class Connections:
     """All groups of this process by backend and ranks, closed and reconnected together."""
 
     def __init__(self, timeout: timedelta) -> None:

@@ -316,7 +316,7 @@ def _mark(leaf: Any) -> Any:
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides of a copy without gaps: those of the tensor where it has none."""
-    return torch.empty_like(tensor, device="meta").stride()
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def _bytes_of(tensor: Tensor, device: torch.device) -> Tensor:

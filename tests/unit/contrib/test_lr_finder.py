@@ -15,6 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
 from evenstep.optim.schedules import Cosine
 from refused import refused
+from same import assert_same
 
 POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 
@@ -43,17 +44,6 @@ def trainer_of(**more: Any) -> Trainer:
 
 def tree_of(trainer: Trainer) -> Any:
     return copy.deepcopy(trainer.state_dict())
-
-
-def assert_same(left: Any, right: Any, path: str = "") -> None:
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), path
-        for name in left:
-            assert_same(left[name], right[name], f"{path}.{name}")
-    elif isinstance(left, Tensor):
-        assert torch.equal(left, right), path
-    else:
-        assert left == right, path
 
 
 @pytest.mark.parametrize("schedule", [None, Cosine()])

@@ -1,6 +1,6 @@
 """Parameter groups: who is in which, and that each is stepped as a plain loop over parameters would."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,21 @@ def reference_rate(name: str, setting: str) -> dict[str, Any] | None:
     return {"lr": 0.05, "weight_decay": 0.3, **({"betas": (0.5, 0.9)} if "head" in name else {})}
 
 
+def assert_trained_alike(
+    model: nn.Module, reference: nn.Module, alone: Sequence[torch.optim.Optimizer], *, updates: int
+) -> None:
+    """Train the reference in a plain loop with optimizers of its own, and compare parameters."""
+    for number in range(updates):
+        taken = POINTS[8 * (number % 3) : 8 * (number % 3) + 8]
+        inputs, targets = (torch.stack([pair[part] for pair in taken]) for part in (0, 1))
+        reference.zero_grad()
+        (((reference(inputs) - targets) ** 2).sum() / 8).backward()
+        for one in alone:
+            one.step()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would(setting: str) -> None:
     model, reference = net(), net()
@@ -114,15 +129,7 @@ def test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would(setting: 
         for name, one in reference.named_parameters()
         if (given := reference_rate(name, setting)) is not None
     ]
-    for number in range(6):
-        taken = POINTS[8 * (number % 3) : 8 * (number % 3) + 8]
-        inputs, targets = (torch.stack([pair[part] for pair in taken]) for part in (0, 1))
-        reference.zero_grad()
-        (((reference(inputs) - targets) ** 2).sum() / 8).backward()
-        for one in alone:
-            one.step()
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert_trained_alike(model, reference, alone, updates=6)
 
 
 def muon(model: nn.Module) -> torch.optim.Optimizer:
@@ -145,14 +152,7 @@ def test_muon_steps_the_matrices_and_adamw_the_rest() -> None:
         torch.optim.Muon(matrices, lr=0.02),
         torch.optim.AdamW([{"params": decaying}, {"params": rest, "weight_decay": 0.0}], lr=0.05),
     ]
-    for number in range(3):
-        inputs, targets = (torch.stack([pair[part] for pair in POINTS[8 * number : 8 * number + 8]]) for part in (0, 1))
-        reference.zero_grad()
-        (((reference(inputs) - targets) ** 2).sum() / 8).backward()
-        for one in alone:
-            one.step()
-    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert_trained_alike(model, reference, alone, updates=3)
 
 
 @pytest.mark.parametrize("stop", [1, 4])

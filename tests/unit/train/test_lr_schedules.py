@@ -27,6 +27,7 @@ from evenstep.optim.schedules import (
 )
 from evenstep.train.build import lr_schedule_of
 from refused import refused
+from same import assert_same
 
 POINTS = [(torch.full((2,), n / 10), torch.tensor([n % 3 / 2])) for n in range(20)]
 
@@ -69,17 +70,6 @@ def trainer_of(rates: Rates, schedule: LrSchedule, **more: Any) -> Trainer:
     if "epochs" not in given:
         given.setdefault("updates", 12)
     return Trainer(**given)
-
-
-def assert_same(left: Any, right: Any, path: str = "") -> None:
-    if isinstance(left, dict):
-        assert left.keys() == right.keys(), path
-        for name in left:
-            assert_same(left[name], right[name], f"{path}.{name}")
-    elif isinstance(left, Tensor):
-        assert torch.equal(left, right), path
-    else:
-        assert left == right, path
 
 
 def test_a_rate_by_epoch_is_that_of_the_updates_batch() -> None:

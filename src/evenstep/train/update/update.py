@@ -100,7 +100,7 @@ class Update:
             grads: list[Tensor] = []
             squared: Tensor | None = None
             for attempt in self._recovery.attempts(f"update {number}", number, self.rollback.begin_passes()):
-                with attempt:  # which is made again where a rank has run out of memory
+                with attempt:  # again, if a rank runs out of memory
                     weights = self.weigh(batch)
                     if weights.totals:  # some rank has work
                         pending.gathered = self._run(weights, number)
