@@ -41,7 +41,7 @@ from evenstep.events import (
     Writer as Writer,
 )
 from evenstep.optim.ema import Ema as Ema
-from evenstep.optim.grouped import grouped_optimizer as grouped_optimizer
+from evenstep.optim.groups import grouped_optimizer as grouped_optimizer
 from evenstep.optim.groups import ParameterGroup as ParameterGroup
 from evenstep.optim.schedules import (
     LrSchedule as LrSchedule,

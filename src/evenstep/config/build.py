@@ -26,10 +26,8 @@ from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
-from evenstep.optim.grouped import described_groups, grouped_optimizer
-from evenstep.optim.groups import ParameterGroup
-from evenstep.optim.modes import Modes
-from evenstep.optim.optimizers import joined, parts_of
+from evenstep.optim.groups import ParameterGroup, described_groups, grouped_optimizer
+from evenstep.optim.optimizers import Modes, joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Evaluation, Training, WriterName

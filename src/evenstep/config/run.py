@@ -15,7 +15,7 @@ from evenstep.data.batching import Oversized
 from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End
 from evenstep.errors import ArgumentError
-from evenstep.optim.groups import Grouping, ParameterGroup
+from evenstep.optim.groups import DecayOn, ParameterGroup
 from evenstep.optim.schedules import AnySchedule, Constant, LrSchedule
 from evenstep.options import (
     STANDARD_WRITERS,
@@ -250,7 +250,7 @@ class GroupTable(ParameterGroup):
 
 
 @option
-class OptimizerTable(Grouping):
+class OptimizerTable:
     """The optimizer and its parameter groups."""
 
     _: KW_ONLY
@@ -264,6 +264,9 @@ class OptimizerTable(Grouping):
     """Additional keyword arguments of the optimizer, such as `weight_decay`."""
     groups: Mapping[str, GroupTable] = field(default_factory=dict[str, GroupTable])
     """Parameter groups with their own settings, by name. All other parameters form the group `others`."""
+    weight_decay_on: DecayOn = "all"
+    """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
+    vectors; `all` applies it to everything."""
 
     def __post_init__(self) -> None:
         if (self.name is None) == (self.target is None):

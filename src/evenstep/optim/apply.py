@@ -18,12 +18,7 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # kernels take their scale as
 
 
 class Applied(NamedTuple):
-    """Result of one gradient.
-
-    Args:
-        norm: ‖g‖₂ before clipping, after division by the divisor.
-        aborted: 0.0 when the step was made, 1.0 when it was not; a tensor while only the device knows.
-    """
+    """‖g‖₂ before clipping, divided by the divisor; 0.0 if the step was made, 1.0 if not, perhaps on the device."""
 
     norm: float | Tensor
     aborted: float | Tensor
@@ -58,7 +53,7 @@ class Apply:
     reads_at_once = True
 
     def __init__(self, stepper: Stepper, *, clip_norm: float | None) -> None:
-        self._stepper = stepper
+        self.stepper = stepper
         self._clip_norm = clip_norm
         self._in_kernel = stepper.divides_in_kernel
 
@@ -81,16 +76,11 @@ class Apply:
                 scale = torch.full((), divisor, device=squared.device)
             else:
                 foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
-        self._stepper.step(update, scale=scale)
+        self.stepper.step(update, scale=scale)
         return Applied(norm=norm, aborted=0.0)
 
     def _divides_in_kernel(self) -> bool:
-        return self._in_kernel and not self._stepper.shows_gradients
-
-    @property
-    def may_draw(self) -> bool:
-        """True if the next step may draw random numbers."""
-        return self._stepper.may_draw
+        return self._in_kernel and not self.stepper.shows_gradients
 
     def resume(self) -> None:
         """Take steps again after an abort was handled."""
@@ -123,7 +113,7 @@ class DeviceApply(Apply):
         in_kernel = self._divides_in_kernel()
         if not in_kernel:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
-        self._stepper.step(update, scale=scale.float() if in_kernel else None, found_inf=aborted)
+        self.stepper.step(update, scale=scale.float() if in_kernel else None, found_inf=aborted)
         return Applied(norm=norm, aborted=aborted)
 
     def resume(self) -> None:

@@ -1,15 +1,21 @@
 """Parameter groups by patterns of names: own learning rate, weight decay or optimizer, or not trained."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import unwrapped
+from evenstep.optim.optimizers import joined, parts_of
 from evenstep.schema import Natural, NonNegative, Positive, option
+from evenstep.tensors import named_parameters, plain
 
 DecayOn = Literal["all", "matrices"]
 OTHERS = "others"
@@ -42,21 +48,17 @@ class ParameterGroup:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further arguments of the optimizer, such as `betas`."""
 
-    def takes(self, one: "ParameterInfo") -> bool:
-        fits = self.dims is None or one.dims == self.dims
-        return fits and any(one.fits(pattern) for pattern in self.patterns)
 
-
-class ParameterInfo(NamedTuple):
-    """A parameter as groups see it; `also` holds the other names of a tied one."""
-
+class _Parameter(NamedTuple):
     name: str
     dims: int
     is_norm: bool
     trained: bool
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...]  # other names of a tied one
 
-    def fits(self, pattern: str) -> bool:
+    def fits(self, group: ParameterGroup, pattern: str) -> bool:
+        if group.dims is not None and self.dims != group.dims:
+            return False
         return any(fnmatchcase(name, pattern) for name in (self.name, *self.also))
 
     @property
@@ -64,69 +66,127 @@ class ParameterInfo(NamedTuple):
         return self.dims >= 2 and not self.is_norm and self.name.rpartition(".")[2] != "bias"
 
 
-class SubGroup(NamedTuple):
-    """Parameters of one group, with or without weight decay."""
+def grouped_optimizer(
+    model: nn.Module,
+    optimizer: type[Optimizer] = torch.optim.AdamW,
+    *,
+    lr: float,
+    groups: Mapping[str, ParameterGroup] | None = None,
+    weight_decay_on: DecayOn = "all",
+    options: Mapping[str, Any] | None = None,
+    options_of: Mapping[type, Mapping[str, Any]] | None = None,
+) -> Optimizer:
+    """The optimizer of a model, also in stages: groups of parameters by patterns of their names.
 
-    group: str
-    decays: bool
+    Parameters of frozen groups get `requires_grad` False, and no optimizer.
 
-    @property
-    def name(self) -> str:
-        return self.group if self.decays else f"{self.group}/no_decay"
+    Args:
+        optimizer: class, `lr` and `options` (such as `weight_decay`) of all that no group has others for.
+        groups: by name; parameters that none of them takes are the `others`.
+        weight_decay_on: "matrices" leaves biases, norms and vectors without weight decay; "all" gives it to all.
+        options_of: further arguments of each class, such as `fused`.
 
-
-@option
-class Grouping:
-    """Assignment of parameters to groups; see `grouped_optimizer`."""
-
-    _: KW_ONLY
-    groups: Mapping[str, ParameterGroup] = field(default_factory=dict[str, ParameterGroup])
-    weight_decay_on: DecayOn = "all"
-    """`matrices` applies weight decay to parameters with two or more dimensions only, not to biases, norms and other
-    vectors; `all` applies it to everything."""
-
-    def assign(self, parameters: Sequence[ParameterInfo]) -> dict[SubGroup, list[str]]:
-        """The names of the trained parameters of each part, in the order of the groups, the others last."""
-        owners = self._owners(parameters)
-        frozen = self._frozen_groups()
-        assigned: dict[SubGroup, list[str]] = {}
-        for name in (*self.groups, OTHERS):
-            own = [one for one in parameters if owners[one.name] == name and one.trained and name not in frozen]
-            for decays in (True, False):
-                names = [one.name for one in own if decays == (self.weight_decay_on == "all" or one.is_matrix)]
-                if names:
-                    assigned[SubGroup(name, decays)] = names
-        return assigned
-
-    def frozen(self, parameters: Sequence[ParameterInfo]) -> list[str]:
-        """The names of the parameters of frozen groups."""
-        owners = self._owners(parameters)
-        frozen = self._frozen_groups()
-        return [one.name for one in parameters if owners[one.name] in frozen]
-
-    def _frozen_groups(self) -> set[str]:
-        return {name for name, group in self.groups.items() if group.frozen}
-
-    def _owners(self, parameters: Sequence[ParameterInfo]) -> dict[str, str]:
-        owners: dict[str, str] = {}
-        for one in parameters:
-            takers = [name for name, group in self.groups.items() if group.takes(one)]
-            if len(takers) > 1:
-                raise ArgumentError(
-                    f"each parameter must be in one group, but `{one.name}` fits the `patterns` of group "
-                    f"`{takers[0]}` and those of `{takers[1]}`; narrow one of them.",
-                    field="patterns",
-                )
-            owners[one.name] = takers[0] if takers else OTHERS
-        for name, group in self.groups.items():
-            for pattern in group.patterns:
-                if not any(one.fits(pattern) and group.takes(one) for one in parameters):
-                    raise _unused(name, group, pattern, parameters)
-        return owners
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+    >>> head = ParameterGroup(patterns=("2.*",), lr_factor=10.0)
+    >>> [(one["name"], one["lr"]) for one in grouped_optimizer(model, lr=0.1, groups={"head": head}).param_groups]
+    [('others', 0.1), ('head', 1.0)]
+    """
+    given = dict(groups or {})
+    parameters = _described(model)
+    owners = _owners(given, parameters)
+    by_name = named_parameters(unwrapped(model))
+    made: dict[type, list[dict[str, Any]]] = {}
+    for name in dict.fromkeys((*given, OTHERS)):
+        group = given.get(name, ParameterGroup(patterns=("*",)))
+        trained = [one for one in parameters if owners[one.name] == name and one.trained and not group.frozen]
+        kind = group.optimizer or optimizer
+        rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0)
+        for decays in (True, False):
+            names = [one.name for one in trained if decays == (weight_decay_on == "all" or one.is_matrix)]
+            if not names:
+                continue
+            own: dict[str, Any] = {"name": name if decays else f"{name}/no_decay", "lr": rate}
+            own |= {**((options or {}) if kind is optimizer else {}), **group.options}
+            if not decays or group.weight_decay is not None:
+                own["weight_decay"] = group.weight_decay if decays else 0.0
+            _check_options(kind, own, name)
+            made.setdefault(kind, []).append({"params": [by_name[one] for one in names if one in by_name], **own})
+    if not made:
+        raise ArgumentError("there is nothing to train: all parameters are in frozen groups.", field="groups")
+    rest = made.pop(optimizer, None)
+    if rest:  # last, the others first
+        made[optimizer] = sorted(rest, key=lambda group: group["name"].partition("/")[0] != OTHERS)
+    optimizers = [
+        cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in made.items()
+    ]
+    for one in parameters:  # last: an error above leaves the model unchanged
+        if owners[one.name] in given and given[owners[one.name]].frozen and one.name in by_name:
+            by_name[one.name].requires_grad_(False)
+    return optimizers[0] if len(optimizers) == 1 else joined(optimizers)
 
 
-def _unused(name: str, group: ParameterGroup, pattern: str, parameters: Sequence[ParameterInfo]) -> ArgumentError:
-    names = [one.name for one in parameters]
+def described_groups(optimizer: Optimizer) -> list[str]:
+    """The groups of an optimizer in words, with the numbers of their parameters.
+
+    >>> described_groups(torch.optim.SGD([{"params": [torch.zeros(2, 3)], "name": "head"}], lr=0.5))
+    ['head: SGD, lr 0.5, weight decay 0, 1 parameter of 6 numbers']
+    """
+    lines: list[str] = []
+    for one in parts_of(optimizer):
+        for number, group in enumerate(one.param_groups):
+            sizes = [parameter.numel() for parameter in group["params"]]
+            decay = f", weight decay {float(group['weight_decay']):g}" if "weight_decay" in group else ""
+            rate = f"{group.get('name', number)}: {type(one).__name__}, lr {float(group['lr']):g}{decay}"
+            count = "1 parameter" if len(sizes) == 1 else f"{len(sizes)} parameters"
+            lines.append(f"{rate}, {count} of {sum(sizes):,} numbers")
+    return lines
+
+
+def _described(model: nn.Module) -> list[_Parameter]:
+    """Parameters of the model, on all ranks of a pipeline."""
+    whole = unwrapped(model)
+    norms = {
+        id(parameter)
+        for module in whole.modules()
+        if "Norm" in type(module).__name__
+        for parameter in module.parameters(recurse=False)
+    }
+    stages: Any = model if hasattr(type(model), "parameter_sizes") else None  # a `PipelineModel`
+    names_of: dict[object, list[str]] = {}
+    for name, one in whole.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(one), []).append(plain(name))
+    for name, first in ({} if stages is None else stages.aliases).items():
+        names_of.setdefault(first, [first]).append(name)
+    also = {name: tuple(one for one in names if one != name) for names in names_of.values() for name in names}
+    mine = [
+        _Parameter(name, one.ndim, id(one) in norms, one.requires_grad, also.get(name, ()))
+        for name, one in named_parameters(whole).items()
+    ]
+    if stages is None:
+        return mine
+    everybody = stages.mesh.pipeline.gather([tuple(one) for one in mine])
+    return [*{one[0]: _Parameter(*one) for theirs in everybody for one in theirs}.values()]
+
+
+def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Parameter]) -> dict[str, str]:
+    """Name of the group of each parameter."""
+    owners: dict[str, str] = {}
+    for name, group in groups.items():
+        for pattern in group.patterns:
+            fitting = [one.name for one in parameters if one.fits(group, pattern)]
+            if not fitting:
+                raise _unused(name, group, pattern, [one.name for one in parameters])
+            for one in fitting:
+                if owners.setdefault(one, name) != name:
+                    raise ArgumentError(
+                        f"each parameter must be in one group, but `{one}` fits the `patterns` of group "
+                        f"`{owners[one]}` and those of `{name}`; narrow one of them.",
+                        field="patterns",
+                    )
+    return {one.name: owners.get(one.name, OTHERS) for one in parameters}
+
+
+def _unused(name: str, group: ParameterGroup, pattern: str, names: Sequence[str]) -> ArgumentError:
     close = get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.4) or names[:3]
     dims = "" if group.dims is None else f" of {group.dims} dimensions"
     return ArgumentError(
@@ -134,3 +194,11 @@ def _unused(name: str, group: ParameterGroup, pattern: str, parameters: Sequence
         f"{', '.join(f'`{one}`' for one in close)}.",
         field="patterns",
     )
+
+
+def _check_options(kind: type, own: Mapping[str, Any], group: str) -> None:
+    taken = inspect.signature(kind).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return
+    for name in own.keys() - {"params", "name"} - taken.keys():  # torch takes any key of a group
+        raise ArgumentError(f"`{name}` of group `{group}` is no argument of {kind.__name__}.", field=name)

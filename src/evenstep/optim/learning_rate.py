@@ -19,6 +19,7 @@ class LearningRates:
     """The learning rates of an optimizer's groups: base · schedule(u); None as a schedule leaves the rates alone.
 
     Attributes:
+        updates: length of the run, or None.
         begun_at: the committed update after which the schedule counts, 0 unless the schedule was reset.
         last: the rates that were set last; empty without a schedule.
         names: the rates' names as metrics: `train/lr` of the first group, `train/lr/NAME` of the others.
@@ -27,23 +28,23 @@ class LearningRates:
     def __init__(self, optimizer: Optimizer, schedule: LrSchedule | None, updates: int | None) -> None:
         self._optimizer = optimizer
         self._schedule = schedule
-        self._updates = updates
         self._of_groups: list[LrSchedule] = []
-        self._bases: list[float] = []
         self._override: Callable[[int], list[float]] | None = None
         self.begun_at = 0
+        self.stretch(updates)
+        groups = self._groups
+        names = _names(groups)
         if schedule is not None:
-            schedule.check(updates)
-            self._of_groups = _schedules_of(schedule, self._groups)
-            for group in self._groups:
+            _check_names(schedule, names)
+            self._of_groups = [schedule.of_group(name) for name in names]
+            for group in groups:
                 if isinstance(group["lr"], Tensor):  # torch gives all groups the same tensor
                     group["lr"] = group["lr"].clone()
-            self._bases = self._rates()
+        self._bases: Sequence[float] = [] if schedule is None else self._rates()
         self.last: Sequence[float] = self._bases
         self._watched = schedule is not None
-        self.names: list[str] = []
-        if all(group.get("lr") is not None for group in self._groups):
-            self.names = ["train/lr", *(f"train/lr/{name}" for name in _names(self._groups)[1:])]
+        has_rates = all(group.get("lr") is not None for group in groups)
+        self.names = ["train/lr", *(f"train/lr/{name}" for name in names[1:])] if has_rates else []
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -52,22 +53,14 @@ class LearningRates:
     def _rates(self) -> list[float]:
         return [float(group["lr"]) for group in self._groups]
 
-    @property
-    def updates(self) -> int | None:
-        return self._updates
-
-    @updates.setter
-    def updates(self, updates: int | None) -> None:
-        self.check(self.begun_at, updates)
-        self._updates = updates
-
-    def check(self, begun_at: int, updates: int | None) -> None:
-        """Raise ArgumentError unless the schedule fits into the updates after `begun_at`."""
+    def stretch(self, updates: int | None) -> None:
+        """Set the length of the run; ArgumentError if the schedule does not fit into it."""
         if self._schedule is not None:
-            self._schedule.check(None if updates is None else max(updates - begun_at, 1))
+            self._schedule.check(None if updates is None else max(updates - self.begun_at, 1))
+        self.updates = updates
 
     def _factor(self, schedule: LrSchedule, update: int, epoch: int) -> float:
-        end = None if self._updates is None else self._updates - self.begun_at
+        end = None if self.updates is None else self.updates - self.begun_at
         factor = float(schedule.in_epoch(update - self.begun_at, epoch, end))
         if not 0.0 <= factor < inf:
             raise ArgumentError(
@@ -90,8 +83,6 @@ class LearningRates:
         if self._schedule is None:
             rates = [group["lr"] for group in self._groups] if self.names else []
             return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
-        schedules = self._of_groups if isinstance(self._schedule, PerGroup) else [self._schedule]
-        factors = [self._factor(one, update, epoch) for one in schedules]
         for number, (rate, group) in enumerate(zip(self.last, self._groups, strict=True)):
             if self._watched and not isinstance(group["lr"], Tensor) and group["lr"] != rate:
                 raise ArgumentError(
@@ -99,8 +90,10 @@ class LearningRates:
                     f"`lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
                     field="lr_schedule",
                 )
-        if len(factors) < len(self._bases):
-            factors *= len(self._bases)
+        if isinstance(self._schedule, PerGroup):
+            factors = [self._factor(one, update, epoch) for one in self._of_groups]
+        else:
+            factors = [self._factor(self._schedule, update, epoch)] * len(self._bases)
         return self._put([base * factor for base, factor in zip(self._bases, factors, strict=True)])
 
     def restore(self, rates: Sequence[float]) -> None:
@@ -156,16 +149,13 @@ class LearningRates:
             self.last = self._rates()
 
 
-def _schedules_of(schedule: LrSchedule, groups: list[dict[str, Any]]) -> list[LrSchedule]:
-    names = _names(groups)
-    if isinstance(schedule, PerGroup):
-        for name in map(str, schedule.groups):
-            if name not in names and not any(one.startswith(f"{name}/") for one in names):
-                raise ArgumentError(
-                    f"`lr_schedule` has group `{name}`, which the optimizer has not: {advice(name, names)}",
-                    field="lr_schedule",
-                )
-    return [schedule.of_group(name) for name in names]
+def _check_names(schedule: LrSchedule, names: Sequence[str]) -> None:
+    for name in map(str, schedule.groups) if isinstance(schedule, PerGroup) else ():
+        if name not in names and not any(one.startswith(f"{name}/") for one in names):
+            raise ArgumentError(
+                f"`lr_schedule` has group `{name}`, which the optimizer has not: {advice(name, names)}",
+                field="lr_schedule",
+            )
 
 
 def _names(groups: list[dict[str, Any]]) -> list[str]:

@@ -32,11 +32,12 @@ def as_plain(value: Any) -> Any:
         return value
     names, values = value.__tensor_flatten__()
     tensors = {name: getattr(value, name) for name in names}
+    narrow = {name: one for name, one in tensors.items() if one.is_floating_point() and one.itemsize == 1}
     return {
         "low_bit": type(value).__name__,
         # bytes in place of float8: torch can't pickle empty float8 tensors
-        "tensors": {name: one.view(torch.uint8) if _is_float8(one) else one for name, one in tensors.items()},
-        "float8": {name: str(one.dtype).removeprefix("torch.") for name, one in tensors.items() if _is_float8(one)},
+        "tensors": {**tensors, **{name: one.view(torch.uint8) for name, one in narrow.items()}},
+        "float8": {name: _word(one.dtype) for name, one in narrow.items()},
         "values": [_as_json(one) for one in values],
     }
 
@@ -64,13 +65,13 @@ def inner_tensors(value: Tensor) -> list[Tensor]:
     return [*as_plain(value)["tensors"].values()] if is_low_bit(value) else [value]
 
 
-def _is_float8(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.itemsize == 1
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _as_json(value: Any) -> Any:
     if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
+        return {"dtype": _word(value)}
     return {"shape": list(value)} if isinstance(value, torch.Size) else value
 
 

@@ -1,9 +1,12 @@
-"""Several optimizers over one model, such as Muon for the matrices and AdamW for the rest."""
+"""Several optimizers over one model, such as Muon and AdamW, and the modes of schedule-free ones."""
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast, final
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
@@ -19,7 +22,6 @@ class Optimizers:
     Raises:
         ArgumentError: a parameter is in two optimizers, or an optimizer has its own `state_dict`.
 
-    >>> import torch
     >>> model = torch.nn.Linear(2, 2)
     >>> both = Optimizers((torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=1e-3)))
     >>> [group["lr"] for group in both.param_groups]
@@ -27,12 +29,24 @@ class Optimizers:
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
-        _check(parts)
+        owners: dict[int, Optimizer] = {}
+        for one in parts:
+            name = type(one).__name__
+            if type(one).state_dict is not Optimizer.state_dict:
+                raise ArgumentError(
+                    f"optimizers of a tuple save their `state`, but {name} has its own `state_dict`; leave it out.",
+                    field="optimizer",
+                )
+            for parameter in parameters_in(one):
+                owner = owners.setdefault(id(parameter), one)
+                if owner is not one:
+                    raise ArgumentError(
+                        f"each parameter must have one optimizer, but one of shape {list(parameter.shape)} is in "
+                        f"{type(owner).__name__} and in {name}; give each parameter to one of them.",
+                        field="optimizer",
+                    )
         self.parts = tuple(parts)
         self.defaults: Group = parts[-1].defaults
-
-    def __repr__(self) -> str:
-        return f"({', '.join(map(repr, self.parts))})"
 
     @property
     def param_groups(self) -> list[Group]:
@@ -51,20 +65,16 @@ class Optimizers:
         """State as of one optimizer. Keys of no parameter have the number of their optimizer before them."""
         state: dict[Any, Any] = {}
         groups: list[Group] = []
-        for place, begin, one in self._numbered():
+        begin = 0
+        for place, one in enumerate(self.parts):
             saved = one.state_dict()
-            state |= {_joint_key(key, place, begin): value for key, value in saved["state"].items()}
+            for key, value in saved["state"].items():
+                state[f"{place}.{key}" if isinstance(key, str) else begin + key] = value
             groups += [
                 {**group, "params": [begin + number for number in group["params"]]} for group in saved["param_groups"]
             ]
-        return {"state": state, "param_groups": groups}
-
-    def _numbered(self) -> Iterator[tuple[int, int, Optimizer]]:
-        """Place, first parameter number and optimizer of each part."""
-        begin = 0
-        for place, one in enumerate(self.parts):
-            yield place, begin, one
             begin += len(parameters_in(one))
+        return {"state": state, "param_groups": groups}
 
 
 def joined(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
@@ -80,24 +90,48 @@ def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     return given.parts if isinstance(given, Optimizers) else (given,)
 
 
-def _joint_key(key: Any, place: int, begin: int) -> Any:
-    return f"{place}.{key}" if isinstance(key, str) else begin + key
+@final
+class Modes:
+    """Optimizers that train one set of parameters and evaluate another: schedule-free ones, with `train` and `eval`.
+
+    Args:
+        fetch: fetches the parameters that other ranks have changed.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> None:
+        self._optimizers: list[Any] = moded(optimizer)
+        self._parameters = list(parameters) if self._optimizers else []
+        self._fetch = fetch
+        self.names = [type(one).__name__ for one in self._optimizers]
+
+    def train(self) -> None:
+        self._switch("train")
+
+    def evaluate(self) -> None:
+        """Switch to the parameters to evaluate, for good; `evaluating` goes back."""
+        self._switch("eval")
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Inside, the model has the parameters to evaluate. Afterwards it has its former bits."""
+        kept = [parameter.detach().clone() for parameter in self._parameters]  # a way back by arithmetic would round
+        self.evaluate()
+        try:
+            yield
+        finally:
+            self.train()
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters, kept, strict=True):
+                    parameter.copy_(value)
+
+    @torch.no_grad()
+    def _switch(self, mode: str) -> None:
+        for one in self._optimizers:
+            getattr(one, mode)()
+        if self._optimizers:
+            self._fetch()
 
 
-def _check(parts: Sequence[Optimizer]) -> None:
-    owners: dict[int, Optimizer] = {}
-    for one in parts:
-        name = type(one).__name__
-        if type(one).state_dict is not Optimizer.state_dict:
-            raise ArgumentError(
-                f"optimizers of a tuple save their `state`, but {name} has its own `state_dict`; leave it out.",
-                field="optimizer",
-            )
-        for parameter in parameters_in(one):
-            owner = owners.setdefault(id(parameter), one)
-            if owner is not one:
-                raise ArgumentError(
-                    f"each parameter must have one optimizer, but one of shape {list(parameter.shape)} is in "
-                    f"{type(owner).__name__} and in {name}; give each parameter to one of them.",
-                    field="optimizer",
-                )
+def moded(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers with `train()` and `eval()`."""
+    return [one for one in parts_of(optimizer) if all(callable(getattr(one, mode, None)) for mode in ("train", "eval"))]

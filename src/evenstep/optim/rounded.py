@@ -1,12 +1,10 @@
 """Without master weights: each step is made in float32 and rounded back into the parameters at random.
 
-    θ ← Optimizer(p, g, …) in float32,   p ← one of θ's two neighbours, with mean θ
-
-Stand-ins are made for a few parameters at a time, to save memory. Only torch's own optimizers are stepped by pieces.
+θ ← Optimizer(p, g, …) in float32,   p ← one of θ's two neighbours, with mean θ
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import final
 
 import torch
@@ -26,6 +24,8 @@ PIECE_BYTES = 64 * 2**20  # of float32 copies at a time; a larger parameter is o
 class RoundedStepper(Stepper):
     """Steps parameters of 16 bits in float32, and rounds them stochastically.
 
+    Stand-ins are made for a few parameters at a time, to save memory. Only torch's own optimizers step in pieces.
+
     Args:
         names: names of parameters, by their `id`.
         first_element: offset of this rank's shard in the whole tensor, in elements.
@@ -42,14 +42,21 @@ class RoundedStepper(Stepper):
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         super().__init__(optimizer)
-        own = [one for one in self.parameters if is_narrow(one)]
         self._widen_state()
-        self._names = {id(one): names[id(one)] for one in own}
+        self._names = names
         self._branch = branch(seed, "rounding")
         self._first_element = first_element
         self._others = {id(one) for one in self.parameters if not is_narrow(one)}
         in_pieces = all(type(one) in TORCH for one in self.optimizers)
-        self._pieces = _cut(own, piece_bytes) if in_pieces else [own]
+        self._pieces: list[list[nn.Parameter]] = [[]]
+        room = piece_bytes
+        for parameter in filter(is_narrow, self.parameters):
+            size = 4 * local_tensor(parameter).numel()
+            if in_pieces and self._pieces[-1] and size > room:
+                self._pieces.append([])
+                room = piece_bytes
+            self._pieces[-1].append(parameter)
+            room -= size
 
     def _step(self, update: int) -> None:
         branch_of_update = branch_below(self._branch, update)
@@ -82,19 +89,6 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     return made
 
 
-def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.Parameter]]:
-    pieces: list[list[nn.Parameter]] = [[]]
-    room = piece_bytes
-    for parameter in parameters:
-        size = 4 * local_tensor(parameter).numel()
-        if pieces[-1] and size > room:
-            pieces.append([])
-            room = piece_bytes
-        pieces[-1].append(parameter)
-        room -= size
-    return pieces
-
-
 _BLOCK = 1 << 22  # elements drawn by one seed
 _SMALLEST_NORMAL, _STEP = 2.0**-14, 2.0**-24  # of float16, and the distance of all below
 _DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # bits of float32's mantissa that the format has not
@@ -119,17 +113,18 @@ def round_into(narrow: Tensor, wide: Tensor, *, branch: int, first: int = 0, siz
     flat = wide.reshape(-1)
     rounded = torch.empty_like(flat, dtype=narrow.dtype)
     generator = torch.Generator(flat.device)
+    last = first + flat.numel()
     whole = flat.numel() if size is None else size
-    for block in range(first // _BLOCK, math.ceil((first + flat.numel()) / _BLOCK)):
-        begin, end = block * _BLOCK, min((block + 1) * _BLOCK, whole)
-        own = slice(max(begin, first) - first, min(end, first + flat.numel()) - first)
-        generator.manual_seed(
-            key_below(branch, block) & 0xFFFFFFFF if flat.device.type == "cpu" else key_below(branch, block)
-        )
+    bits = 0xFFFFFFFF if flat.device.type == "cpu" else -1
+    for block in range(first // _BLOCK, math.ceil(last / _BLOCK)):
+        begin = block * _BLOCK
+        end = min(begin + _BLOCK, whole)
+        generator.manual_seed(key_below(branch, block) & bits)
         drawn = torch.empty(end - begin, dtype=torch.int32, device=flat.device)
         drawn.random_(0, 1 << _DROPPED[narrow.dtype], generator=generator)
-        at = max(begin, first) - begin
-        rounded[own] = _rounded(flat[own], drawn[at : at + own.stop - own.start], narrow.dtype)
+        own_begin, own_end = max(begin, first), min(end, last)
+        own = slice(own_begin - first, own_end - first)
+        rounded[own] = _rounded(flat[own], drawn[own_begin - begin : own_end - begin], narrow.dtype)
     narrow.copy_(rounded.view(wide.shape))
 
 

@@ -4,12 +4,11 @@ u is the update's number from 1, U the length of the run, W = `warmup_updates`, 
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from math import cos, isfinite, pi, prod, sqrt
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
@@ -20,7 +19,6 @@ Need = Literal["epochs", "evaluations", "groups"]
 Unit = Literal["updates", "epochs"]
 DecayShape = Literal["linear", "cosine", "sqrt"]
 Shrink = Annotated[float, Interval(gt=0, le=1)]
-Pairs = Annotated[Sequence[tuple[Count, Positive]], MinLen(1)]
 
 SHAPES: Mapping[DecayShape, Callable[[float], float]] = {
     "linear": lambda progress: 1 - progress,
@@ -48,19 +46,8 @@ class LrSchedule(ABC):
     def __call__(self, update: int, updates: int | None) -> float:
         """Multiplier of an update, from 1, in a run of so many: finite, at least 0, above 0 at the first update."""
 
-    def lengths(self) -> dict[str, int]:
-        """Least length of the run for each field that holds one."""
-        return {}
-
     def check(self, updates: int | None) -> None:
         """Raise ArgumentError if a run of this length can't follow the schedule."""
-        for field, needed in self.lengths().items():
-            if updates is not None and needed > updates:
-                raise ArgumentError(
-                    f"the LR schedule needs {needed} updates, but the run has {updates}; lower `{field}` or train "
-                    f"longer.",
-                    field=field,
-                )
 
     def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
         """Multiplier of an update whose batch is of `epoch`, which counts from 0."""
@@ -69,15 +56,6 @@ class LrSchedule(ABC):
     def of_group(self, name: str) -> "LrSchedule":
         """Schedule of the optimizer's group of this name; a group without a name has its number."""
         return self
-
-    def _known(self, updates: int | None) -> int:
-        if updates is None:
-            raise ArgumentError(
-                f"`updates` must be known for the LR schedule {type(self).__name__}, which ends with the run, but is "
-                f"None; set it, or take a schedule without an end (Constant, InverseSqrt).",
-                field="updates",
-            )
-        return updates
 
 
 @option
@@ -104,12 +82,26 @@ class Warmup(LrSchedule):
     def __call__(self, update: int, updates: int | None) -> float:
         return self.rise(update) * self.formula(max(update - self.full_at, 0), updates)
 
-    def lengths(self) -> dict[str, int]:
-        return {"warmup_updates": self.warmup_updates}
-
     def check(self, updates: int | None) -> None:
         self(1, updates)  # raises if it must know the length
-        super().check(updates)
+        needed = 0
+        for field in ("warmup_updates", "hold_updates", "decay_updates"):
+            needed += getattr(self, field, None) or 0
+            if updates is not None and needed > updates:
+                raise ArgumentError(
+                    f"the LR schedule needs {needed} updates, but the run has {updates}; lower `{field}` or train "
+                    f"longer.",
+                    field=field,
+                )
+
+    def _known(self, updates: int | None) -> int:
+        if updates is None:
+            raise ArgumentError(
+                f"`updates` must be known for the LR schedule {type(self).__name__}, which ends with the run, but is "
+                f"None; set it, or take a schedule without an end (Constant, InverseSqrt).",
+                field="updates",
+            )
+        return updates
 
 
 @option
@@ -123,10 +115,7 @@ class Constant(Warmup):
 
 @option
 class InverseSqrt(Warmup):
-    """Warm-up to 1, then √(s / u): a slow fall without an end.
-
-    Reference: Vaswani et al., 2017, eq. 3, https://arxiv.org/abs/1706.03762, with a peak of 1.
-    """
+    """Warm-up to 1, then √(s / u), without an end (Vaswani et al., 2017, eq. 3, https://arxiv.org/abs/1706.03762)."""
 
     def formula(self, done: int, updates: int | None) -> float:
         return sqrt(self.full_at / (self.full_at + done))
@@ -136,27 +125,26 @@ class InverseSqrt(Warmup):
 class Decay(Warmup):
     """Base of schedules that fall after the warm-up: e + (1 - e) · r(p), p = n / (U - s), e = `end_factor`."""
 
+    fall: ClassVar[DecayShape] = "linear"
+
     _: KW_ONLY
     end_factor: Share = 0.1
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
     def formula(self, done: int, updates: int | None) -> float:
-        return self._fallen(_share(done, self._known(updates) - self.full_at))
+        return self.fallen(_share(done, self._known(updates) - self.full_at))
 
-    def _fallen(self, progress: float) -> float:
+    def fallen(self, progress: float) -> float:
         return self.end_factor + (1 - self.end_factor) * self.remaining(progress)
 
-    @abstractmethod
     def remaining(self, progress: float) -> float:
         """r(p): 1 at the beginning of the fall (p = 0), 0 at its end (p = 1)."""
+        return SHAPES[self.fall](progress)
 
 
 @option
 class Linear(Decay):
     """A `Decay` along a straight line, r(p) = 1 - p."""
-
-    def remaining(self, progress: float) -> float:
-        return SHAPES["linear"](progress)
 
 
 @option
@@ -167,8 +155,7 @@ class Cosine(Decay):
     [0.5, 1.0, 0.5, 0.0]
     """
 
-    def remaining(self, progress: float) -> float:
-        return SHAPES["cosine"](progress)
+    fall = "cosine"
 
 
 @option
@@ -203,14 +190,10 @@ class Wsd(Decay):
         if not self.decay_updates:
             return 1.0
         begin = self._known(updates) - self.decay_updates
-        return self._fallen(_share(self.full_at + done - begin, self.decay_updates))
+        return self.fallen(_share(self.full_at + done - begin, self.decay_updates))
 
     def remaining(self, progress: float) -> float:
         return SHAPES[self.shape](progress)
-
-    def lengths(self) -> dict[str, int]:
-        decay = {"decay_updates": self.full_at + self.decay_updates} if self.decay_updates else {}
-        return super().lengths() | decay
 
 
 @option
@@ -220,8 +203,7 @@ class TriStage(Warmup):
         i + (1 - i) · u / W                for u < W
         e^p, p = min(max(n - H, 0) / D, 1) from then on
 
-    D is `decay_updates`; by default the rest of the run. Reference: Park et al., 2019, §3.2, with i = 0 and e = 0.01,
-    https://arxiv.org/abs/1904.08779.
+    D is `decay_updates`; by default the rest of the run. Reference: Park et al., 2019, https://arxiv.org/abs/1904.08779.
     """
 
     _: KW_ONLY
@@ -245,9 +227,6 @@ class TriStage(Warmup):
             length = self._known(updates) - self.full_at - self.hold_updates
         return self.end_factor ** _share(done - self.hold_updates, length)
 
-    def lengths(self) -> dict[str, int]:
-        return super().lengths() | {"hold_updates": self.full_at + self.hold_updates + (self.decay_updates or 0)}
-
 
 @option
 class CosineRestarts(Warmup):
@@ -270,21 +249,14 @@ class CosineRestarts(Warmup):
     """Multiplier that each period falls to, as a share of the multiplier at its begin."""
 
     def formula(self, done: int, updates: int | None) -> float:
-        number, progress = self._period(done)
-        return self.shrink**number * (self.end_factor + (1 - self.end_factor) * SHAPES["cosine"](progress))
-
-    def _period(self, done: int) -> tuple[int, float]:
-        if self.period_factor == 1:
-            number, within = divmod(done, self.period_updates)
-            return number, within / self.period_updates
-        number = 0
-        begin = 0.0
+        number, within = divmod(done, self.period_updates) if self.period_factor == 1 else (0, done)
+        left = float(within)
         length = float(self.period_updates)
-        while done >= begin + length:
+        while left >= length:
             number += 1
-            begin += length
+            left -= length
             length *= self.period_factor
-        return number, (done - begin) / length
+        return self.shrink**number * (self.end_factor + (1 - self.end_factor) * SHAPES["cosine"](left / length))
 
 
 @option
@@ -310,9 +282,6 @@ class Triangular(LrSchedule):
         height = 1 - abs(2 * within / self.period_updates - 1)
         return self.low_factor + (1 - self.low_factor) * self.shrink**cycle * height
 
-    def lengths(self) -> dict[str, int]:
-        return {"period_updates": (self.period_updates + 1) // 2}
-
 
 @option
 class CountedSchedule(Warmup):
@@ -332,10 +301,7 @@ class CountedSchedule(Warmup):
 
 @option
 class Step(CountedSchedule):
-    """Warm-up to 1, then max(γ^⌊n / K⌋, m), with γ = `factor`, K = `every` and m = `min_factor`.
-
-    `torch.optim.lr_scheduler.StepLR` is the case W = 0, m = 0.
-    """
+    """Warm-up to 1, then max(γ^⌊n / K⌋, m), with γ = `factor`, K = `every` and m = `min_factor`."""
 
     _: KW_ONLY
     every: Count
@@ -351,10 +317,7 @@ class Step(CountedSchedule):
 
 @option
 class Multiplicative(CountedSchedule):
-    """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor is repeated.
-
-    As `torch.optim.lr_scheduler.MultiplicativeLR`, and with one factor `ExponentialLR`.
-    """
+    """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor is repeated."""
 
     _: KW_ONLY
     factors: Annotated[Sequence[Positive], MinLen(1)]
@@ -374,7 +337,7 @@ class Listed(CountedSchedule):
     """Warm-up times f_i of the last pair (n_i, f_i) that has begun; n_i are updates, or epochs, numbered from 1."""
 
     _: KW_ONLY
-    factors: Pairs
+    factors: Annotated[Sequence[tuple[Count, Positive]], MinLen(1)]
     """Pairs of a begin, from 1, and a multiplier, such as [[1, 1.0], [1000, 0.1]]."""
 
     def __post_init__(self) -> None:
@@ -386,11 +349,7 @@ class Listed(CountedSchedule):
         return self.rise(update) * self.formula(update - 1, updates)
 
     def formula(self, done: int, updates: int | None) -> float:
-        return self.factors[bisect_right([begin for begin, _ in self.factors], done + 1) - 1][1]
-
-    def lengths(self) -> dict[str, int]:
-        last = {"factors": self.factors[-1][0]} if self.unit == "updates" else {}
-        return super().lengths() | last
+        return next(factor for begin, factor in reversed(self.factors) if begin <= done + 1)
 
 
 @option
@@ -419,15 +378,13 @@ class Plateau(Warmup):
     """Evaluations in a row without an improvement before a fall."""
     min_delta: NonNegative = 0.0
     """Largest change that does not count as an improvement, in the metric's unit."""
-    cooldown_evaluations: Natural = 0
-    """Evaluations after each fall that do not count."""
     min_factor: Share = 0.0
     """Lower limit of the multiplier."""
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """Product of all falls, best value, evaluations without a better one, and those left to ignore."""
-        return {"multiplier": 1.0, "best_value": None, "evaluations_since_best": 0, "cooldown_left": 0}
+        """Product of all falls, best value, and evaluations without a better one."""
+        return {"multiplier": 1.0, "best_value": None, "evaluations_since_best": 0}
 
     @property
     def needs(self) -> Collection[Need]:
@@ -441,23 +398,15 @@ class Plateau(Warmup):
         if update < self.warmup_updates:
             return
         state = self.state
+        best = state["best_value"]
+        gain = 0.0 if best is None else best - value if self.mode == "min" else value - best
         state["evaluations_since_best"] += 1
-        if self._is_better(value):
+        if isfinite(value) and (best is None or gain > self.min_delta):
             state["best_value"] = value
-            state["evaluations_since_best"] = 0
-        if state["cooldown_left"]:
-            state["cooldown_left"] -= 1
             state["evaluations_since_best"] = 0
         if state["evaluations_since_best"] >= self.patience_evaluations:
             state["multiplier"] = max(state["multiplier"] * self.factor, self.min_factor)
-            state["cooldown_left"] = self.cooldown_evaluations
             state["evaluations_since_best"] = 0
-
-    def _is_better(self, value: float) -> bool:
-        best = self.state["best_value"]
-        if best is None or not isfinite(value):
-            return isfinite(value)
-        return (best - value if self.mode == "min" else value - best) > self.min_delta
 
     def reset(self) -> None:
         """Forget all evaluations."""
@@ -495,13 +444,17 @@ class PerGroup(LrSchedule):
 
     @property
     def needs(self) -> Collection[Need]:
-        return ("groups", *{need for one in (*self.groups.values(), self.others) for need in one.needs})
+        return ("groups", *{need for one in self.every for need in one.needs})
+
+    @property
+    def every(self) -> list[LrSchedule]:
+        return [*self.groups.values(), self.others]
 
     def __call__(self, update: int, updates: int | None) -> float:
         return self.others(update, updates)
 
     def check(self, updates: int | None) -> None:
-        for schedule in (*self.groups.values(), self.others):
+        for schedule in self.every:
             schedule.check(updates)
 
     def of_group(self, name: str) -> LrSchedule:
@@ -511,7 +464,7 @@ class PerGroup(LrSchedule):
 
 def plateaus_of(schedule: LrSchedule | None) -> list[Plateau]:
     """The `Plateau`s in a schedule, each once."""
-    inner = [*schedule.groups.values(), schedule.others] if isinstance(schedule, PerGroup) else [schedule]
+    inner = schedule.every if isinstance(schedule, PerGroup) else [schedule]
     return list({id(one): one for one in inner if isinstance(one, Plateau)}.values())
 
 

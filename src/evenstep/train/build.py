@@ -26,12 +26,10 @@ from evenstep.keys import branch, key_below
 from evenstep.lazy import load
 from evenstep.optim.apply import build_apply
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.optim.masters import MasterStepper
-from evenstep.optim.modes import Modes
-from evenstep.optim.optimizers import joined
+from evenstep.optim.optimizers import Modes, joined
 from evenstep.optim.rounded import RoundedStepper
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
-from evenstep.optim.stepper import Stepper
+from evenstep.optim.stepper import MasterStepper, Stepper
 from evenstep.options import Failures, Training
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.pipeline import PipelineModel
@@ -303,7 +301,7 @@ class Parts:
         self.context.coefficients.check(updates)
         if self.saved.ema is not None:
             self.saved.ema.check(updates)
-        self.core.learning_rates.updates = updates
+        self.core.learning_rates.stretch(updates)
 
     def _change_layers(self) -> None:
         model, randomness = self.model, self.context.randomness

@@ -17,8 +17,7 @@ from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
-from evenstep.optim.modes import moded
-from evenstep.optim.optimizers import parts_of
+from evenstep.optim.optimizers import moded, parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, has_own_state_dict, shard_refusal
 from evenstep.optim.stepper import is_narrow

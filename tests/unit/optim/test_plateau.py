@@ -13,7 +13,7 @@ from evenstep.optim.schedules import Plateau
 def test_it_is_that_of_pytorch_whose_patience_is_one_less(seed: int) -> None:
     draw = random.Random(seed)
     mode = draw.choice(["min", "max"])
-    patience, cooldown, delta = draw.randint(1, 4), draw.randint(0, 3), draw.choice([0.0, 0.05])
+    patience, delta = draw.randint(1, 4), draw.choice([0.0, 0.05])
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     theirs = ReduceLROnPlateau(
         optimizer,
@@ -22,7 +22,6 @@ def test_it_is_that_of_pytorch_whose_patience_is_one_less(seed: int) -> None:
         patience=patience - 1,
         threshold=delta,
         threshold_mode="abs",
-        cooldown=cooldown,
         min_lr=0.01,
         eps=0.0,
     )
@@ -31,7 +30,6 @@ def test_it_is_that_of_pytorch_whose_patience_is_one_less(seed: int) -> None:
         factor=0.5,
         patience_evaluations=patience,
         min_delta=delta,
-        cooldown_evaluations=cooldown,
         min_factor=0.01,
     )
     for update in range(1, 80):
@@ -44,14 +42,14 @@ def test_it_is_that_of_pytorch_whose_patience_is_one_less(seed: int) -> None:
 
 def test_what_it_remembers_is_saved_and_taken_back() -> None:
     values = [1.0, 0.9, 0.95, 0.91, 0.8, 0.9, 0.9, 0.9, 0.9]
-    whole, first = (Plateau(factor=0.5, patience_evaluations=3, cooldown_evaluations=1) for _ in range(2))
+    whole, first = (Plateau(factor=0.5, patience_evaluations=3) for _ in range(2))
     for update, value in enumerate(values, start=1):
         whole.evaluated(value, update=update)
     for cut in range(len(values)):
         first.reset()
         for update, value in enumerate(values[:cut], start=1):
             first.evaluated(value, update=update)
-        second = Plateau(factor=0.5, patience_evaluations=3, cooldown_evaluations=1)
+        second = Plateau(factor=0.5, patience_evaluations=3)
         assert second.load_state_dict(first.state_dict()) == ""
         for update, value in enumerate(values[cut:], start=cut + 1):
             second.evaluated(value, update=update)

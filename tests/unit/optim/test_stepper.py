@@ -14,10 +14,9 @@ from evenstep.errors import OutOfMemoryError
 from evenstep.keys import branch
 from evenstep.optim import rounded
 from evenstep.optim.apply import build_apply
-from evenstep.optim.masters import MasterStepper
 from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.rounded import RoundedStepper, round_into
-from evenstep.optim.stepper import Stepper
+from evenstep.optim.stepper import MasterStepper, Stepper
 
 CPU = torch.device("cpu")
 FORMATS = (torch.bfloat16, torch.float16)

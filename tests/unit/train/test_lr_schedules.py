@@ -104,7 +104,7 @@ def test_a_group_that_is_not_there_is_refused_with_the_nearest() -> None:
 
 SCHEDULES: dict[str, Callable[[], LrSchedule]] = {
     "by epoch": lambda: Multiplicative(factors=(0.5, 0.8), warmup_updates=5),
-    "plateau": lambda: Plateau(factor=0.5, patience_evaluations=2, min_delta=0.05, cooldown_evaluations=1),
+    "plateau": lambda: Plateau(factor=0.5, patience_evaluations=2, min_delta=0.05),
     "plateaus of groups": lambda: PerGroup(
         {"head": Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0)},
         Plateau(factor=0.1, patience_evaluations=2, min_delta=10.0),

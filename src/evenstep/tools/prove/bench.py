@@ -4,7 +4,13 @@ The global batch and the number of updates are reduced; the run keeps its length
 """
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +18,22 @@ from typing import Any, final
 
 from torch.utils.data import Subset
 
+from evenstep.cli.launch import end_with_parent
 from evenstep.config.build import RunParts, build_lr_schedule, build_parts, make_model
 from evenstep.config.build_data import is_stream
 from evenstep.config.load import Setting, settings_in
-from evenstep.config.run import DataTable, RunConfig
+from evenstep.config.ranks import joined
+from evenstep.config.run import DataTable
 from evenstep.config.target import Call, OpenRun, open_run
 from evenstep.data import Data
 from evenstep.data.batching import largest
-from evenstep.errors import DataError, EvenstepError
+from evenstep.errors import DataError, EvenstepError, LostRankError, clause
 from evenstep.events import Hook
 from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Group
 from evenstep.pipeline import Layers
-from evenstep.tools.prove.run import Cut, Subject, Variant, widen_data
+from evenstep.tools.prove.run import Cut, Ended, RefusedError, Subject, Variant, run_once, widen_data
+from evenstep.tools.prove.trace import Calls, UpdateTrace
 from evenstep.train import Coefficients, Task, Trainer
 from evenstep.train.run_state import updates_of
 
@@ -43,12 +52,13 @@ _REDUCED: Mapping[str, object] = {
     "log.writers": "[]",
     "train.compile": "off",
     "failures.max_rewinds": "none",
+    "parallel": "none",
 }
 
 
 @final
 class RunFileBench:
-    """Builds variants of a run file.
+    """Builds variants of a run file, and makes runs of them in processes of their own.
 
     Args:
         given: settings of the user.
@@ -58,21 +68,17 @@ class RunFileBench:
     def __init__(self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int]) -> None:
         self._path = path
         self._given = given
-        self.group = Group()
-        self.tokens = tokens
+        self._group = Group()
+        self._tokens = tokens
         with open_run(path, given) as opened:
             self.config = opened.config
-
-    def config_of(self, variant: Variant) -> RunConfig:
-        with open_run(self._path, self._settings(variant)) as opened:
-            return opened.config
 
     @contextmanager
     def open(self, variant: Variant) -> Generator[Subject]:
         """Build a variant, which is closed at the end of the `with`."""
         with open_run(self._path, self._settings(variant)) as opened:
             few, share = _of_few_samples(opened)
-            with closing(build_parts(few, self.group)) as parts:
+            with closing(build_parts(few, self._group)) as parts:
                 epochs = opened.config.train.epochs
                 if epochs is not None:  # as long as with all samples
                     train = replace(opened.config.train, epochs=math.ceil(epochs / min([1.0, *share.values()])))
@@ -82,6 +88,37 @@ class RunFileBench:
                     if variant.wide:
                         widen_data(data)
                 yield _subject(parts, opened)
+
+    def elsewhere(self, variant: Variant, /, **options: Any) -> Ended:
+        """Make a run as `run_once` does, in a new process for each rank; BrokenProcessPool if one was killed."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        given = self._path, self._given, self._tokens, variant, options, port
+        with ProcessPoolExecutor(variant.ranks, multiprocessing.get_context("spawn")) as pool:
+            try:
+                ranks = [pool.submit(_be_rank, *given, rank) for rank in range(variant.ranks)]
+                answers = [rank.result() for rank in ranks]
+            except BaseException as error:
+                if not isinstance(error, BrokenProcessPool):  # Ctrl-C
+                    for process in multiprocessing.active_children():
+                        process.kill()
+                raise
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, RefusedError)), errors[0])
+        return answers[0]
+
+    def run_as_rank(self, variant: Variant, began: Callable[[], object], options: Mapping[str, Any]) -> Ended:
+        with open_run(self._path, self._settings(variant)) as opened:
+            config = opened.config
+        with joined(config) as self._group:
+            made = run_once(self.open, variant, began=began, **options)
+            parts: dict[str, Calls] = {}
+            for theirs in self._group.gather(None if made.trace is None else made.trace.parts):
+                for part, calls in (theirs or {}).items():
+                    parts[part] = calls | parts.get(part, {})
+        return made if made.trace is None else replace(made, trace=UpdateTrace(parts, made.trace.states))
 
     def layered(self) -> str:
         """Reason why the model can't be cut into stages, or ""."""
@@ -97,17 +134,25 @@ class RunFileBench:
         budgets = {key: largest(table.global_batch_tokens) for key, table in self.config.sets.items()}
         reason = ""
         for share in (16, 8, 4, 2, 1):
-            self.tokens = {key: max(4, whole // share) for key, whole in budgets.items() if whole is not None}
+            self._tokens = {key: max(4, whole // share) for key, whole in budgets.items() if whole is not None}
             try:
                 with self.open(Variant(cut="4")):
                     return ""
             except DataError as error:
                 reason = str(error)
-        return f"its global batches can't be cut in four: {reason}" if self.tokens else ""
+        return f"its global batches can't be cut in four: {reason}" if self._tokens else ""
 
     def _settings(self, variant: Variant) -> list[Setting]:
         config = self.config
-        changed = dict(_REDUCED)
+        parallel = config.parallel
+        changed = {
+            **_REDUCED,
+            "parallel.strategy": variant.strategy,
+            "parallel.reduction": "fast" if variant.fast else "ordered",
+            "parallel.timeout_s": parallel.timeout_s,
+            "launch.ranks": variant.ranks,
+            "train.check_loss": str(variant.checks_loss).lower(),
+        }
         if str(config.failures.non_finite).startswith("rewind"):
             changed["failures.non_finite"] = "stop"
         if str(config.failures.loss_spike).startswith("rewind"):
@@ -117,24 +162,42 @@ class RunFileBench:
                 changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
         for key, table in config.sets.items():
             changed[f"{key}.num_workers"] = variant.workers
-            changed |= _cut(key, table, variant.cut, self.tokens.get(key, 0))
-        changed |= {
-            "parallel": "none",
-            "parallel.strategy": variant.strategy,
-            "parallel.reduction": "fast" if variant.fast else "ordered",
-            "parallel.timeout_s": config.parallel.timeout_s,
-            "launch.ranks": variant.ranks,
-            "train.check_loss": str(variant.checks_loss).lower(),
-        }
+            changed |= _cut(key, table, variant.cut, self._tokens.get(key, 0))
         if variant.pipeline > 1:
             changed["parallel.pipeline"] = variant.pipeline
-            if config.parallel.pipeline == variant.pipeline:
-                changed["parallel.pipeline_schedule"] = config.parallel.pipeline_schedule
-                changed["parallel.split_at"] = str(list(config.parallel.split_at)).replace("'", '"')
-                changed["parallel.stages_per_rank"] = config.parallel.stages_per_rank or "none"
+            if parallel.pipeline == variant.pipeline:
+                changed["parallel.pipeline_schedule"] = parallel.pipeline_schedule
+                changed["parallel.split_at"] = str(list(parallel.split_at)).replace("'", '"')
+                changed["parallel.stages_per_rank"] = parallel.stages_per_rank or "none"
         if not variant.own_format:
             changed["train.precision"] = "32-true"
         return [*self._given, *settings_in(changed, "evenstep prove")]
+
+
+def _be_rank(
+    path: Path,
+    given: Sequence[Setting],
+    tokens: Mapping[str, int],
+    variant: Variant,
+    options: Mapping[str, Any],
+    port: int,
+    rank: int,
+) -> Any:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to report
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for standard in (1, 2):
+        os.dup2(nowhere, standard)
+    if variant.ranks > 1:
+        place = {"RANK": rank, "WORLD_SIZE": variant.ranks, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        os.environ |= {name: str(number) for name, number in place.items()} | {"MASTER_ADDR": "localhost"}
+    began: list[bool] = []
+    try:
+        made = RunFileBench(path, given, tokens).run_as_rank(variant, lambda: began.append(True), options)
+    except Exception as error:  # noqa: BLE001 - reported by the parent; some errors can't be pickled
+        is_refusal = isinstance(error, EvenstepError) and not isinstance(error, LostRankError) and not began
+        return RefusedError(str(error)) if is_refusal else EvenstepError(clause(error))
+    return made if rank == 0 else None
 
 
 def _of_few_samples(opened: OpenRun) -> tuple[OpenRun, dict[str, float]]:
@@ -179,25 +242,23 @@ def _cut(key: str, table: DataTable, cut: Cut, tokens: int) -> dict[str, object]
 
 def _subject(parts: RunParts, opened: OpenRun) -> Subject:
     config = parts.config
+    train = config.train
 
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
         return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.plain())
 
-    own: Task | Mapping[str, Task] = parts.task
-    given = config.train.coefficients
     coefficients: Mapping[str, float] | None = None
-    if config.train.combine is None and not isinstance(given, Coefficients):
-        coefficients = {name: (given or {}).get(name, 1.0) for name in config.tasks}
-    epochs = config.train.epochs
+    if train.combine is None and not isinstance(train.coefficients, Coefficients):
+        coefficients = {name: (train.coefficients or {}).get(name, 1.0) for name in config.tasks}
     return Subject(
         model=parts.model,
-        tasks={"": own} if isinstance(own, Task) else own,
+        tasks={"": parts.task} if isinstance(parts.task, Task) else parts.task,
         optimizer=parts.optimizer,
         data=parts.data,
         hooks=list(parts.hooks),
         trainer=trainer,
-        updates=config.train.updates if epochs is None else updates_of(parts.data, epochs, config.seed),
+        updates=train.updates if train.epochs is None else updates_of(parts.data, train.epochs, config.seed),
         coefficients=coefficients,
         lr_schedule=build_lr_schedule(config),
-        clip_norm=config.train.clip_norm,
+        clip_norm=train.clip_norm,
     )

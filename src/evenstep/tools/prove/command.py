@@ -5,7 +5,6 @@ The run is reduced to minutes on a CPU and made again for each row (see `rows`).
 
 import json as json_module
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from evenstep.config.load import settings_of
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
-from evenstep.tools.prove.processes import Elsewhere
 from evenstep.tools.prove.rows import Prover, Verdict
 from evenstep.tools.prove.run import Variant
 from evenstep.version import __version__
@@ -28,39 +26,14 @@ _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "d
 
 def run(path: Path, settings: list[str], *, rows: str, updates: int, ranks: int, json: Path | None) -> int:
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
-    prover = _prover(path, settings, updates, ranks)
-    every = prover.rows()
-    wanted = [text.strip() for text in rows.split(",")]
-    chosen = {name: row for name, row in every.items() if any(text in name for text in wanted)}
-    if not chosen:
-        raise ConfigError(f"`--rows`: no row contains `{rows}`; there are {', '.join(every)}.")
-    threads = torch.get_num_threads()
-    try:
-        found = _prove(chosen)
-    finally:
-        torch.set_num_threads(threads)
-    failed = any(row["holds"] is False for row in found)
-    if json is not None:
-        made = {"run": str(path), "updates": prover.updates, "holds": not failed, "evenstep": __version__}
-        text = json_module.dumps({**made, "torch": torch.__version__, "rows": found}, indent=1) + "\n"
-        try:
-            json.parent.mkdir(parents=True, exist_ok=True)
-            json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise EvenstepError(f"{json} can't be written: {error.strerror}; give `--json` another file.") from error
-    return EXIT_ERROR if failed else EXIT_DONE
-
-
-def _prover(path: Path, settings: list[str], updates: int, ranks: int) -> Prover:
-    given = settings_of(settings)
-    bench = RunFileBench(path, given, {})
+    bench = RunFileBench(path, settings_of(settings), {})
     config = bench.config
     uncut = bench.fit_tokens()
     with bench.open(Variant(cut="1")):
         pass  # raises once, and not in each row, if the run can't be built
-    return Prover(
+    prover = Prover(
         open=bench.open,
-        elsewhere=Elsewhere(path, given, bench.tokens),
+        elsewhere=bench.elsewhere,
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
         precision=config.precision,
@@ -70,26 +43,37 @@ def _prover(path: Path, settings: list[str], updates: int, ranks: int) -> Prover
         workers=min(2, max(table.num_workers for table in config.sets.values())),
         seed=config.seed,
     )
-
-
-def _prove(rows: Mapping[str, Callable[[], Verdict]]) -> list[dict[str, object]]:
-    """Print each row as it is done; gives them as JSON has them."""
+    every = prover.rows()
+    wanted = [text.strip() for text in rows.split(",")]
+    chosen = {name: row for name, row in every.items() if any(text in name for text in wanted)}
+    if not chosen:
+        raise ConfigError(f"`--rows`: no row contains `{rows}`; there are {', '.join(every)}.")
     console = Console(highlight=False, soft_wrap=False)
-    width = max(map(len, rows))
+    width = max(map(len, chosen))
     console.print(f"{'row':<{width}}  {'':<5}  {'difference':>10}  {'bound':>10}  {'s':>5}  compared", style="bold")
+    threads = torch.get_num_threads()
     found: list[dict[str, object]] = []
-    for name, row in rows.items():
+    for name, row in chosen.items():
         start = time.perf_counter()
         verdict = row()
         seconds = time.perf_counter() - start
         _print_row(console, name.ljust(width), verdict, seconds)
         found.append({"row": name, **asdict(verdict), "seconds": round(seconds, 2)})
-    held = sum(row["holds"] is True for row in found)
+    torch.set_num_threads(threads)
     failed = [str(row["row"]) for row in found if row["holds"] is False]
+    held = sum(row["holds"] is True for row in found)
     summary = f"{held} rows hold, {len(found) - held - len(failed)} not for this run, "
     summary += f"{len(failed)} fail: {', '.join(failed)}" if failed else "none fails"
     console.print(summary, style="bold red" if failed else "bold green")
-    return found
+    if json is not None:
+        made = {"run": str(path), "updates": prover.updates, "holds": not failed, "evenstep": __version__}
+        text = json_module.dumps({**made, "torch": torch.__version__, "rows": found}, indent=1) + "\n"
+        try:
+            json.parent.mkdir(parents=True, exist_ok=True)
+            json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EvenstepError(f"{json} can't be written: {error.strerror}; give `--json` another file.") from error
+    return EXIT_ERROR if failed else EXIT_DONE
 
 
 def _print_row(console: Console, name: str, verdict: Verdict, seconds: float) -> None:

@@ -4,7 +4,7 @@ for each micro-batch: (λ · S_m / Σw).backward()
 clip_grad_norm_; lr · factor(u) in each group; optimizer.step()
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import Microbatch, ReadOptions
-from evenstep.optim.modes import Modes
-from evenstep.optim.optimizers import parts_of
+from evenstep.optim.optimizers import Modes, parts_of
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import parameters_in
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
@@ -30,11 +29,9 @@ from evenstep.training_mode import train
 class _Loop:
     """Answers the questions of tasks."""
 
+    model: nn.Module
+    progress = Progress()
     parts: Any = None
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.progress = Progress()
 
 
 def why_not_plain(subject: Subject) -> str:
@@ -52,14 +49,15 @@ def why_not_plain(subject: Subject) -> str:
 
 def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     """Train a subject in float64 and without randomness."""
-    model = subject.model
+    model, optimizer = subject.model, subject.optimizer
     widen(subject)
     train(model)
-    Modes(subject.optimizer, (), lambda: None).train()
+    Modes(optimizer, (), lambda: None).train()
     begin = _copied(model)
-    rates = [float(group["lr"]) for group in subject.optimizer.param_groups]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     gradient: Values = {}
-    loop = _Loop(model)
+    loop = _Loop()
+    loop.model = model
     connect(loop, subject.tasks)
     batches = subject.data.batches(ReadOptions(seed=seed))
     with closing(subject.data), closing(cast("Any", batches)), wide_defaults(wide=True):
@@ -67,10 +65,17 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
             batch = next(batches)
             loop.progress = Progress(update=update - 1)
             with Laboratory(wide=True, still=True):
-                _backward(subject, batch.microbatches)
+                _backward(subject, subject.coefficients or {}, batch.microbatches)
                 if update == 1:
                     gradient = gradients_of(model, 1.0)
-                _step(subject, update, rates)
+                if subject.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(parameters_in(optimizer), subject.clip_norm)
+                for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
+                    if subject.lr_schedule is not None:
+                        of_group = subject.lr_schedule.of_group(str(group.get("name", number)))
+                        group["lr"] = rate * of_group(update, subject.updates)
+                for one in parts_of(optimizer):
+                    one.step()
     return Ended(sha256="", begin=begin, end=_copied(model), gradient=gradient)
 
 
@@ -78,7 +83,7 @@ def _copied(model: nn.Module) -> Values:
     return {name: one.detach().clone() for name, one in model.state_dict().items()}
 
 
-def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
+def _backward(subject: Subject, coefficients: Mapping[str, float], microbatches: Sequence[Microbatch]) -> None:
     for one in parts_of(subject.optimizer):
         one.zero_grad()
     weights = [weight_of(subject.tasks[one.task], one.data, one.index, one.known_samples) for one in microbatches]
@@ -88,8 +93,7 @@ def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
     for one, weight in zip(microbatches, weights, strict=True):
         loss = _loss(subject, one) if weight > 0 else None
         if loss is not None:
-            factor = (subject.coefficients or {}).get(one.task, 1.0)
-            (loss * (factor / totals[one.task])).backward()
+            (loss * (coefficients.get(one.task, 1.0) / totals[one.task])).backward()
 
 
 def _loss(subject: Subject, microbatch: Microbatch) -> Tensor | None:
@@ -99,14 +103,3 @@ def _loss(subject: Subject, microbatch: Microbatch) -> Tensor | None:
     made: Any = task.loss(task.postprocess(subject.model(*positional, **named), batch), batch)
     loss = made.sum if isinstance(made, Loss) else made
     return None if loss is None or not torch.is_tensor(loss) or loss.numel() == 0 else loss
-
-
-def _step(subject: Subject, update: int, rates: Sequence[float]) -> None:
-    optimizer, schedule = subject.optimizer, subject.lr_schedule
-    if subject.clip_norm is not None:
-        nn.utils.clip_grad_norm_(parameters_in(optimizer), subject.clip_norm)
-    for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
-        factor = None if schedule is None else schedule.of_group(str(group.get("name", number)))
-        group["lr"] = rate if factor is None else rate * factor(update, subject.updates)
-    for one in parts_of(optimizer):
-        one.step()

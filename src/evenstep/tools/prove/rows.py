@@ -6,8 +6,9 @@ Where bits are promised, two sha256 are compared; else a difference with a measu
 import math
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import StringIO
 from pathlib import Path
@@ -18,17 +19,18 @@ import torch
 
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
 from evenstep.tools.prove.plain import plain_loop, why_not_plain
-from evenstep.tools.prove.run import Cut, Ended, KilledError, Open, RefusedError, Variant, run_once
+from evenstep.tools.prove.run import Cut, Ended, Open, RefusedError, Variant, run_once
 from evenstep.tools.prove.state import difference, norm
 from evenstep.tools.prove.trace import UpdateTrace, find_difference
 
-CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 SHA = "sha256 of the state"
+_CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
 _TIMES = 10.0  # of the measured effect of rounding
 _TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
 _CAP = {torch.float64: 1e-8, torch.float32: 1e-2, torch.float16: 0.1, torch.bfloat16: 0.3}
 Runner = Callable[..., Ended]
 """Makes a run, in this process or in others: `runner(variant, updates=4)`."""
+Causes = Callable[[], list[str]]
 
 
 @final
@@ -103,12 +105,14 @@ class Prover:
     uncut: str = ""
     workers: int = 0
     seed: int = 42
-    _inexact: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._inexact = ""
 
     def rows(self) -> dict[str, Callable[[], Verdict]]:
         """All rows by name, in their order: the quick ones first."""
         rows: dict[str, Callable[[], Verdict]] = {"loss": self._loss, "again": lambda: self._again}
-        rows |= {f"cuts {cut}": partial(self._cut, cut) for cut in CUTS}
+        rows |= {f"cuts {cut}": partial(self._cut, cut) for cut in _CUTS}
         rows |= {"optimizer": self._optimizer, f"format {self.precision}": self._format}
         if self.workers:
             rows[f"workers {self.workers}"] = self._workers
@@ -167,14 +171,14 @@ class Prover:
 
     # comparisons
 
-    def _same(self, run: Ended, causes: Callable[[], list[str]]) -> Verdict:
+    def _same(self, run: Ended, causes: Causes) -> Verdict:
         reference = self._as_it_is
         holds = run.sha256 == reference.sha256
         verdict = Verdict(measure=SHA, value=run.sha256, bound=reference.sha256, holds=holds)
         apart, name = (0.0, "") if holds else difference(reference.end, run.end, reference.moved or 1.0)
         return _explained(verdict, f"{apart:.2g} of all movement apart", name, causes)
 
-    def _near(self, run: Ended, reference: Ended, causes: Callable[[], list[str]], bound: float = 0.0) -> Verdict:
+    def _near(self, run: Ended, reference: Ended, causes: Causes, bound: float = 0.0) -> Verdict:
         measure = self._measure
         apart, name = measure(run, reference)
         verdict = Verdict(
@@ -189,14 +193,14 @@ class Prover:
     # rows
 
     def _loss(self) -> Verdict:
-        measure = "losses of halves add up"
+        verdict = Verdict(measure="losses of halves add up", value="a sum", bound="a sum", holds=True)
         if not self.checks_loss:
-            return Verdict(measure=measure, note="the run file says `train.check_loss = false`")
+            return Verdict(measure=verdict.measure, note="the run file says `train.check_loss = false`")
         try:
             self._run(Variant(cut="1", checks_loss=True), updates=1)
         except TaskError as error:
-            return Verdict(measure=measure, value="no sum", bound="a sum", holds=False, causes=[str(error)])
-        return Verdict(measure=measure, value="a sum", bound="a sum", holds=True)
+            return replace(verdict, value="no sum", holds=False, causes=[str(error)])
+        return verdict
 
     @cached_property
     def _again(self) -> Verdict:
@@ -253,7 +257,7 @@ class Prover:
             elsewhere = partial(self.elsewhere, Variant(), updates=self.updates, folder=Path(name))
             try:
                 elsewhere(kill_at=self._stops[0] + 1)
-            except KilledError:
+            except BrokenProcessPool:
                 run = elsewhere()
             else:
                 raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
@@ -302,17 +306,16 @@ class Prover:
         return self._between(one, replace(one, cut=cut))
 
     def _after_resume(self) -> list[str]:
+        def resumed(update: int) -> UpdateTrace:
+            with tempfile.TemporaryDirectory() as name:
+                self._run(Variant(), updates=stop, folder=Path(name))
+                return self._trace(self._run, Variant(), update, folder=Path(name))
+
         whole = partial(self._trace, self._run, Variant())
         for stop in self._stops:
-            resumed = partial(self._resumed_trace, stop)
             if found := find_difference(whole, resumed, range(stop + 1, self.updates + 1), exact=True):
                 return found
         return []
-
-    def _resumed_trace(self, stop: int, update: int) -> UpdateTrace:
-        with tempfile.TemporaryDirectory() as name:
-            self._run(Variant(), updates=stop, folder=Path(name))
-            return self._trace(self._run, Variant(), update, folder=Path(name))
 
     def _of_ranks(self, variant: Variant) -> list[str]:
         found = [] if self.uncut else self._between_cuts("4")
@@ -321,7 +324,7 @@ class Prover:
         return found
 
 
-def _explained(verdict: Verdict, note: str, name: str, causes: Callable[[], list[str]]) -> Verdict:
+def _explained(verdict: Verdict, note: str, name: str, causes: Causes) -> Verdict:
     """A verdict with the tensor of the largest difference and the causes, if it does not hold."""
     if verdict.holds:
         return verdict

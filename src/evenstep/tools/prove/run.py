@@ -30,10 +30,6 @@ class RefusedError(EvenstepError):
     """A variant that is refused for this run."""
 
 
-class KilledError(EvenstepError):
-    """The run was killed on purpose."""
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
@@ -84,12 +80,12 @@ class Subject:
     lr_schedule: LrSchedule | None = None
     clip_norm: float | None = None
 
-    def owners(self) -> dict[str, object]:
-        """Objects whose attributes may hold state, by name."""
+    def tracer(self, update: int) -> Tracer:
+        """Recorder of an update, and of state in the attributes of all objects."""
         tasks = {f"task {name}".rstrip(): task for name, task in self.tasks.items()}
         hooks = {f"hook {hook.name}": hook for hook in self.hooks}
         others = {"optimizer": self.optimizer, "lr_schedule": self.lr_schedule, "data": self.data}
-        return {"model": self.model, **tasks, **hooks, **others}
+        return Tracer(self.model, self.tasks, {"model": self.model, **tasks, **hooks, **others}, update)
 
 
 Open = Callable[[Variant], AbstractContextManager[Subject]]
@@ -115,9 +111,8 @@ class Ended:
     @property
     def moved(self) -> float:
         """Distance from the begin of the run to its end."""
-        return math.hypot(
-            *(distance(self.begin[name], one) for name, one in self.end.items() if one.is_floating_point())
-        )
+        floats = {name: one for name, one in self.end.items() if one.is_floating_point()}
+        return math.hypot(*(distance(self.begin[name], one) for name, one in floats.items()))
 
 
 @final
@@ -197,16 +192,14 @@ def run_once(
         began: called as an update begins.
     """
     with open_subject(variant) as subject:
-        source = subject.data
         if variant.wide:
             widen(subject)
         observer = Observer(variant, updates, kill_at, began)
-        hooks = [*(subject.hooks if variant.own_hooks else ()), observer]
-        tracer = Tracer(subject.model, subject.tasks, subject.owners(), updates)
-        if traces:
-            hooks.append(tracer)
-        trainer = subject.trainer(source, hooks, folder)
-        with closing(source), wide_defaults(wide=variant.wide):
+        tracers = [subject.tracer(updates)] if traces else []
+        trainer = subject.trainer(
+            subject.data, [*(subject.hooks if variant.own_hooks else ()), observer, *tracers], folder
+        )
+        with closing(subject.data), wide_defaults(wide=variant.wide):
             begin = _tensors(trainer.state_dict()["model"])
             if folder is not None:
                 trainer.resume("auto")
@@ -219,7 +212,7 @@ def run_once(
         begin=begin,
         end=_tensors(state["model"]),
         gradient=observer.gradient,
-        trace=tracer.made if traces else None,
+        trace=tracers[0].made if tracers else None,
     )
 
 

@@ -15,8 +15,7 @@ from torch.optim import Optimizer
 
 _DEPTH = 5
 _LARGE = 1 << 22  # elements of a tensor that is a dataset's rather than state
-_OF_TORCH = {*vars(nn.Module()), *vars(Optimizer([torch.zeros(1)], {}))}
-_OF_ENGINE = {"_trainer", "_now"}  # set by the engine in hooks and tasks
+_NO_STATE = {*vars(nn.Module()), *vars(Optimizer([torch.zeros(1)], {})), "_trainer", "_now"}  # of torch, of the engine
 _GENERATORS = (random.Random, torch.Generator, np.random.Generator, np.random.RandomState)
 
 Values = Mapping[str, Tensor]
@@ -24,21 +23,22 @@ Values = Mapping[str, Tensor]
 
 def difference(one: Values, other: Values, scale: float) -> tuple[float, str]:
     """Largest difference of tensors of the same names, as a share of `scale`, and the name of its tensor."""
-    worst = (0.0, "")
-    for name, value in one.items():
-        if value.is_floating_point():
-            apart = distance(value, other[name]) / scale if name in other else math.inf
-            if not apart <= worst[0]:  # also if it is NaN
-                worst = (math.inf if math.isnan(apart) else apart, name)
-    return worst
+    apart = {
+        name: distance(value, other[name]) / scale if name in other else math.inf
+        for name, value in one.items()
+        if value.is_floating_point()
+    }
+    worst = max(apart, key=apart.__getitem__, default="")
+    return (apart[worst], worst) if apart.get(worst) else (0.0, "")
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """‖a - b‖₂ in float64; inf where their shapes differ."""
+    """‖a - b‖₂ in float64; inf where shapes differ or a difference is NaN."""
     if one.shape != other.shape:
         return math.inf
     apart = one.double() - other.double()
-    return float(torch.where(one == other, torch.zeros_like(apart), apart).norm())
+    length = float(torch.where(one == other, torch.zeros_like(apart), apart).norm())
+    return math.inf if math.isnan(length) else length
 
 
 def norm(tensors: Values) -> float:
@@ -103,9 +103,8 @@ def parts_of(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{key!r}]", inner) for key, inner in cast("Mapping[object, object]", value).items()]
     if isinstance(value, list | tuple | deque):
         return [(f"[{index}]", inner) for index, inner in enumerate(cast("list[object]", value))]
-    if isinstance(value, type) or not hasattr(value, "__dict__"):
-        return []
-    attributes = {name: inner for name, inner in vars(value).items() if name not in _OF_TORCH | _OF_ENGINE}
+    attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+    found = [(f".{name}", inner) for name, inner in attributes.items() if name not in _NO_STATE]
     if isinstance(value, nn.Module):
-        attributes |= {**dict(value.named_buffers(recurse=False)), **dict(value.named_children())}
-    return [(f".{name}", inner) for name, inner in attributes.items()]
+        found += [(f".{name}", one) for name, one in (*value.named_buffers(recurse=False), *value.named_children())]
+    return found

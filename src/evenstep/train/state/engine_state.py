@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
-from evenstep.optim.modes import Modes
+from evenstep.optim.optimizers import Modes
 from evenstep.train.ledger import Ledger
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree

@@ -209,7 +209,7 @@ class Update:
         with named, context.bus.span("step", lambda: event, lambda error: event):
             if "before_step" in context.bus.heard:  # which may have put other tensors there
                 grads = gradients(self._parameters, sparse=self._sparse)
-            if self._apply.may_draw:  # the same numbers on all ranks
+            if self._apply.stepper.may_draw:  # the same numbers on all ranks
                 seed_all(context.device, key_below(self._branch_of_steps, update))
             applied = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
