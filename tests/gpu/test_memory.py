@@ -33,7 +33,7 @@ from evenstep.events import MemoryUse
 from evenstep.oom import give_back
 from evenstep.options import Checkpointing
 from evenstep.precision import PRECISIONS
-from evenstep.train.update.transfer import build_cast
+from evenstep.train.update.context import build_cast
 
 ROOM = 448 << 20  # bytes that the balloon leaves
 

@@ -16,8 +16,9 @@ from evenstep.keys import key
 from evenstep.optim.schedules import AnySchedule
 from evenstep.schema import NonNegative, Positive
 from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, TaskWeights, check_tasks
-from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.outcome import Passes
 from evenstep.train.update.weigh import Weights
 
 COMBINES = {
@@ -34,7 +35,7 @@ COEFFICIENTS = {
 }
 """Classes by the words of `coefficients`, as "module:name"."""
 
-Accumulate = Callable[[Weights, int], MicrobatchResults]
+Accumulate = Callable[[Weights, int], Passes]
 
 
 @final
@@ -274,21 +275,22 @@ class PerTaskGradients:
     context: TrainContext
     execution: Execution
 
-    def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
+    def __call__(self, weights: Weights, update: int) -> Passes:
         """Run the update's tasks one after the other, in the run's order, and combine their gradients."""
         tasks = [name for name in self.context.tasks if name in weights.totals]
         gradients: dict[str, list[Tensor | None]] = {}
         late: dict[str, Tensor] = {}
-        whole = MicrobatchResults()
+        whole = Passes({}, weights.total)
         for name in tasks:
             one = self.accumulate(weights.of(name), update)
-            gradients[name] = _take_gradients(self.parameters, one.late_total)
+            if isinstance(one.total, Tensor):
+                late[name] = one.total
+            gradients[name] = _take_gradients(self.parameters, late.get(name))
             whole.losses.update(one.losses)
-            if one.late_total is not None:
-                late[name] = one.late_total
         if late:
             of_others = math.fsum(weights.totals[name] for name in tasks if name not in late)
-            whole.total = torch.stack([*late.values()]).sum() + of_others
+            total = torch.stack([*late.values()]).sum() + of_others
+            whole = Passes(whole.losses, total, divisor=total > 0)
         names, parameters = list(self.parameters), list(self.parameters.values())
         having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
         seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]
@@ -308,9 +310,7 @@ class PerTaskGradients:
         with context.randomness.keyed(context.device, key(context.seed, "combine", update)):
             return self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
 
-    def _losses(
-        self, tasks: Sequence[str], weights: Weights, whole: MicrobatchResults, late: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _losses(self, tasks: Sequence[str], weights: Weights, whole: Passes, late: Mapping[str, Tensor]) -> Tensor:
         each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
         for microbatch, (name, loss) in whole.losses.items():
             each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[name]

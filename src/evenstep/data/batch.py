@@ -86,6 +86,8 @@ class Microbatch:
         samples: numbers of the samples in the dataset, if they have any.
         counted: whether `num_samples` is certain, and not taken from the shapes of a ready-made batch.
         in_columns: whether lists in `data` are columns, as torch's default collate function makes them.
+        part: of a piece that was cut to fit into memory: (0,) is the first half, (0, 1) the second half of that.
+        cut_from: the data that it was cut from, their number of samples, and the piece's first sample and end.
     """
 
     index: int
@@ -95,6 +97,8 @@ class Microbatch:
     task: str = ""
     counted: bool = True
     in_columns: bool = False
+    part: tuple[int, ...] = ()
+    cut_from: tuple[object, int, int, int] | None = None
 
     @property
     def known_samples(self) -> int | None:

@@ -70,10 +70,9 @@ from evenstep.train.tasks.tasks import Tasks, named
 from evenstep.train.tasks.weighting import Combine, Fixed
 from evenstep.train.teacher import build_teacher
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.context import TrainContext
+from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last
 from evenstep.train.update.execution import Execution, build_execution
 from evenstep.train.update.outcome import PendingUpdate
-from evenstep.train.update.transfer import build_cast, build_transfer, channels_last
 from evenstep.train.update.update import Update
 
 _PACKAGES = {"update": "evenstep.contrib.compiled_update"}  # packages that compute updates, by `Training.compile`

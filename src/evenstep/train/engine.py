@@ -133,7 +133,6 @@ class Engine:
         return engine
 
     def _build(self, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
-        from evenstep.train.aborts import AbortCauses
         from evenstep.train.checks import check_ties
         from evenstep.train.evaluate import Evaluator
         from evenstep.train.ledger import Ledger
@@ -144,13 +143,7 @@ class Engine:
         context, execution, core = parts.context, parts.execution, parts.core
         self.model, self.optimizer, self.storage, self.bus = parts.model, parts.optimizer, parts.storage, bus
         self.group, self.reducers, self.phases = execution.world, execution.reducers, context.phases
-        self.ledger = Ledger(
-            core=core,
-            causes=AbortCauses(core, self.model, execution, context),
-            group=self.group,
-            storage=self.storage,
-            loss_scale=context.loss_scale,
-        )
+        self.ledger = Ledger(core=core, execution=execution, context=context)
         self.state = EngineState(
             saved=parts.saved, ledger=self.ledger, context=context, modes=parts.modes, settings=parts.settings
         )

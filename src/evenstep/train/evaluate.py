@@ -22,6 +22,7 @@ from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import evaluates_itself
 from evenstep.train.timing import Phases
 from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import weigh
@@ -120,17 +121,15 @@ class Evaluator:
             undo = partial(storage.drop_after, storage.mark())
             for attempt in recovery.attempts(f"batch {number} of evaluation '{name}'", update, undo):
                 with attempt:
-                    run_forwards(
+                    step = MicrobatchStep(
                         context,
-                        execution,
-                        weights,
+                        weights.work,
                         Recording(context, weights, update, prefix, method="evaluate" if generates else "loss"),
                         path=("evaluate", name, number),
-                        kind=task,
                         update=update,
                         model=parts.model if generates else None,
-                        watch=recovery.watch,
                     )
+                    run_forwards(execution, step, kind=task)
                     if execution.evaluates_together:  # no rank goes on while another may have to begin again
                         execution.group.sum_floats([0.0])
 

@@ -13,8 +13,7 @@ from evenstep.data.seeding import undisturbed
 from evenstep.parallel import Group
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep, Observer
-from evenstep.train.update.weigh import Weights
+from evenstep.train.update.microbatch import MicrobatchStep
 
 Read: TypeAlias = Callable[[ReadOptions], Iterator[GlobalBatch]]
 """Gives global batches, as `Data.batches` does."""
@@ -50,29 +49,8 @@ def one_epoch(read: Read, model: nn.Module, context: TrainContext, group: Group)
         yield until_end()
 
 
-def run_forwards(
-    context: TrainContext,
-    execution: Execution,
-    weights: Weights,
-    observer: Observer,
-    *,
-    path: tuple[int | str, ...],
-    kind: str,
-    update: int = 0,
-    model: nn.Module | None = None,
-    watch: Callable[[MicrobatchStep], None] = lambda step: None,
-) -> None:
-    """Run micro-batches of one task forward.
-
-    Args:
-        path: key of the randomness.
-        kind: of the micro-batches, see `Execution.pad_passes`.
-        model: given to a task that evaluates by itself; None where the model is applied.
-        watch: called with each set of micro-batches before it runs.
-    """
-    if model is None:
-        passes = context.cuts.passes(context.tasks, weights.work)
-        execution.pad_passes(context, passes, kind=kind, watch=watch)
-    with MicrobatchStep(context, weights, observer, path=path, update=update, model=model) as step:
-        watch(step)
-        execution.evaluator.run(execution.forwards(step.lay_out(weights.work)), step)
+def run_forwards(execution: Execution, step: MicrobatchStep, *, kind: str) -> None:
+    """Run micro-batches of one task forward; of one `kind` are those that go through the same parts of a model."""
+    with step:
+        execution.begin(step, kind=kind)
+        execution.evaluator.run(execution.forwards(step.numbers), step)

@@ -1,17 +1,26 @@
-"""Counters of committed updates, and the updates whose verdict the host has not read."""
+"""Counters of committed updates, the updates whose verdict the host has not read, and why one was aborted."""
 
-from collections.abc import Generator
+import math
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import final
+from functools import partial
+from typing import Any, final
 
-from evenstep.data import GlobalBatch
-from evenstep.errors import LostRankError, clause
-from evenstep.events import Bus, Incident, Storage, UpdateEvent
-from evenstep.parallel import Group
-from evenstep.precision import LossScale
-from evenstep.train.aborts import AbortCauses
+import torch
+from torch import Tensor, nn
+
+from evenstep.arguments import first_of
+from evenstep.data import GlobalBatch, Position
+from evenstep.data.tree import tensors_in
+from evenstep.errors import LostRankError, NonFiniteError, TaskError, clause
+from evenstep.events import Bus, Incident, UpdateEvent
+from evenstep.internals import local_tensor
+from evenstep.pipeline.compiled import as_written
+from evenstep.tensors import named_parameters
 from evenstep.train.progress import Progress
+from evenstep.train.update.context import TrainContext
+from evenstep.train.update.execution import Execution
 from evenstep.train.update.outcome import Aborted, PendingUpdate, first_aborted
 from evenstep.train.update.update import Update
 
@@ -26,12 +35,13 @@ class Ledger:
     """
 
     core: Update
-    causes: AbortCauses
-    group: Group
-    storage: Storage
-    loss_scale: LossScale
+    execution: Execution
+    context: TrainContext
     progress: Progress = field(default_factory=Progress)
     _pending: list[PendingUpdate] = field(default_factory=list[PendingUpdate])
+    # the update that is tried again at lower and lower scales, and the state of the scale before its first attempt
+    _overflowing: tuple[int, Position] | None = None
+    _scale_before: dict[str, float | int] = field(default_factory=dict[str, float | int])
 
     @property
     def num_pending(self) -> int:
@@ -41,7 +51,7 @@ class Ledger:
         """Count a dispatched update."""
         self._pending.append(pending)
         self.progress = pending.before.committed(pending.batch, skipped_samples=pending.skipped_samples)
-        self.loss_scale.committed()
+        self.context.loss_scale.committed()
         return pending
 
     def settle(self) -> Aborted | None:
@@ -54,11 +64,11 @@ class Ledger:
         if index is None:
             return None
         first = updates[index]
-        self.storage.discard_from(first.number)
+        self.context.storage.discard_from(first.number)
         self._go_back_before(first)
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
-        return Aborted(incident=self.causes.incident(first), pending=first, since=since)
+        return Aborted(incident=self._incident(first), pending=first, since=since)
 
     def events(self, bus: Bus, batch: GlobalBatch, *, data_s: float | None = None) -> AbstractContextManager[None]:
         """Events around the next update, whose batch took `data_s` seconds of waiting."""
@@ -88,26 +98,89 @@ class Ledger:
         if index is not None:
             self._go_back_before(updates[index])
         self.core.abandon(None if index is None else updates[index].number)
-        self.storage.discard_from(self.progress.update + 1)
+        self.context.storage.discard_from(self.progress.update + 1)
 
     @contextmanager
     def together(self) -> Generator[None]:
         """Around what all ranks do together: an error inside is rolled back, and ends the other ranks' waiting."""
-        self.group.go_on()
+        self.execution.world.go_on()
         try:
             yield
         except BaseException as raised:
-            error = self.group.explained(raised)
+            error = self.execution.world.explained(raised)
             if not isinstance(error, LostRankError):
-                self.group.fail(clause(error))
+                self.execution.world.fail(clause(error))
             self.abandon()
             if error is raised:
                 raise
             raise error from raised
 
     def explain(self, aborted: Aborted) -> tuple[Incident, Exception]:
-        """The incident with its cause, found by another run, and an error to raise; see `Engine.explain`."""
-        return self.causes.ending(aborted.incident, aborted.pending)
+        """The incident with all that another run finds out, and an error to raise; see `Engine.explain`."""
+        incident, pending = aborted.incident, aborted.pending
+        kept = f"The parameters are those after update {incident.update - 1}."
+        if incident.kind == "no_weight":
+            return incident, TaskError(
+                f"{incident.message} The same held for the global batches before it; look at the data, and at "
+                f"`weight` of the task. {kept}"
+            )
+        scale = self.context.loss_scale
+        before = scale.value
+        scale.value = scale.floor
+        try:
+            cause = diagnose(self.core.model, lambda: self.core.rerun(pending.batch, pending.number))
+        finally:
+            scale.value = before
+        causes = self.execution.group.gather(cause)
+        self.context.storage.discard_from(incident.update)
+        found = f"{incident.message} When it is run again, {min(causes, key=_specificity)}."
+        return replace(incident, message=found), NonFiniteError(
+            f"{found} {kept} Look at this batch and at the loss, lower the learning rate or clip gradients, or let "
+            f"such batches be skipped."
+        )
+
+    def _incident(self, pending: PendingUpdate) -> Incident:
+        """The reason of an abort; the kind "overflow" has halved the loss scale for another attempt."""
+        position, scale = pending.batch.position, self.context.loss_scale
+        has_scale = self.context.precision.retries_overflow
+        details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
+        if has_scale:
+            details["loss_scale"] = scale.value
+        kind = "non_finite"
+        why = "its gradient is not finite"
+        if float(pending.total) == 0:
+            kind = "no_weight"
+            why = "all weights are 0, or no loss depends on a parameter of the model"
+        elif bad := self._bad_losses(pending):
+            details["tasks"] = sorted({task for _, task, _ in bad if task})
+            details["microbatches"] = [microbatch for microbatch, _, _ in bad]
+            why += f"; {first_of([_described(*one) for one in bad], 3, '; ')}"
+        elif has_scale and self._halves_scale(pending):
+            kind = "overflow"
+            why = f"its gradient overflowed at a loss scale of {details['loss_scale']:g}"
+        elif has_scale:
+            why += f" even at a loss scale of {details['loss_scale']:g}"
+        where = f"update {pending.number} (global batch {position.batch} of epoch {position.epoch})"
+        message = f"{where} was aborted: {why}."
+        return Incident(kind=kind, update=pending.number, message=message, details=details)
+
+    def _halves_scale(self, pending: PendingUpdate) -> bool:
+        """Halve the loss scale; at the floor, put it back as before the first attempt, and give False."""
+        scale, place = self.context.loss_scale, (pending.number, pending.batch.position)
+        if self._overflowing != place:
+            self._overflowing = place
+            self._scale_before = scale.state_dict()
+        if scale.halve():
+            return True
+        scale.load_state_dict(self._scale_before)
+        self._overflowing = None
+        return False
+
+    def _bad_losses(self, pending: PendingUpdate) -> list[tuple[int, str, float]]:
+        """Losses of all ranks that are inf or NaN: number of the micro-batch, task and loss."""
+        mine = [(number, task, float(loss)) for number, (task, loss) in pending.losses.items()]
+        everybody = self.execution.group.gather([one for one in mine if not math.isfinite(one[-1])])
+        return sorted(one for theirs in everybody for one in theirs)
 
     def _take(self) -> tuple[list[PendingUpdate], int | None]:
         updates = self._pending.copy()
@@ -116,5 +189,83 @@ class Ledger:
 
     def _go_back_before(self, update: PendingUpdate) -> None:
         self.progress = update.before
-        self.loss_scale.load_state_dict(update.loss_scale)
+        self.context.loss_scale.load_state_dict(update.loss_scale)
         self.core.learning_rates.restore(update.rates)
+
+
+def _specificity(cause: str) -> tuple[int, str]:
+    kinds = ("the output of", "the gradients of")
+    return next((place for place, words in enumerate(kinds) if words in cause), len(kinds)), cause
+
+
+def _described(microbatch: int, task: str, loss: float) -> str:
+    of_task = f"task `{task}`, " if task else ""
+    return f"{of_task}micro-batch {microbatch}: its loss is {loss}"
+
+
+def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
+    """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
+
+    An output of -inf alone, as of a mask before a softmax, is the cause only if no later module removes it.
+
+    Args:
+        rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    >>> _ = model[0].weight.data.fill_(float("nan"))
+    >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
+    'the output of module `0` (Linear) is not finite'
+    """
+    cause = masked = ""  # the first such module; the first with -inf alone, while no later module has removed that
+
+    def look_at_inputs(module: nn.Module, args: Any) -> None:
+        nonlocal masked
+        if _are_finite(args):
+            masked = ""
+
+    def look_at_output(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal cause, masked
+        if cause:
+            return
+        place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        if _are_finite(output):
+            masked = ""
+        elif not name or any(bool((one.isnan() | (one == torch.inf)).any()) for one in _floats_in(output)):
+            cause = masked or place
+        else:
+            masked = masked or place
+
+    handles = [one.register_forward_hook(partial(look_at_output, name)) for name, one in model.named_modules()]
+    handles += [one.register_forward_pre_hook(look_at_inputs) for one in model.modules()]
+    try:
+        with as_written():
+            rerun()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if cause or masked:
+        return f"the output of {cause or masked} is not finite"
+    values = {name: _values(one.grad) for name, one in named_parameters(model).items() if one.grad is not None}
+    bad = [name for name, gradient in values.items() if not bool(gradient.isfinite().all())]
+    if bad:
+        return (
+            f"all outputs are finite, but the gradients of {first_of(bad, 3)} are not: look at the loss, and train "
+            f"under `torch.autograd.detect_anomaly()` to see the line"
+        )
+    norm = math.sqrt(math.fsum(float(one.abs().double().square().sum()) for one in map(Tensor.cpu, values.values())))
+    if norm**2 > torch.finfo(torch.float32).max:
+        return f"all numbers are finite, but the gradient's norm is {norm:.3g}: training has diverged"
+    return "all numbers are finite: the model or its task computes differently each time"
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return local_tensor(gradient.coalesce().values() if gradient.is_sparse else gradient)
+
+
+def _floats_in(item: Any) -> list[Tensor]:
+    tensors = [local_tensor(one) for one in tensors_in(item)]
+    return [one for one in tensors if one.is_floating_point() or one.is_complex()]
+
+
+def _are_finite(item: Any) -> bool:
+    return all(bool(one.isfinite().all()) for one in _floats_in(item))

@@ -19,15 +19,15 @@ from evenstep.errors import LostRankError, TaskError
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
-from evenstep.train.cut import SubBatch, part_of, parts_of, whole_of
+from evenstep.train.cut import parts_of
 from evenstep.train.forwards import evaluating, run_forwards
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.update import Update
-from evenstep.train.update.weigh import Weights
 
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
 _OFF = "`train=Training(check_loss=False)`"
@@ -66,7 +66,7 @@ class _Losses:
         self.is_narrow = self.is_narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
         return task.loss(output, batch)
 
-    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> None:
+    def take(self, task: Task, one: Microbatch, seen: Any) -> None:
         self.losses.append(seen)
 
 
@@ -121,10 +121,10 @@ class LossCheck:
         known = [value for value in values if value is not None and math.isfinite(value.loss)]
         return self._compare(task, one.index, known, losses) if len(known) == len(pieces) else ""
 
-    def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Microbatch | None, list[SubBatch]]:
+    def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Microbatch | None, list[Microbatch]]:
         try:
             for one in microbatches:
-                whole = self._context.cuts.pieces(task, whole_of(one))[0]
+                whole = self._context.cuts.pieces(task, one)[0]
                 halves = parts_of(task, whole)
                 if len(halves) > 1 and all(_weight(task, piece) > 0 for piece in (whole, *halves)):
                     return one, [whole, whole, *halves]
@@ -132,7 +132,7 @@ class LossCheck:
             pass
         return None, []
 
-    def _run(self, name: str, one: Microbatch | None, pieces: list[SubBatch], losses: _Losses) -> bool:
+    def _run(self, name: str, one: Microbatch | None, pieces: list[Microbatch], losses: _Losses) -> bool:
         passes = partial(self._passes, name, one, pieces, losses)
         if self._execution.evaluates_together:
             return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", passes))
@@ -145,15 +145,15 @@ class LossCheck:
                 give_back()
             return False
 
-    def _passes(self, name: str, one: Microbatch | None, pieces: list[SubBatch], losses: _Losses) -> bool:
+    def _passes(self, name: str, one: Microbatch | None, pieces: list[Microbatch], losses: _Losses) -> bool:
         context, execution = self._context, self._execution
         work: tuple[Microbatch, ...] = ()
         if one is not None:
             numbered = enumerate(pieces)
-            work = tuple(replace(part_of(one, piece), index=n, data=copied(piece.data)) for n, piece in numbered)
-        weights = Weights.of_forwards(name, work, num_microbatches=len(work))
+            work = tuple(replace(piece, index=n, part=(), data=copied(piece.data)) for n, piece in numbered)
         try:
-            run_forwards(context.silently(), execution, weights, losses, path=("check",), kind=f"check {name}")
+            step = MicrobatchStep(context.silently(), work, losses, path=("check",))
+            run_forwards(execution, step, kind=f"check {name}")
         finally:
             for stage in execution.evaluator.stages.values():
                 stage.forget()
@@ -215,11 +215,11 @@ def _differs(whole: _Value, parts: Sequence[_Value], tolerance: _Tolerance) -> b
     return (is_mean and scale > 10 * tolerance.per_unit) or excess > 100 * tolerance.per_unit * max(whole.weight, 1.0)
 
 
-def _weight(task: Task, piece: SubBatch) -> float:
-    return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
+def _weight(task: Task, piece: Microbatch) -> float:
+    return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.known_samples)
 
 
-def _value(task: Task, given: Any, piece: SubBatch) -> _Value | None:
+def _value(task: Task, given: Any, piece: Microbatch) -> _Value | None:
     loss = given if isinstance(given, Loss) else Loss(given)
     total: Any = loss.sum
     if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point()):

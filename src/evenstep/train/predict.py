@@ -15,14 +15,14 @@ from evenstep.data.tree import rebuilt
 from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
 from evenstep.train.build import Parts
-from evenstep.train.cut import SubBatch
 from evenstep.train.forwards import one_epoch, run_forwards
 from evenstep.train.progress import Prediction
 from evenstep.train.tasks.task import Task
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
-from evenstep.train.update.weigh import Weights, task_of
+from evenstep.train.update.weigh import task_of
 
 
 def predict(parts: Parts, data: Data, *, collect: bool | None, hear: Callable[[GlobalBatch], None]) -> list[Prediction]:
@@ -62,7 +62,7 @@ class _Predictions:
     def see(self, task: Task, output: Any, batch: Any) -> Any:
         return pytree.tree_map(_copied, task.predict(output, batch))
 
-    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> None:
+    def take(self, task: Task, one: Microbatch, seen: Any) -> None:
         samples = [int(sample) for sample in one.samples]
         self.kept.append((one.index, Prediction(output=seen, samples=samples, task=one.task)))
 
@@ -88,9 +88,8 @@ def _computed(batch: GlobalBatch, context: TrainContext, execution: Execution) -
     predictions = _Predictions()
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        weights = Weights.of_forwards(name, work, num_microbatches=batch.num_microbatches)
-        path = ("predict", batch.position.batch)
-        run_forwards(context, execution, weights, predictions, path=path, kind=f"predict {name}")
+        step = MicrobatchStep(context, work, predictions, path=("predict", batch.position.batch))
+        run_forwards(execution, step, kind=f"predict {name}")
     if execution.evaluates_together:
         execution.group.sum_floats([0.0])  # no rank goes on before all have come through
     return predictions.kept

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep.train.aborts import diagnose
+from evenstep.train.ledger import diagnose
 
 
 class Root(nn.Module):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Task
-from evenstep.data import Microbatch
+from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.events import Bus, Storage
-from evenstep.parallel import Ddp, Dealing, Single, Strategy
+from evenstep.parallel import Ddp, Group, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout
 from evenstep.pipeline.runner import Runner
 from evenstep.pipeline.stage import Stage
@@ -19,7 +19,7 @@ from evenstep.train.cut import SplitLimit
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recording import Recording
-from evenstep.train.update.weigh import Weights
+from evenstep.train.update.weigh import weigh
 
 CPU = torch.device("cpu")
 
@@ -49,31 +49,35 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         seed=0,
         cuts=SplitLimit(limit),
     )
-    weights = Weights(
-        totals={"": float(sum(sizes))},
-        dealing=Dealing.of_one(3 + 2 * len(sizes)),
-        each={one.index: float(one.num_samples) for one in work},
-        divisors={"": 1.0},
-        work=work,
-        num_tasks=1,
-    )
+    weights = weigh(context.tasks, batch_of(work), Group())
     recording = Recording(context, weights, 1, "train/")
-    return MicrobatchStep(context, weights, recording, path=(1,), update=1)
+    return MicrobatchStep(context, work, recording, path=(1,), update=1, factors={"": 1.0})
+
+
+def batch_of(work: tuple[Microbatch, ...]) -> GlobalBatch:
+    return GlobalBatch(
+        position=Position(),
+        following=Position(batch=1),
+        microbatches=work,
+        num_microbatches=3 + 2 * len(work),
+        num_samples=sum(one.num_samples for one in work),
+        ends_epoch=False,
+    )
 
 
 def test_micro_batches_keep_their_numbers_where_none_is_cut() -> None:
     for limit in (None, 100):
         step = step_of([4, 2], limit)
-        assert step.lay_out(step.work) == (3, 5)
+        assert step.numbers == (3, 5)
         assert [step.completed(number) for number in (3, 5)] == [3, 5]
 
 
 def test_the_pieces_of_all_micro_batches_are_numbered_in_order_where_one_is_cut() -> None:
     step = step_of([4, 2], limit=4)
-    assert step.lay_out(step.work) == (0, 1, 2)
+    assert step.numbers == (0, 1, 2)
     assert [step.completed(number) for number in range(3)] == [None, 3, 5]
     assert step.doing is not None
-    assert step.doing[:2] == ("transfer", 3)
+    assert (step.doing[0], step.doing[1].index) == ("transfer", 3)
 
 
 def gradient_of(step: MicrobatchStep, strategy: Strategy) -> Tensor:
@@ -82,7 +86,7 @@ def gradient_of(step: MicrobatchStep, strategy: Strategy) -> Tensor:
     reducer = strategy.reducer(model)
     reducer.wrap()
     reducer.begin()
-    plan = SCHEDULES["sequential"].plans(Layout.chain(ranks=1), step.lay_out(step.work))[0]
+    plan = SCHEDULES["sequential"].plans(Layout.chain(ranks=1), step.numbers)[0]
     with step:
         Runner([Stage(model, reducer)]).run(plan, step)
     assert model.weight.grad is not None

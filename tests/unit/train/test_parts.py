@@ -14,8 +14,8 @@ from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
 from evenstep.train.checks import check_same_on_all_ranks
 from evenstep.train.tasks.task import Loss, Task, weight_of
+from evenstep.train.update.context import build_transfer
 from evenstep.train.update.rollback import Buffers
-from evenstep.train.update.transfer import build_transfer
 from evenstep.train.update.weigh import weigh
 from refused import refused
 

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import MapData, StreamData, Task, Trainer
+from evenstep.data import Microbatch
 from evenstep.data.split import halves
 from evenstep.data.tree import num_elements
 from evenstep.errors import TaskError
-from evenstep.train.cut import SplitLimit, SubBatch
+from evenstep.train.cut import SplitLimit
 
 Pair = namedtuple("Pair", "x y")
 
@@ -20,22 +21,29 @@ class Count(Task):
         raise AssertionError("not called")
 
 
+def whole(batch: Any) -> Microbatch:
+    return Microbatch(index=0, data=batch, num_samples=0, counted=False)
+
+
 @given(samples=st.integers(1, 40), width=st.integers(1, 5), limit=st.integers(1, 250))
 def test_pieces_are_the_samples_in_order_and_within_the_limit_or_single(samples: int, width: int, limit: int) -> None:
     batch = {"x": torch.arange(samples * width).view(samples, width), "names": [str(n) for n in range(samples)]}
-    pieces = SplitLimit(limit).pieces(Count(), SubBatch(batch))
+    pieces = SplitLimit(limit).pieces(Count(), whole(batch))
     assert torch.equal(torch.cat([piece.data["x"] for piece in pieces]), batch["x"])
     assert [name for piece in pieces for name in piece.data["names"]] == batch["names"]
     assert all(num_elements(piece.data) <= limit or len(piece.data["x"]) == 1 for piece in pieces)
-    assert len({piece.path for piece in pieces}) == len(pieces)
+    assert len({piece.part for piece in pieces}) == len(pieces)
 
 
 @given(samples=st.integers(2, 40), width=st.integers(1, 5))
 def test_a_failed_piece_is_never_tried_at_its_size_again(samples: int, width: int) -> None:
     cuts, batch = SplitLimit(), torch.zeros(samples, width)
-    while cuts.finer(Count(), max(cuts.pieces(Count(), SubBatch(batch)), key=lambda piece: num_elements(piece.data))):
-        assert all(num_elements(piece.data) <= (cuts.limit or 0) for piece in cuts.pieces(Count(), SubBatch(batch)))
-    assert [len(piece.data) for piece in cuts.pieces(Count(), SubBatch(batch))] == [1] * samples
+    for _ in range(samples):
+        piece = max(cuts.pieces(Count(), whole(batch)), key=lambda one: num_elements(one.data))
+        if cuts.can_be_cut(Count(), piece):
+            cuts.cut_finer(Count(), piece)
+        assert all(num_elements(one.data) <= (cuts.limit or 0) for one in cuts.pieces(Count(), whole(batch)))
+    assert [len(piece.data) for piece in cuts.pieces(Count(), whole(batch))] == [1] * samples
 
 
 def test_named_tuples_lists_and_shared_values_are_cut_as_their_kind() -> None:
@@ -56,7 +64,7 @@ def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
             return 1.0
 
     with pytest.raises(TaskError):
-        SplitLimit(2).pieces(Once(), SubBatch(torch.zeros(4)))
+        SplitLimit(2).pieces(Once(), whole(torch.zeros(4)))
 
 
 def test_collated_pairs_are_split_in_two_where_memory_is_short() -> None:

@@ -18,7 +18,6 @@ from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
 from evenstep.train.build import Parts
-from evenstep.train.cut import SubBatch
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import branch_of
 from evenstep.train.tasks.task import Loss, Task
@@ -28,7 +27,6 @@ from evenstep.train.update.recording import Recording
 from evenstep.train.update.weigh import Weights
 
 _GRAPH = crc32(b"graph") | 1 << 40  # the key of the name "graph", without encoding it each time
-_WHOLE = SubBatch(None)  # losses are of whole micro-batches
 
 
 @final
@@ -67,13 +65,9 @@ class CompiledUpdate:
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
-        self._core.is_computing = True
-        try:
-            pending = self._made(batch, before)
-            self._context.phases.lap("compiled")
-            return pending
-        finally:
-            self._core.is_computing = False
+        pending = self._made(batch, before)
+        self._context.phases.lap("compiled")
+        return pending
 
     def _made(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         core, context, update = self._core, self._context, before.update + 1
@@ -111,7 +105,7 @@ class CompiledUpdate:
         self._dispatched = update
         pending.norm, pending.aborted = self._verdict(outcome)
         core.rollback.judge(pending.aborted)
-        pending.gathered = self._record(weights, outcome).gathered
+        pending.losses = self._record(weights, outcome).losses
         core.record(pending, rates)
         return pending
 
@@ -178,9 +172,9 @@ class CompiledUpdate:
             total, metrics, observed, counts = told
             if total is None or metrics or observed is not None or counts or task.metrics:
                 with torch.no_grad():
-                    recording.take(task, one, _WHOLE, Loss(total, metrics=metrics, observed=observed, counts=counts))
+                    recording.take(task, one, Loss(total, metrics=metrics, observed=observed, counts=counts))
             else:
-                recording.take_alone(one, total)
+                recording.record_loss(one, total, weights.each[one.index])
             if one.task:
                 recording.add_to_all(one, 0.0 if total is None else total, weights.each[one.index])
         return recording
@@ -193,10 +187,11 @@ class CompiledUpdate:
         weights, core, silent = self._weights, self._core, self._context.silently()
         assert weights is not None
         work = [replace(one, data=pytree.tree_map_only(Tensor, Tensor.clone, one.data)) for one in weights.work]
-        copies = replace(weights, work=tuple(work))
-        recording = Recording(silent, copies, self._number, "train/")
-        scale = silent.loss_scale.value
-        step = MicrobatchStep(silent, copies, recording, path=(self._number,), update=self._number, factor=scale)
+        recording = Recording(silent, weights, self._number, "train/")
+        factors = dict.fromkeys(weights.totals, 1.0)
+        step = MicrobatchStep(
+            silent, tuple(work), recording, path=(self._number,), update=self._number, factors=factors
+        )
         buffers = core.rollback.buffers
         with core.rollback.unchanged(), undisturbed(), torch.enable_grad(), step:
             self._execution.run_locally(step)

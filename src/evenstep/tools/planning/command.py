@@ -98,7 +98,7 @@ def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.parallel import device_of_rank
     from evenstep.pipeline.layers import flows
     from evenstep.train.build import precision_of
-    from evenstep.train.update.transfer import build_cast
+    from evenstep.train.update.context import build_cast
 
     with open_run(path, settings_of(settings)) as opened, closing(build_parts(opened)) as parts:
         parallel = opened.config.parallel

@@ -1,19 +1,24 @@
-"""Values that all micro-batches of a run share, and results of an update after they have run."""
+"""Values that all micro-batches of a run share, and how their batches come into the model's device and formats."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast, final
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
+from evenstep.data.tree import is_container, rebuilt
 from evenstep.events import Bus, Incident, Storage
+from evenstep.internals import pytree
 from evenstep.precision import LossScale, Precision
 from evenstep.train.cut import SplitLimit
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.weighting import Coefficients, Fixed
 from evenstep.train.timing import Phases
+
+Change: TypeAlias = Callable[[Any], Any]
 
 
 def _ignore(incident: Incident) -> None:
@@ -39,13 +44,13 @@ class TrainContext:
     tasks: Mapping[str, Task]
     precision: Precision
     device: torch.device
-    transfer: Callable[[Any], Any] | None
+    transfer: Change | None
     storage: Storage
     bus: Bus
     seed: int
-    reorder: Callable[[Any], Any] | None = None
-    cast_inputs: Callable[[Any], Any] | None = None
-    cast_outputs: Callable[[Any], Any] | None = None
+    reorder: Change | None = None
+    cast_inputs: Change | None = None
+    cast_outputs: Change | None = None
     coefficients: Coefficients = field(default_factory=Fixed)
     loss_scale: LossScale = field(default_factory=LossScale)
     frozen_norms: tuple[nn.Module, ...] = ()
@@ -70,17 +75,42 @@ class TrainContext:
         return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)), cuts=SplitLimit(), report=_ignore)
 
 
-@final
-@dataclass(slots=True)
-class MicrobatchResults:
-    """Results of an update's micro-batches on this rank.
+def build_transfer(device: torch.device) -> Change | None:
+    """The function that moves a batch to `device`; None for the CPU, where loaders give batches."""
+    if device.type == "cpu":
+        return None
 
-    Args:
-        late_total: Σw_m over all ranks where the weights are late, to divide by; else None.
-        total: Σw_m of all tasks, where the late part is already divided; else None.
-        losses: the summed losses with the names of their tasks, by the micro-batches' numbers.
-    """
+    def transfer(item: Any) -> Any:
+        # of a packed sequence, a named tuple, one tensor must stay on the CPU
+        if isinstance(item, Tensor | PackedSequence):
+            return cast("Any", item).to(device, non_blocking=True)
+        if callable(getattr(item, "to", None)) and not isinstance(item, Mapping | tuple | list):
+            return item.to(device)
+        return rebuilt(item, transfer) if is_container(item) else item
 
-    late_total: Tensor | None = None
-    total: Tensor | None = None
-    losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    return transfer
+
+
+def build_cast(format: torch.dtype | None) -> Change | None:
+    """The function that casts the floating tensors of anything to `format`; None leaves them, and gives None."""
+    if format is None:
+        return None
+
+    def cast_all(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(format) if item.is_floating_point() else item
+        if isinstance(item, PackedSequence):
+            return item._replace(data=cast_all(item.data))
+        return rebuilt(item, cast_all) if is_container(item) else item
+
+    return cast_all
+
+
+def channels_last(batch: object) -> object:
+    """The same batch with every 4-dim floating-point tensor `[N, C, H, W]` in channels-last order."""
+
+    def reorder(tensor: Tensor) -> Tensor:
+        is_images = tensor.ndim == 4 and tensor.is_floating_point()
+        return tensor.contiguous(memory_format=torch.channels_last) if is_images else tensor
+
+    return pytree.tree_map_only(Tensor, reorder, batch)

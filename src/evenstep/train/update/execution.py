@@ -11,12 +11,11 @@ from torch.optim import Optimizer
 
 from evenstep.data import Microbatch
 from evenstep.optim.apply import norms
-from evenstep.parallel import Group, ParameterLayout, Reducer, Reducers, Strategy, each_norm, squared_norm
+from evenstep.parallel import Group, Reducer, Reducers, Strategy, each_norm, squared_norm
 from evenstep.pipeline import SCHEDULES, Layout, Op, PipelineModel, Plan, executed, forwards
 from evenstep.pipeline.runner import Runner, build_runner
 from evenstep.pipeline.stage import Stage
 from evenstep.tensors import named_parameters, parameters_in
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.microbatch import MicrobatchStep, dummy_step
 from evenstep.train.update.rollback import Buffers
 
@@ -25,51 +24,51 @@ Numbers = tuple[int, ...]  # of micro-batches in a plan, or of their pieces
 
 
 @final
-class NormsOfWhole:
-    """Norms of a model that each data-parallel rank holds whole, or in shards."""
+class Norms:
+    """Norms of what is trained, over all shards and stages; all ranks call each method together.
 
-    def __init__(self, layout: ParameterLayout, parameters: Sequence[Tensor]) -> None:
-        self._layout = layout
-        self._norms = partial(norms, dtype=_norm_dtype({parameter.dtype for parameter in parameters}))
+    Args:
+        stages: of a model in stages, where each parameter's norm has its place in one vector, which all ranks get.
+        trained: names of the parameters of the optimizer in stages.
+    """
+
+    def __init__(
+        self,
+        reducers: Reducers,
+        formats: set[torch.dtype],
+        device: torch.device,
+        stages: PipelineModel | None = None,
+        trained: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
+        self._layout = reducers.layout
+        self._pipeline = Group() if stages is None else stages.mesh.pipeline
+        dtypes = {dtype for theirs in self._pipeline.gather(formats) for dtype in theirs}
+        self._dtype = _norm_dtype(dtypes)
+        self._slots = {} if stages is None else {name: slot for slot, name in enumerate(stages.parameter_sizes())}
+        self._counted = [(self._slots[name], one) for name, one in (trained or {}).items() if name in self._slots]
+        self._zeros = torch.zeros(len(self._slots), dtype=self._dtype or next(iter(dtypes)), device=device)
+        self._known_places: dict[Numbers, Tensor] = {}  # few: which have a gradient changes seldom
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
         """‖g‖₂² of all that is trained, alike on all ranks; None where none has a gradient: no task gave a loss."""
-        return squared_norm(self._layout, gradients, self._norms) if gradients else None
-
-    def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of whole tensors, sharded as the parameters of these names; equal on all ranks."""
-        dense = [_dense(value) for value in values.values()]
-        wide = _norm_dtype({value.dtype for value in dense})  # parameters of 16 bits are no gradients of their masters
-        each = each_norm(self._layout, dense, partial(norms, dtype=wide))
-        return dict(zip(values, each.unbind(), strict=True))
-
-
-@final
-class NormsOfStages:
-    """Norms of a model in stages: each parameter's has its place in one vector, which all ranks get."""
-
-    def __init__(self, model: PipelineModel, layout: ParameterLayout, names: set[str], device: torch.device) -> None:
-        self._layout = layout
-        self._pipeline = model.mesh.pipeline
-        self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_sizes())}
-        self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
-        dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
-        self._dtype = _norm_dtype(dtypes)
-        self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
-        self._known_places: dict[tuple[int, ...], Tensor] = {}  # few: which have a gradient changes seldom
-
-    def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """See `NormsOfWhole.squared`: parameters without a gradient on any rank are left out of the sum."""
-        present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
+        if not self._slots:
+            of_each = partial(norms, dtype=self._dtype)
+            return squared_norm(self._layout, gradients, of_each) if gradients else None
+        present = [(slot, one.grad) for slot, one in self._counted if one.grad is not None]
         anywhere, each = self._each(present, self._dtype)
-        if len(anywhere) < len(each):
+        if len(anywhere) < len(each):  # parameters without a gradient on any rank are no summands
             each = each.index_select(0, self._places(tuple(anywhere)))
         return each.dot(each) if anywhere else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `NormsOfWhole.each`."""
-        known = [(self._slots[name], _dense(value)) for name, value in values.items() if name in self._slots]
-        anywhere, each = self._each(known, self._zeros.dtype)  # parameters may be narrower than their gradients
+        """‖v‖₂ of whole tensors, sharded as the parameters of these names; equal on all ranks."""
+        dense = {name: one.coalesce().values() if one.is_sparse else one for name, one in values.items()}
+        if not self._slots:
+            wide = _norm_dtype({one.dtype for one in dense.values()})  # parameters of 16 bits have wider gradients
+            each = each_norm(self._layout, [*dense.values()], partial(norms, dtype=wide))
+            return dict(zip(values, each.unbind(), strict=True))
+        known = [(self._slots[name], one) for name, one in dense.items() if name in self._slots]
+        anywhere, each = self._each(known, self._zeros.dtype)
         names = list(self._slots)
         return {names[slot]: each[slot] for slot in anywhere}
 
@@ -80,19 +79,15 @@ class NormsOfStages:
         anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
             places = self._places(tuple([slot for slot, _ in present]))
-            each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=dtype))
+            each[places] = each_norm(self._layout, [one for _, one in present], partial(norms, dtype=dtype))
         self._pipeline.sum(each)()
         return anywhere, each
 
-    def _places(self, slots: tuple[int, ...]) -> Tensor:
+    def _places(self, slots: Numbers) -> Tensor:
         if slots not in self._known_places:
             places = torch.tensor(slots, dtype=torch.long)
             self._known_places[slots] = places.to(self._zeros.device, non_blocking=True)
         return self._known_places[slots]
-
-
-def _dense(value: Tensor) -> Tensor:
-    return value.coalesce().values() if value.is_sparse else value
 
 
 def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
@@ -102,7 +97,7 @@ def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Execution:
     """Stages, plans and norms of updates and evaluations.
 
@@ -117,7 +112,9 @@ class Execution:
         plan: the plan of an update's micro-batches; without reductions where others follow before the step.
         forwards: the plan of an evaluation's micro-batches.
         buffers: of the model on this rank.
-        holds_output: True if this rank has the model's outputs for its micro-batches.
+
+    Attributes:
+        running: the micro-batches that run now, or ran last.
     """
 
     world: Group
@@ -129,10 +126,10 @@ class Execution:
     local_runner: Runner
     plan: Callable[[Numbers, bool], Plan]
     forwards: Callable[[Numbers], Plan]
-    norms: NormsOfWhole | NormsOfStages
+    norms: Norms
     buffers: Buffers
-    holds_output: bool = True
     in_stages: bool = False
+    running: MicrobatchStep | None = None
 
     @property
     def num_parts(self) -> int:
@@ -144,37 +141,26 @@ class Execution:
         """True if ranks wait for each other in the forwards of evaluations."""
         return self.in_stages or bool(self.reducers.per_pass)
 
-    def pad_passes(
-        self,
-        context: TrainContext,
-        work: Sequence[Microbatch],
-        *,
-        kind: str,
-        backward: bool = False,
-        last: bool = True,
-        watch: Callable[[MicrobatchStep], None] = lambda step: None,
-    ) -> None:
+    def begin(self, step: MicrobatchStep, *, kind: str, backward: bool = False, last: bool = True) -> None:
         """Before a plan: run dummy passes where all ranks must run the same number.
 
         Args:
-            work: this rank's micro-batches, as they go through the model.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: False if others follow before the optimizer's step.
-            watch: called with each dummy pass before it runs.
         """
 
-        def run(microbatch: Microbatch) -> None:
-            with self.buffers.unchanged(), dummy_step(context, microbatch) as step:
-                watch(step)
-                self.run_locally(step, backward=backward)
+        def run_dummy(piece: Microbatch) -> None:
+            with self.buffers.unchanged(), dummy_step(step.context, piece) as dummy:
+                self.running = dummy
+                self.run_locally(dummy, backward=backward)
 
-        for reducer in self.reducers.per_pass:
-            reducer.pad_passes(work, run, backward=backward, kind=kind, last=last)
+        for reducer in self.reducers.per_pass if step.model is None else ():
+            reducer.pad_passes([*step.pieces.values()], run_dummy, backward=backward, kind=kind, last=last)
+        self.running = step
 
     def run_locally(self, step: MicrobatchStep, *, backward: bool = True) -> None:
-        """Run the micro-batches of `step` on this rank, whose gradients are shared with nobody."""
-        numbers = step.lay_out(step.work)
-        self.local_runner.run(self.plan(numbers, True) if backward else self.forwards(numbers), step)
+        """Run micro-batches on this rank, whose gradients are shared with nobody."""
+        self.local_runner.run(self.plan(step.numbers, True) if backward else self.forwards(step.numbers), step)
 
     def of_my_pipeline(self, values: Sequence[T]) -> Sequence[T]:
         """The values of the ranks of this rank's pipeline, of one of each rank of the group."""
@@ -192,7 +178,7 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
     """The execution of a whole model, or of one in stages."""
     if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)
-    gradient_norms = NormsOfWhole(strategy.layout, parameters_in(optimizer))
+    formats = {parameter.dtype for parameter in parameters_in(optimizer)}
     reducers = Reducers(strategy)
     wrapped, reducer = reducers.wrap(model)
     reducers.shard_optimizer(optimizer)
@@ -206,7 +192,7 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
         local_runner=Runner([Stage(wrapped, Reducer(wrapped, Group()))]),
         plan=_sequential,
         forwards=_forwards,
-        norms=gradient_norms,
+        norms=Norms(reducers, formats, device),
         buffers=Buffers(model),
     )
 
@@ -225,16 +211,16 @@ def _forwards(numbers: Numbers) -> Plan:
 def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
     pipeline = model.mesh.pipeline
     reducers = Reducers(strategy, per_plan=True)
-    trained = {id(parameter) for parameter in parameters_in(optimizer)}
-    names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
+    held = {id(parameter) for parameter in parameters_in(optimizer)}
+    names = {name for name, parameter in named_parameters(model).items() if id(parameter) in held}
     runner = build_runner(model, reducers, device)
     reducers.shard_optimizer(optimizer)
+    trained = {name: parameter for name, parameter in named_parameters(model).items() if name in names}
     overlaps = not model.schedule.splits_backward
     gathers = reducers.gather_per_plan
 
     @lru_cache(maxsize=256)
     def plan(numbers: Numbers, reduced: bool) -> Plan:
-        assert reduced, "all micro-batches of a model in stages are in one plan"
         mine = model.schedule.plans(model.layout, numbers)[pipeline.rank]
         return executed(mine, model.own, overlaps=overlaps, gathers=gathers)
 
@@ -252,8 +238,7 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
         local_runner=runner,
         plan=plan,
         forwards=plan_of_forwards,
-        norms=NormsOfStages(model, strategy.layout, names, device),
+        norms=Norms(reducers, {one.dtype for one in trained.values()}, device, model, trained),
         buffers=Buffers(model),
-        holds_output=model.last in model.own,
         in_stages=True,
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self, cast, final
+from typing import NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,20 @@ from evenstep.events import Incident
 from evenstep.parallel import Group
 from evenstep.tensors import scalar_on
 from evenstep.train.progress import Progress
-from evenstep.train.update.context import MicrobatchResults
+
+
+class Passes(NamedTuple):
+    """Results of an update's micro-batches.
+
+    Args:
+        losses: summed losses of this rank with the names of their tasks, by the micro-batches' numbers.
+        total: Σw over all ranks; a tensor where a weight is late.
+        divisor: by which the gradients are still to be divided, beside the loss scale.
+    """
+
+    losses: dict[int, tuple[str, Tensor]]
+    total: float | Tensor
+    divisor: float | Tensor = 1.0
 
 
 @final
@@ -27,7 +40,7 @@ class PendingUpdate:
         total: Σw of the update; a tensor where the weight is late.
         norm: ‖g‖₂ before clipping; None where there is no gradient.
         skipped_samples: number of samples that all ranks have left out.
-        gathered: results of this rank's micro-batches.
+        losses: see `Passes`.
     """
 
     batch: GlobalBatch
@@ -38,7 +51,7 @@ class PendingUpdate:
     total: float | Tensor = 0.0
     norm: float | Tensor | None = None
     skipped_samples: int = 0
-    gathered: MicrobatchResults = field(default_factory=MicrobatchResults)
+    losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict[int, tuple[str, Tensor]])
 
     @property
     def number(self) -> int:

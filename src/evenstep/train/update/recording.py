@@ -9,10 +9,9 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
-from evenstep.train.cut import SubBatch
 from evenstep.train.tasks.metrics import LaterMetrics, check_names, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task, loss_of, weight_of
-from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.context import TrainContext
 from evenstep.train.update.weigh import Weights
 
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
@@ -28,14 +27,14 @@ class Recording:
         method: of tasks, that gives what is recorded; `evaluate` need give no loss.
 
     Attributes:
-        gathered: the summed losses.
+        losses: the summed losses with the names of their tasks, by the micro-batches' numbers.
         late_weights: weights that came with losses, by the micro-batches' numbers.
     """
 
     def __init__(
         self, context: TrainContext, weights: Weights, update: int, prefix: str, *, method: str = "loss"
     ) -> None:
-        self.gathered = MicrobatchResults()
+        self.losses: dict[int, tuple[str, Tensor]] = {}
         self.late_weights: dict[int, Tensor] = {}
         self._context = context
         self._weights = weights
@@ -48,77 +47,70 @@ class Recording:
         """The task's loss of an output."""
         return loss_of(task, output, batch)
 
-    def take(self, task: Task, one: Microbatch, piece: SubBatch, seen: Any) -> Tensor | None:
-        """Check and record the loss of `piece` of a micro-batch; gives the sum to go back from."""
+    def take(self, task: Task, one: Microbatch, seen: Any) -> Tensor | None:
+        """Check and record the loss of a micro-batch, or of a piece of one; gives the sum to go back from."""
         if seen is None and not one.task:  # with one task, more likely a forgotten `return` than a batch without a loss
             raise self._error(task, one, "a 0-dim tensor, or a `Loss` (`Loss(None)` for none)", "None")
-        prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
-        if isinstance(seen, Tensor) and not task.metrics:
-            total = self._checked(task, one, seen, None)
-            return self._record_loss(one, prefix, total, self._weight(task, one, piece, None))
         loss: Loss = seen if isinstance(seen, Loss) else Loss(seen)
-        if loss.weight is None and task.late_weight and loss.count is not None:
+        if task.late_weight and loss.weight is None and loss.count is not None:
             loss = replace(loss, weight=loss.count)
         if loss.count is not None and torch.is_grad_enabled() and _is_known_to_be_zero(loss.count):
             loss = replace(loss, sum=None)  # a mean over nothing is 0 / 0, and so is its gradient
-        if loss.sum is None and self._method == "evaluate":
-            self._record_metrics(task, one, loss, prefix)
-            has_weight = not task.late_weight or loss.weight is not None
-            weight = self._weight(task, one, piece, loss.weight) if has_weight else 1.0
-            self._context.storage.count(prefix, weight, update=self._update)  # for derived metrics
+        is_without_loss = loss.sum is None and self._method == "evaluate"
+        total = None if is_without_loss else self._checked(task, one, loss.sum, loss.weight)
+        weight: float | Tensor = 1.0
+        if not is_without_loss or not task.late_weight or loss.weight is not None:
+            weight = self._weight(task, one, loss.weight)
+        if task.metrics or isinstance(seen, Loss):
+            self._record_metrics(task, one, loss)
+        if is_without_loss:
+            self._context.storage.count(self._prefix_of(one), weight, update=self._update)  # for derived metrics
             return None
-        total = self._checked(task, one, loss.sum, loss.weight)
-        weight = self._weight(task, one, piece, loss.weight)
-        if isinstance(seen, Loss) or task.metrics:
-            self._record_metrics(task, one, loss, prefix)
-        return self._record_loss(one, prefix, total, weight)
+        self.record_loss(one, total, weight)
+        if not one.task or not torch.is_grad_enabled():
+            return total
+        trained = None if total is None else self._context.coefficients.weighted(one.task, total, weight)
+        self.add_to_all(one, 0.0 if trained is None else trained.detach(), weight)
+        return trained
 
-    def take_alone(self, one: Microbatch, total: Tensor) -> None:
-        """Record a loss that was checked, and has no metrics."""
-        name = f"{self._prefix}{one.task}/loss" if one.task else f"{self._prefix}loss"
-        self._context.storage.put(name, total, self._weights.each[one.index], update=self._update)
-        self.gathered.losses[one.index] = one.task, total
+    def record_loss(self, one: Microbatch, total: Tensor | None, weight: float | Tensor) -> None:
+        """Record a checked loss."""
+        put, prefix, update = self._context.storage.put, self._prefix_of(one), self._update
+        if total is None:
+            put(prefix + "loss", 0.0, weight, update=update)
+            put(prefix + "no_loss", 1.0, update=update)
+            return
+        detached = total.detach() if total.requires_grad else total
+        put(prefix + "loss", detached, weight, update=update)
+        earlier = self.losses.get(one.index)  # of another piece
+        self.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached
 
     def add_to_all(self, one: Microbatch, trained: Tensor | float, weight: float | Tensor) -> None:
         """Add a task's loss to the loss of all tasks, with its coefficient."""
-        context, weights, name = self._context, self._weights, one.task
+        name = one.task
         if isinstance(weight, Tensor):
             _, earlier = self._late.get(one.index, (name, 0.0))  # of another piece
             self._late[one.index] = name, earlier + trained
             return
-        scaled = trained * (context.coefficients.value(name, self._update) / weights.divisors[name])
-        part = weight / weights.totals[name] / weights.num_tasks
-        context.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
+        self._put_of_all(name, trained, self._coefficient(name) / self._weights.divisors[name], weight)
 
     def settle_late(self, total: Tensor) -> None:
         """Add the losses of a task with a late weight, whose total is known now."""
-        context, weights = self._context, self._weights
         for name, trained in self._late.values():
-            factor = torch.where(total > 0, context.coefficients.value(name, self._update) / total, 0.0)
-            part = 1.0 / weights.totals[name] / weights.num_tasks
-            context.storage.put(f"{self._prefix}loss", trained * factor, part, update=self._update)
+            self._put_of_all(name, trained, torch.where(total > 0, self._coefficient(name) / total, 0.0), 1.0)
 
-    def _record_loss(self, one: Microbatch, prefix: str, total: Tensor | None, weight: float | Tensor) -> Tensor | None:
-        put, update = self._context.storage.put, self._update
-        is_of_task = bool(one.task) and torch.is_grad_enabled()
-        if total is None:
-            put(prefix + "loss", 0.0, weight, update=update)
-            put(prefix + "no_loss", 1.0, update=update)
-            if is_of_task:
-                self.add_to_all(one, 0.0, weight)
-            return None
-        detached = total.detach() if total.requires_grad else total
-        put(prefix + "loss", detached, weight, update=update)
-        earlier = self.gathered.losses.get(one.index)  # of another piece
-        self.gathered.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached
-        if not is_of_task:
-            return total
-        trained = self._context.coefficients.weighted(one.task, total, weight)
-        self.add_to_all(one, trained.detach(), weight)
-        return trained
+    def _put_of_all(self, name: str, trained: Tensor | float, factor: Tensor | float, weight: float) -> None:
+        part = weight / self._weights.totals[name] / self._weights.num_tasks
+        self._context.storage.put(f"{self._prefix}loss", trained * factor, part, update=self._update)
 
-    def _record_metrics(self, task: Task, one: Microbatch, loss: Loss, prefix: str) -> None:
-        storage, update = self._context.storage, self._update
+    def _coefficient(self, name: str) -> float:
+        return self._context.coefficients.value(name, self._update)
+
+    def _prefix_of(self, one: Microbatch) -> str:
+        return f"{self._prefix}{one.task}/" if one.task else self._prefix
+
+    def _record_metrics(self, task: Task, one: Microbatch, loss: Loss) -> None:
+        storage, prefix, update = self._context.storage, self._prefix_of(one), self._update
         if loss.metrics or loss.counts:
             check_names(task, loss)
         for name, pair in loss.metrics.items():
@@ -132,14 +124,14 @@ class Recording:
             later = task.metrics[name] if isinstance(task.metrics, LaterMetrics) else None
             storage.observe(self._prefix, key, seen, update=update, later=later)
 
-    def _weight(self, task: Task, one: Microbatch, piece: SubBatch, given: Tensor | float | None) -> float | Tensor:
+    def _weight(self, task: Task, one: Microbatch, given: Tensor | float | None) -> float | Tensor:
         if given is not None:
             weight = scalar_on(given, self._context.device).detach()
             earlier = self.late_weights.get(one.index)
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight
-        if piece.path:
-            return weight_of(task, piece.data, f"a part of micro-batch {one.index}", piece.num_samples)
+        if one.part:
+            return weight_of(task, one.data, f"a part of micro-batch {one.index}", one.known_samples)
         return self._weights.each[one.index]
 
     def _checked(self, task: Task, one: Microbatch, total: Any, weight: Tensor | float | None) -> Tensor | None:

@@ -5,6 +5,8 @@ from traceback import format_exception
 from types import TracebackType
 from typing import Self, TypeVar, final
 
+from evenstep.data import Microbatch
+from evenstep.data.split import num_samples
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.oom import give_back, is_out_of_memory
@@ -12,7 +14,6 @@ from evenstep.parallel.group import Interrupted
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep
 
 T = TypeVar("T")
 
@@ -40,7 +41,6 @@ class Recovery:
         self._policy = policy
         self._evaluation = evaluation
         self._is_joint = not evaluation or execution.evaluates_together
-        self._step: MicrobatchStep | None = None
         self._traceback: str | None = None  # of a failed attempt; the error would hold the memory that must be freed
         self._interruption = ""  # the reason of another rank, if one has ended the attempt
 
@@ -56,21 +56,22 @@ class Recovery:
             update: number under which incidents are reported.
             undo: undoes on this rank a failed attempt.
         """
-        group, cuts = self._execution.group, self._context.cuts
-        number = group.begin_work() if self._is_joint else 0
+        execution, cuts = self._execution, self._context.cuts
+        number = execution.group.begin_work() if self._is_joint else 0
         while True:
+            execution.running = None
             yield self
             if self._traceback is None:
-                break
+                execution.running = None
+                return
             reason = self._interruption or self._cut(place, update, self._traceback)
-            self._step = None  # it holds the memory that must be freed
+            execution.running = None  # it holds the memory that must be freed
             if self._is_joint:
                 limits = self._meet(place, number, reason, cuts.limit, undo)
                 cuts.limit = min((limit for limit in limits if limit is not None), default=None)
             else:
                 undo()
                 give_back()
-        self._step = None
 
     def once(self, place: str, compute: Callable[[], T]) -> T | None:
         """Compute once on all ranks; gives None where a rank had no memory for it."""
@@ -81,10 +82,6 @@ class Recovery:
         reason = self._interruption or f"rank {group.rank} ran out of memory in {place}"
         self._meet(place, number, reason, None, lambda: None)
         return None
-
-    def watch(self, step: MicrobatchStep) -> None:
-        """Watch the micro-batches that run: the current one is cut if it does not fit."""
-        self._step = step
 
     def __enter__(self) -> None:
         self._traceback = None
@@ -123,39 +120,43 @@ class Recovery:
 
     def _cut(self, place: str, update: int, traceback: str) -> str:
         """Cut the current micro-batch finer; gives the reason for the other ranks."""
-        step, cuts, rank = self._step, self._context.cuts, self._execution.group.rank
+        step, cuts, rank = self._execution.running, self._context.cuts, self._execution.group.rank
         if step is None or step.doing is None:
             raise OutOfMemoryError(
                 f"rank {rank} ran out of memory in {place}, outside of any micro-batch. Make the micro-batches smaller "
                 f"(`data.micro_batch_size`), and go on from the last checkpoint."
             )
-        phase, number, piece = step.doing
-        one = next(one for one in step.work if one.index == number)
-        task = self._context.tasks[one.task]
+        phase, piece = step.doing
+        task = self._context.tasks[piece.task]
         is_counted = not self._evaluation and not step.is_dummy
-        where = f"{'a dummy pass' if step.is_dummy else f'micro-batch {number}'} in update {update}"
-        kept = update - 1
+        where = f"{'a dummy pass' if step.is_dummy else f'micro-batch {piece.index}'} in update {update}"
         if self._evaluation:
             where = f"evaluation '{self._evaluation}'"
-            kept = update
-        message = f"rank {rank} ran out of memory in the {phase} of {piece.title} of {where}"
-        is_cut = cuts.can_be_cut(task, piece)
-        end = "is cut in two from now on, and computed again" if is_cut else "can't be cut any finer"
+        message = f"rank {rank} ran out of memory in the {phase} of {_title(piece)} of {where}"
+        can_be_cut = cuts.can_be_cut(task, piece)
+        end = "is cut in two from now on, and computed again" if can_be_cut else "can't be cut any finer"
         incident = Incident(
             kind="out_of_memory",
             update=update,
             message=f"{message}; it {end}.",
-            details={"phase": phase, "part": list(piece.path)},
+            details={"phase": phase, "part": list(piece.part)},
             rank=rank,
-            microbatch=number if is_counted else None,
-            samples=tuple(one.samples) if is_counted else (),
+            microbatch=piece.index if is_counted else None,
+            samples=tuple(piece.samples) if is_counted else (),
             traceback=traceback,
         )
         self._context.report(incident)
         if self._policy is not None and self._policy(incident) is Answer.STOP:
             advice = "Make the micro-batches smaller, or let `failures.out_of_memory` be retry"
-        elif cuts.finer(task, piece):
+        elif can_be_cut:
+            cuts.cut_finer(task, piece)
             return message
         else:
             advice = f"Say in `{type(task).__name__}.split` how it is cut, or use shorter samples or fewer blocks"
+        kept = update if self._evaluation else update - 1
         raise OutOfMemoryError(f"{message}; it {end}. {advice}. The parameters are those after update {kept}.")
+
+
+def _title(piece: Microbatch) -> str:
+    count = num_samples(piece.data, piece.known_samples)
+    return "a micro-batch" if count is None else f"{count} sample{'' if count == 1 else 's'}"

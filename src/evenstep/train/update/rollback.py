@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -22,6 +23,23 @@ from evenstep.train.update.context import TrainContext
 _CHECKED = 2  # first updates of a run in which writes to parameters and batches are looked for
 
 
+@dataclass(slots=True)
+class _Buffer:
+    tensor: Tensor
+    kept: Tensor  # as of the last committed update
+    version: int
+    is_silent: bool  # torch's normalisation kernels write running statistics without raising the tensor's version
+    places: list[tuple[dict[str, Tensor | None], str]]
+
+    @property
+    def has_moved(self) -> bool:
+        return times_written(self.tensor) != self.version
+
+    def remember(self) -> None:
+        self.kept = self.tensor.detach().clone()
+        self.version = times_written(self.tensor)
+
+
 @final
 class Buffers:
     """Copy of a model's buffers as of the last committed update.
@@ -38,71 +56,68 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # torch's normalisation kernels write running statistics without raising the tensor's version
         silent = {id(buffer) for buffer in running_statistics(model)}
-        registries = [buffers_of(module) for module in model.modules()]
-        self._places = [(held, name) for held in registries for name, buffer in held.items() if buffer is not None]
-        every: dict[int, Any] = {id(held[name]): held[name] for held, name in self._places}
-        self._numbers = {key: number for number, key in enumerate(every)}
-        self._number_of = [self._numbers[id(held[name])] for held, name in self._places]
-        self._buffers: list[Tensor] = [*every.values()]
-        self._silent = [key in silent for key in every]
-        self._kept = [buffer.detach().clone() for buffer in self._buffers]
-        self._versions = [times_written(buffer) for buffer in self._buffers]
+        self._by_id: dict[int, _Buffer] = {}
+        for held in (buffers_of(module) for module in model.modules()):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    new = _Buffer(tensor, tensor, 0, id(tensor) in silent, [])
+                    self._by_id.setdefault(id(tensor), new).places.append((held, name))
+        self._all = [*self._by_id.values()]
+        for one in self._all:
+            one.remember()
 
     def settle(self) -> None:
         """Write the tensor that replaced a buffer into the buffer itself, which others hold as well."""
-        for (held, name), number in zip(self._places, self._number_of, strict=True):
-            buffer, now = self._buffers[number], held.get(name)
-            if now is buffer or now is None:
-                continue
-            if now.shape == buffer.shape and now.dtype == buffer.dtype and now.device == buffer.device:
-                buffer.detach().copy_(now.detach())
-                held[name] = buffer
-            else:  # a table that has grown
-                self._buffers[number] = now
-                self._kept[number] = now.detach().clone()
-                self._versions[number] = times_written(now)
-                self._numbers[id(now)] = number
+        for one in self._all:
+            for held, name in one.places:
+                now, tensor = held.get(name), one.tensor
+                if now is tensor or now is None:
+                    continue
+                if now.shape == tensor.shape and now.dtype == tensor.dtype and now.device == tensor.device:
+                    tensor.detach().copy_(now.detach())
+                    held[name] = tensor
+                else:  # a table that has grown
+                    one.tensor = now
+                    one.remember()
+                    self._by_id[id(now)] = one
 
     def value(self, buffer: Tensor) -> Tensor:
         """Value of `buffer` after the last committed update."""
-        return self._kept[self._numbers[id(buffer)]]
+        return self._by_id[id(buffer)].kept
 
     def moved(self, buffer: Tensor) -> bool:
         """True if `buffer` was written to since the last committed update."""
-        number = self._numbers[id(buffer)]
-        return times_written(self._buffers[number]) != self._versions[number]
+        return self._by_id[id(buffer)].has_moved
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
         """Undo changes of buffers at the end of the `with`; earlier changes stay."""
         self.settle()
-        before = [(times_written(buffer), buffer.detach().clone()) for buffer in self._buffers]
+        before = [(one, times_written(one.tensor), one.tensor.detach().clone()) for one in self._all]
         yield
         self.settle()
-        for number, (version, value) in enumerate(before):
-            buffer = self._buffers[number]
-            if (self._silent[number] or times_written(buffer) != version) and buffer.shape == value.shape:
-                buffer.detach().copy_(value)
-                if version == self._versions[number]:
-                    self._versions[number] = times_written(buffer)  # so it has not moved
+        for one, version, value in before:
+            if (one.is_silent or times_written(one.tensor) != version) and one.tensor.shape == value.shape:
+                one.tensor.detach().copy_(value)
+                if version == one.version:
+                    one.version = times_written(one.tensor)  # so it has not moved
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
         self.settle()
-        for number, original in enumerate(self._buffers):
-            if not self._silent[number] and times_written(original) == self._versions[number]:
+        for one in self._all:
+            if not one.is_silent and not one.has_moved:
                 continue
-            buffer, kept = original.detach(), self._kept[number]
-            if buffer.shape != kept.shape:  # `resize_`: a table that has grown
-                kept = self._kept[number] = buffer.clone()
+            buffer = one.tensor.detach()
+            if buffer.shape != one.kept.shape:  # `resize_`: a table that has grown
+                one.kept = buffer.clone()
             if isinstance(aborted, Tensor):
-                buffer.copy_(torch.where(aborted > 0, kept, buffer))
+                buffer.copy_(torch.where(aborted > 0, one.kept, buffer))
             elif aborted:
-                buffer.copy_(kept)
-            kept.copy_(buffer)
-            self._versions[number] = times_written(original)
+                buffer.copy_(one.kept)
+            one.kept.copy_(buffer)
+            one.version = times_written(one.tensor)
 
 
 @final
@@ -111,6 +126,7 @@ class Rollback:
 
     Attributes:
         buffers: of the model.
+        is_unjudged: passes have begun, and neither commit nor roll-back has followed.
     """
 
     def __init__(
@@ -128,7 +144,7 @@ class Rollback:
         self._batch_versions: list[int] = []
         self._parameter_versions: list[int] = []
         self._num_begun = 0
-        self._is_unjudged = False  # passes have begun, and neither commit nor roll-back has followed
+        self.is_unjudged = False
 
     def begin(self, update: int, batch: GlobalBatch) -> None:
         """Begin an update, perhaps again: changes that the user made to buffers since the last one stay."""
@@ -149,7 +165,7 @@ class Rollback:
 
     def begin_passes(self) -> Callable[[], None]:
         """Begin passes; gives the function that undoes a failed attempt."""
-        self._is_unjudged = True
+        self.is_unjudged = True
         if self._tasks and self._update not in self._states:
             self._states[self._update] = self._task_states()
         return partial(self._undo, self._storage.mark())
@@ -170,7 +186,7 @@ class Rollback:
     def judge(self, aborted: Tensor | float) -> None:
         """Roll back where `aborted` is 1, else keep the changes; a tensor decides on its device."""
         self.buffers.restore(aborted)
-        self._is_unjudged = False
+        self.is_unjudged = False
         if isinstance(aborted, Tensor):  # known after `settle`
             return
         if aborted:
@@ -187,7 +203,7 @@ class Rollback:
 
     def take_back(self) -> None:
         """Roll back passes that were neither committed nor rolled back."""
-        if self._is_unjudged:
+        if self.is_unjudged:
             self.judge(1.0)
 
     def forget_gradients(self, dealing: Dealing | None = None) -> None:

@@ -23,14 +23,14 @@ from evenstep.train.progress import Progress
 from evenstep.train.randomness import seed_all
 from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.context import MicrobatchResults, TrainContext
+from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
-from evenstep.train.update.outcome import PendingUpdate
+from evenstep.train.update.outcome import Passes, PendingUpdate
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.rollback import Rollback
-from evenstep.train.update.weigh import Weights, check_batches, check_pipeline_weights, weigh
+from evenstep.train.update.weigh import Weights, check_pipeline, weigh
 
 
 @final
@@ -45,7 +45,6 @@ class Update:
 
     Attributes:
         rollback: undoes the changes of passes.
-        is_computing: True while an update is computed.
         reads_at_once: True if the host knows at once if an update was applied.
         is_whole: False if an error came while the state was changed, and can't be taken back.
     """
@@ -64,14 +63,13 @@ class Update:
         trained: TrainedParameters,
         combine: Combine | None = None,
     ) -> None:
+        self.model = model
         self.trained = trained
         self.average = average
         self.learning_rates = learning_rates
         self.rollback = Rollback(model, context, execution.buffers, execution.reducers, trained)
         self.reads_at_once = apply.reads_at_once
         self.is_whole = True
-        self.is_computing = False
-        self.model = model
         self._parameters = parameters
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._context = context
@@ -79,101 +77,92 @@ class Update:
         self._apply = apply
         self._branch_of_steps = branch(context.seed, "step")
         self._recovery = Recovery(execution=execution, context=context, policy=out_of_memory)
-        self._run: Callable[[Weights, int], MicrobatchResults] = self._run_passes
+        self._run: Callable[[Weights, int], Passes] = self._run_passes
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._run = load("evenstep.contrib.multitask:PerTaskGradients")(
                 accumulate=self._run_passes, combine=combine, parameters=by_name, context=context, execution=execution
             )
-        self._has_checked_batches = execution.pipeline.ranks == 1
+        self._has_checked_pipeline = False
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`."""
         scale = self._context.loss_scale.state_dict()
         pending = PendingUpdate(batch=batch, before=before, loss_scale=scale, rates=self.learning_rates.last)
-        number = pending.number
-        self.is_computing = True
-        try:
-            self._begin(number, batch)
-            weights: Weights | None = None
-            grads: list[Tensor] = []
-            squared: Tensor | None = None
-            for attempt in self._recovery.attempts(f"update {number}", number, self.rollback.begin_passes()):
-                with attempt:  # again, if a rank runs out of memory
-                    weights = self.weigh(batch)
-                    if weights.totals:  # some rank has work
-                        pending.gathered = self._run(weights, number)
-                        grads, squared = self._judge()
-            assert weights is not None, "one attempt has succeeded"
-            pending.skipped_samples = weights.skipped_samples
-            if squared is None:
-                self._end_idle(pending)
-            else:
-                self._step(pending, weights, grads, squared)
-            return pending
-        except RuntimeError:
-            self._refuse_sparse()
-            raise
-        finally:
-            self.is_computing = False
+        update = pending.number
+        self._begin(update, batch)
+        passes, squared = Passes({}, 0.0), None
+        for attempt in self._recovery.attempts(f"update {update}", update, self.rollback.begin_passes()):
+            with attempt:  # again, if a rank runs out of memory
+                weights = self.weigh(batch)
+                pending.skipped_samples = weights.skipped_samples
+                if weights.totals:  # some rank has work
+                    passes = self._run(weights, update)
+                    squared = self._judge()
+        rates = self.learning_rates(update, batch.position.epoch)
+        if squared is None:  # nothing to train on, on any rank
+            pending.aborted = float(
+                not self._execution.reducers.is_idle(batch.num_microbatches, len(batch.microbatches))
+            )
+            self.rollback.judge(1.0)
+        else:
+            self._step(pending, passes, squared)
+            self.record(pending, rates)
+        return pending
 
-    def _begin(self, number: int, batch: GlobalBatch) -> None:
-        self.rollback.begin(number, batch)
+    @property
+    def is_computing(self) -> bool:
+        """True while an update is computed."""
+        return self.rollback.is_unjudged
+
+    def _begin(self, update: int, batch: GlobalBatch) -> None:
+        self.rollback.begin(update, batch)
         self.trained.follow()
         if not self.model.training:
             raise TaskError(
-                f"update {number} trains a model that is in evaluation mode; something has called `eval()` on it and "
+                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
 
     def weigh(self, batch: GlobalBatch) -> Weights:
         """Count the weights of an update; see `weigh`."""
-        context, group, pipeline = self._context, self._execution.reducers.group, self._execution.pipeline
-        if not self._has_checked_batches:
-            check_batches(pipeline, batch)
-            self._has_checked_batches = True
-        stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
-        weights = weigh(context.tasks, batch, group, blocks=self._execution.reducers.blocks, stamp=stamp)
+        context, reducers, pipeline = self._context, self._execution.reducers, self._execution.pipeline
+        stamp = 1.0
+        if reducers.group.ranks > 1:
+            stamp += self.trained.stamp ^ self.learning_rates.checksum
+        weights = weigh(context.tasks, batch, reducers.group, blocks=reducers.blocks, stamp=stamp)
         if pipeline.ranks > 1:
-            check_pipeline_weights(pipeline, batch, weights)
+            check_pipeline(pipeline, batch, weights, with_data=not self._has_checked_pipeline)
+            self._has_checked_pipeline = True
         context.phases.lap("weigh")
         return weights
 
-    def _run_passes(self, weights: Weights, update: int) -> MicrobatchResults:
+    def _run_passes(self, weights: Weights, update: int) -> Passes:
         """Run micro-batches forward and backward; leaves their gradients in `.grad`, summed over all ranks.
 
         With S the loss scale, a gradient is S·Σ_t λ_t·Σ∇S_m / Σw_m; of a task whose weight is late, S·Σ∇S_m.
         """
         context, execution = self._context, self._execution
-        per_pass = execution.reducers.per_pass
+        scale, coefficient = context.loss_scale.value, context.coefficients.value
         self.rollback.forget_gradients(weights.dealing)
         recording = Recording(context, weights, update, "train/")
-        step = MicrobatchStep(
-            context, weights, recording, path=(update,), update=update, factor=context.loss_scale.value
-        )
-        # where ranks run passes together: one task after the other, with the same number of passes on all ranks
-        turns = [weights.of(task) for task in weights.totals] if per_pass else [weights]
-        with step:
-            for part in turns:
-                last = part is turns[-1]
-                if per_pass:
-                    self._pad(part, last=last)
-                self._recovery.watch(step)
-                execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
+        factors = {name: scale * coefficient(name, update) / divisor for name, divisor in weights.divisors.items()}
+        works = {"": weights.work}
+        if execution.reducers.per_pass:  # one task after the other, with the same number of passes on all ranks
+            works = {task: weights.of(task).work for task in weights.totals}
+        for place, (kind, work) in enumerate(works.items(), start=1):
+            is_last = place == len(works)
+            with MicrobatchStep(context, work, recording, path=(update,), update=update, factors=factors) as step:
+                execution.begin(step, kind=kind, backward=True, last=is_last)
+                execution.trainer.run(execution.plan(step.numbers, is_last), step)
         for parameter in self.trained.outside.values():
             parameter.grad = None
-        results = recording.gathered
-        if all(context.tasks[name].late_weight for name in weights.totals):
-            results.late_total = self._late_total(recording.late_weights, weights)
-            recording.settle_late(results.late_total)
-        return results
-
-    def _pad(self, part: Weights, *, last: bool) -> None:
-        passes = self._context.cuts.passes(self._context.tasks, part.work)
-        (task,) = part.totals
-        watch = self._recovery.watch
-        self._execution.pad_passes(self._context, passes, kind=task, backward=True, last=last, watch=watch)
+        if not all(context.tasks[name].late_weight for name in weights.totals):
+            return Passes(recording.losses, weights.total)
+        total = self._late_total(recording.late_weights, weights)
+        recording.settle_late(total)
+        return Passes(recording.losses, total, total)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
@@ -183,70 +172,43 @@ class Update:
         self._execution.group.sum(each)()
         return each.sum()
 
-    def _judge(self) -> tuple[list[Tensor], Tensor | None]:
-        """The gradients, and ‖g‖₂² over all stages and shards: they are applied if it is finite; None without any."""
+    def _judge(self) -> Tensor | None:
+        """‖g‖₂² over all stages and shards: the gradient is applied if that is finite; None without any gradient."""
         self.rollback.check_writes()
         self.rollback.buffers.settle()
         self._execution.reducers.share_buffers(self.rollback.buffers)
-        grads = gradients(self._parameters, sparse=self._sparse)
-        return grads, self._execution.norms.squared(grads)
+        return self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
 
-    def _end_idle(self, pending: PendingUpdate) -> None:
-        batch = pending.batch
-        self.learning_rates(pending.number, batch.position.epoch)
-        self.rollback.judge(1.0)
-        if self._execution.reducers.is_idle(batch.num_microbatches, len(batch.microbatches)):
-            pending.aborted = 0.0
-
-    def _step(self, pending: PendingUpdate, weights: Weights, grads: list[Tensor], squared: Tensor) -> None:
+    def _step(self, pending: PendingUpdate, passes: Passes, squared: Tensor) -> None:
         """Step the optimizer if the gradient is finite."""
         context, update = self._context, pending.number
-        rates = self.learning_rates(update, pending.batch.position.epoch)
-        pending.total, divisor = self._total_and_divisor(weights, pending.gathered)
+        divisor = context.loss_scale.value * passes.divisor
+        pending.losses = passes.losses
+        pending.total = passes.total
         self.is_whole = False  # until all that follows has been applied
         event = StepEvent(update=update, divisor=divisor)
         named = record_function("apply") if profiler_runs() else nullcontext()
         with named, context.bus.span("step", lambda: event, lambda error: event):
-            if "before_step" in context.bus.heard:  # which may have put other tensors there
-                grads = gradients(self._parameters, sparse=self._sparse)
             if self._apply.stepper.may_draw:  # the same numbers on all ranks
                 seed_all(context.device, key_below(self._branch_of_steps, update))
-            applied = self._apply(grads, squared, divisor, update)
+            grads = gradients(self._parameters, sparse=self._sparse)  # a hook may have put other tensors there
+            pending.norm, pending.aborted = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
-        pending.aborted, pending.norm = applied.aborted, applied.norm
         self.rollback.judge(pending.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
         if self.average is not None and not pending.is_known_aborted:
             self.average.after_update(update, pending.aborted)
         self.is_whole = True
-        self.record(pending, rates)
 
     def record(self, pending: PendingUpdate, rates: Sequence[float | Tensor]) -> None:
-        put = self._context.storage.put
-        update = pending.number
+        """Record the norm of an update's gradient, its learning rates and its loss scale."""
+        put, update = self._context.storage.put, pending.number
         if pending.norm is not None:
             put("train/grad_norm", pending.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
         if self._context.precision.retries_overflow:
             put("train/loss_scale", self._context.loss_scale.value, update=update)
-
-    def _total_and_divisor(self, weights: Weights, results: MicrobatchResults) -> tuple[float | Tensor, float | Tensor]:
-        """Σw of the update, and the factor S·Σw that is still in the gradients."""
-        scale = self._context.loss_scale.value
-        if results.late_total is not None:
-            return results.late_total, scale * results.late_total
-        if results.total is not None:
-            return results.total, scale * (results.total > 0)
-        return weights.total, scale
-
-    def _refuse_sparse(self) -> None:
-        for name, parameter in () if self._sparse else named_parameters(self.model).items():
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                raise TaskError(
-                    f"the gradient of `{name}` is sparse, which a trainer must know when it is built: say "
-                    f"`self.sparse = True` in its module to train it in one process, or compute it without sparse."
-                )
 
     def require_whole(self) -> None:
         """Raise EvenstepError where an error has left the state of no update."""

@@ -6,7 +6,7 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self, final
 from zlib import crc32
 
@@ -26,23 +26,23 @@ class Weights:
 
     Args:
         totals: Σw_m of each task that has work, over all ranks; the number of its micro-batches where it is late.
+        divisors: of the summed losses of each task before the backward: the total, or 1 if it is late.
+        each: w_m of this rank's micro-batches, by their global number, without late ones.
+        work: this rank's micro-batches that have a weight above 0, or a late one.
         dealing: the ranks that run the update's micro-batches, and their blocks.
         numbers: the global numbers of each task's micro-batches.
-        each: w_m of this rank's micro-batches, by their global number, without late ones.
-        divisors: of the summed losses of each task before the backward: the total, or 1 if it is late.
-        work: this rank's micro-batches that have a weight above 0, or a late one.
         num_tasks: number of tasks with work in the update.
         skipped_samples: number of unreadable samples that all ranks have left out.
     """
 
     totals: Mapping[str, float]
-    dealing: Dealing
-    each: dict[int, float]
     divisors: Mapping[str, float]
+    each: dict[int, float]
     work: tuple[Microbatch, ...]
+    dealing: Dealing
+    numbers: Mapping[str, Sequence[int]]
     num_tasks: int
-    skipped_samples: int = 0
-    numbers: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    skipped_samples: int
 
     @property
     def num_microbatches(self) -> int:
@@ -54,25 +54,12 @@ class Weights:
         """Σw_m over all tasks; 0 where nobody has work."""
         return math.fsum(self.totals.values())
 
-    @classmethod
-    def of_forwards(
-        cls, task: str, work: tuple[Microbatch, ...], *, num_microbatches: int, weight: float = 1.0
-    ) -> Self:
-        """Weights of micro-batches of one task that train nothing."""
-        totals = {task: 1.0}
-        return cls(
-            totals=totals,
-            dealing=Dealing.of_one(num_microbatches),
-            each={one.index: weight for one in work},
-            divisors=totals,
-            work=work,
-            num_tasks=1,
-        )
-
-    def of(self, *tasks: str) -> Self:
-        work = tuple(microbatch for microbatch in self.work if microbatch.task in tasks)
-        dealing = self.dealing.of(number for task in tasks for number in self.numbers[task])
-        return replace(self, totals={task: self.totals[task] for task in tasks}, work=work, dealing=dealing)
+    def of(self, task: str) -> Self:
+        """The weights of one of several tasks."""
+        if self.num_tasks == 1:
+            return self
+        work = tuple(microbatch for microbatch in self.work if microbatch.task == task)
+        return replace(self, totals={task: self.totals[task]}, work=work, dealing=self.dealing.of(self.numbers[task]))
 
 
 def weigh(
@@ -90,6 +77,7 @@ def weigh(
     # weights, the numbers of the ranks from 1 on, the samples that had to be left out, and the stamp
     mine = [0.0] * (2 * count + 2)
     mine[-1] = stamp
+    mine[-2] = float(sum([fault.num_skipped for fault in batch.faults]))
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
         task = tasks.get(microbatch.task) or task_of(tasks, microbatch)
@@ -100,8 +88,6 @@ def weigh(
             mine[number] = weight
             mine[count + number] = group.rank + 1.0
             work.append(microbatch)
-    for fault in batch.faults:
-        mine[-2] += fault.num_skipped
     everybody = group.sum_floats(mine)
     if everybody[-1] != group.sum_of_same(stamp):
         raise ReplicaError(
@@ -109,8 +95,8 @@ def weigh(
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
             f"same update; a hook that is `first_rank_only` runs on one."
         )
-    numbers = _numbers(batch)
-    totals = {name: math.fsum(everybody[number] for number in theirs) for name, theirs in numbers.items()}
+    numbers, in_blocks = _numbered(batch, blocks)
+    totals = {name: math.fsum([everybody[number] for number in theirs]) for name, theirs in numbers.items()}
     totals = {name: total for name, total in totals.items() if total > 0}
     late = [name for name in totals if tasks[name].late_weight]
     if len(late) > 1:
@@ -121,34 +107,29 @@ def weigh(
         )
     return Weights(
         totals=totals,
-        dealing=Dealing(tuple(int(owner) - 1 for owner in everybody[count : 2 * count]), _blocks(batch, blocks)),
-        each=each,
         divisors={name: 1.0 if name in late else total for name, total in totals.items()},
+        each=each,
         work=tuple(work),
+        dealing=Dealing(tuple([int(owner) - 1 for owner in everybody[count : 2 * count]]), in_blocks),
+        numbers=numbers,
         num_tasks=len(totals),
         skipped_samples=int(everybody[-2]),
-        numbers=numbers,
     )
 
 
-def _blocks(batch: GlobalBatch, blocks: int | None) -> tuple[int, ...]:
-    of_all: list[int] = []
-    for num_microbatches in [part.num_microbatches for part in batch.parts] or [batch.num_microbatches]:
-        first = of_all[-1] + 1 if of_all else 0
-        of_all += [first + block for block in blocks_of(num_microbatches, blocks or num_microbatches)]
-    return tuple(of_all)
-
-
-def _numbers(batch: GlobalBatch) -> dict[str, Sequence[int]]:
+def _numbered(batch: GlobalBatch, blocks: int | None) -> tuple[Mapping[str, Sequence[int]], tuple[int, ...]]:
+    """Numbers of each task's micro-batches, and the block of each micro-batch; parts of a batch share none."""
     if not batch.parts:
-        return {"": range(batch.num_microbatches)}
+        count = batch.num_microbatches
+        return {"": range(count)}, tuple(blocks_of(count, blocks or count))
     numbers: dict[str, list[int]] = {}
-    first = 0
+    of_all: list[int] = []
     for part in batch.parts:
-        last = first + part.num_microbatches
-        numbers.setdefault(part.task, []).extend(range(first, last))
-        first = last
-    return dict(numbers)
+        count, first = part.num_microbatches, len(of_all)
+        first_block = of_all[-1] + 1 if of_all else 0
+        numbers.setdefault(part.task, []).extend(range(first, first + count))
+        of_all += [first_block + block for block in blocks_of(count, blocks or count)]
+    return numbers, tuple(of_all)
 
 
 def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
@@ -167,28 +148,23 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
     raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run has {has}; {meant}")
 
 
-def check_batches(pipeline: Group, batch: GlobalBatch) -> None:
-    """Raise ReplicaError unless ranks of a pipeline have equal batches; all call it together."""
-    mine = {(one.index, path): bits for one in batch.microbatches for path, bits in checksums(one.data).items()}
-    first, *others = pipeline.gather(mine)
-    for rank, theirs in enumerate(others, start=1):
-        unlike = [index for (index, path), bits in theirs.items() if first.get((index, path), bits) != bits]
-        if unlike:
-            raise ReplicaError(
-                f"all ranks of a pipeline must read the same batches, but rank {rank} of one has another micro-batch "
-                f"{unlike[0]} than rank 0. Give all ranks the same files in the same order, and fix the seeds that "
-                f"datasets draw from.",
-                field="data",
-            )
-
-
-def check_pipeline_weights(pipeline: Group, batch: GlobalBatch, weights: Weights) -> None:
+def check_pipeline(pipeline: Group, batch: GlobalBatch, weights: Weights, *, with_data: bool) -> None:
     """Raise ReplicaError unless ranks of a pipeline have the same samples and weights; all call it together."""
-    mine = [(one.index, one.task, one.known_samples, weights.each.get(one.index)) for one in batch.microbatches]
+    mine = [
+        (
+            one.index,
+            one.task,
+            one.known_samples,
+            weights.each.get(one.index),
+            checksums(one.data) if with_data else None,
+        )
+        for one in batch.microbatches
+    ]
     stamp = float(crc32(repr(mine).encode()))
     if pipeline.sum_floats([stamp]) != [pipeline.sum_of_same(stamp)]:
         raise ReplicaError(
-            "the ranks of a pipeline have different samples or weights in an update: `Task.weight` must not depend on "
-            "the rank, and an unreadable sample must be read again (`Reading(retries=…)`).",
-            field="weight",
+            "the ranks of a pipeline read different samples, or weigh them differently. Give all of them the same "
+            "files in the same order, fix the seeds that datasets draw from, let `Task.weight` not depend on the rank, "
+            "and read unreadable samples again (`Reading(retries=…)`).",
+            field="data",
         )
