@@ -33,8 +33,3 @@ def test_a_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(device: t
     assert process.returncode in (0, 130), output  # 0: it was done before the signal came
     said(begun("resume", str(tmp_path / "parts")))
     assert ended(tmp_path / "parts") == ended(tmp_path / "whole")
-
-
-def test_a_rate_is_found_and_a_summary_is_shown(device: torch.device, tmp_path: Path) -> None:
-    assert "lr" in said(of_recipe(device, "find-lr", "--runs", str(tmp_path)))
-    assert "parameters" in said(of_recipe(device, "summary"))

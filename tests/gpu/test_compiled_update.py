@@ -63,39 +63,6 @@ def test_a_captured_update_that_is_not_finite_changes_nothing(cuda: torch.device
     assert isinstance(engine.update(batch(3)), Committed)
 
 
-class Heads(nn.Module):
-    """Which of its heads is used is told by a number in the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.heads = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 1) for _ in range(3))
-
-    def forward(self, x: Tensor, head: int) -> Tensor:
-        return self.heads[head](self.body(x).tanh())
-
-
-class OfHead(Squares):
-    def inputs(self, batch: Any) -> Any:
-        return batch[0], batch[2]
-
-
-@pytest.mark.gpu
-def test_a_graph_is_captured_for_each_set_of_used_parameters(cuda: torch.device) -> None:
-    found: list[Tensor] = []
-    for compile in ("off", "update"):
-        model = Heads()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, fused=True)
-        train = Training(compile=compile, clip_norm=1.0, check_loss=False)  # type: ignore[arg-type]
-        engine = Engine(model, OfHead(), optimizer, device=cuda, train=train)
-        for update in range(24):  # all in turns, then in another order
-            heads = [update % 3] * 2 if update < 12 else [update % 2, (update + 1) % 3]
-            parts = [(*batch(2 * update + number), head) for number, head in enumerate(heads)]
-            assert isinstance(engine.update(microbatches=parts), Committed)
-        found.append(torch.cat([one.detach().flatten().cpu() for one in model.parameters()]))
-    assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-5
-
-
 @pytest.mark.gpu
 def test_captured_updates_are_not_waited_for(cuda: torch.device) -> None:
     """Two forms of micro-batches in turns, a rate that moves, an average and a metric."""

@@ -29,11 +29,9 @@ from work import (
 from evenstep import Engine, MapData, Task, Training, chunked_cross_entropy
 from evenstep.checkpoint.background import Staging
 from evenstep.data import ReadOptions
-from evenstep.events import MemoryUse
 from evenstep.oom import give_back
 from evenstep.options import Checkpointing
 from evenstep.precision import PRECISIONS
-from evenstep.train.update.context import build_cast
 
 ROOM = 448 << 20  # bytes that the balloon leaves
 
@@ -126,15 +124,6 @@ def test_batches_are_pinned_and_moved_also_those_of_workers(device: torch.device
     assert first[0].is_pinned() == pins
 
 
-def test_what_is_cast_before_it_is_moved_stays_pinned(device: torch.device) -> None:
-    pins = device.type == "cuda"
-    batch = {"x": torch.ones(4).pin_memory() if pins else torch.ones(4), "number": torch.ones(2, dtype=torch.int64)}
-    cast = build_cast(torch.bfloat16)(batch)
-    assert cast["x"].is_pinned() == pins
-    assert cast["x"].tolist() == [1.0] * 4 and cast["x"].dtype == torch.bfloat16
-    assert cast["number"] is batch["number"]
-
-
 def test_what_a_save_has_copied_is_what_was_there_when_it_began(device: torch.device) -> None:
     """Training writes to the tensors while the copies are on their way to the host."""
     tensors = {str(number): torch.full((1 << 18,), float(number), device=device) for number in range(8)}
@@ -187,12 +176,6 @@ def test_a_state_of_the_device_is_loaded_on_the_host(device: torch.device) -> No
     other.update(microbatches=one)
     engine.update(microbatches=one)
     torch.testing.assert_close(flat(other.model), flat(engine.model), rtol=1e-3, atol=1e-3)
-
-
-def test_memory_is_counted(device: torch.device) -> None:
-    trainer = trainer_of(device, updates=4, hooks=[MemoryUse(every_updates=2)], train=Training(check_loss=False))
-    trainer.train()
-    assert trainer.storage.latest("perf/memory_peak_bytes").value > 0
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from work import (
     SAMPLES,
-    adamw,
     batches,
     engine_of,
     flat,
@@ -21,7 +20,7 @@ from work import (
     trainer_of,
 )
 
-from evenstep import Ema, Engine, Failures, Loss, Task, Training
+from evenstep import Ema, Engine, Failures, Training
 from evenstep.data import GlobalBatch
 from evenstep.events import Hook, Incident, UpdateEvent
 from evenstep.optim.apply import CLIP_EPSILON, build_apply, gradients, norms
@@ -40,19 +39,6 @@ FUSED = {
 
 def given(engine: Engine, microbatches: Any) -> GlobalBatch:
     return global_batch(microbatches, engine.progress.position, engine.reducers.group)
-
-
-def five_updates_without_waiting(device: torch.device, engine: Engine) -> Any:
-    """Two updates, in which kernels are loaded, then three that raise where the host waits; gives their batches."""
-    one = batches(2, device=device)
-    for _ in range(2):
-        engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
-    assert engine.ledger.settle() is None
-    with no_waiting(device):
-        for _ in range(3):
-            engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
-    assert engine.ledger.settle() is None
-    return one
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -130,29 +116,6 @@ def test_the_host_waits_for_nothing_inside_updates(device: torch.device, precisi
             engine.ledger.add(engine.parts.compute(given(engine, one), engine.progress))
     assert engine.ledger.settle() is None
     assert engine.progress.update == 8
-
-
-class Late(Task):
-    """Its weight comes with the loss: as a number, or on the device."""
-
-    late_weight = True
-
-    def __init__(self, *, number: bool) -> None:
-        self._number = number
-
-    def loss(self, output: Any, batch: Any) -> Loss:
-        count = (batch[1] > 0).sum() + 1
-        return Loss((output.squeeze(-1) - batch[1]).square().sum(), weight=4.0 if self._number else count)
-
-
-class OfMean(Task):
-    def loss(self, output: Any, batch: Any) -> Loss:
-        return Loss.of_mean((output.squeeze(-1) - batch[1]).square().mean(), len(batch[1]))
-
-
-@pytest.mark.parametrize("task", [Late(number=True), Late(number=False), OfMean()], ids=["number", "device", "mean"])
-def test_the_host_waits_for_no_weight(device: torch.device, task: Task) -> None:
-    five_updates_without_waiting(device, engine_of(device, task=task))
 
 
 class Quiet(Hook):
@@ -245,34 +208,3 @@ def test_a_format_trains(device: torch.device, precision: str) -> None:
     losses = [record.value for record in trainer.storage.history("train/loss")]
     assert sum(losses[-5:]) < 0.3 * sum(losses[:5])
     assert {parameter.device.type for parameter in model.parameters()} == {device.type}
-
-
-def test_an_optimizer_that_is_not_fused_trains_as_a_fused_one(device: torch.device) -> None:
-    """The host reads the norm in each update then, which is said in the documentation."""
-    ends: list[Tensor] = []
-    for fused in (True, False):
-        model = network()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
-        trainer_of(device, model, optimizer=optimizer).train()
-        ends.append(flat(model))
-    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-6)
-
-
-def test_rates_in_tensors_on_the_device_are_set_there(device: torch.device) -> None:
-    model = network().to(device)
-    rate = torch.tensor(0.01, device=device)
-    engine = engine_of(device, model, optimizer=torch.optim.AdamW(model.parameters(), lr=rate, fused=True))
-    one = five_updates_without_waiting(device, engine)
-    other = network()
-    plain = engine_of(device, other, optimizer=adamw(other))
-    for _ in range(5):
-        plain.update(microbatches=one)
-    torch.testing.assert_close(flat(model), flat(other), rtol=1e-5, atol=1e-7)
-
-
-def test_a_whole_network_is_moved_to_the_device_and_back_into_a_plain_one(device: torch.device) -> None:
-    trainer = trainer_of(device)
-    trainer.train()
-    plain: nn.Module = network()
-    plain.load_state_dict({name: value.cpu() for name, value in trainer.model.state_dict().items()})
-    assert sha256(plain.state_dict()) == sha256(trainer.model.state_dict())

@@ -26,22 +26,6 @@ def test_files_are_made_and_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_folders_are_made_and_replaced(tmp_path: Path) -> None:
-    for text in ("one", "two"):
-        filled(tmp_path / "folder", text)
-        assert (tmp_path / "folder" / "inner" / "file").read_text() == text
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_the_old_content_stays_if_the_body_raises(tmp_path: Path) -> None:
-    written(tmp_path / "file", "old")
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "file") as new:
-        new.write_text("half")
-        raise KeyboardInterrupt
-    assert (tmp_path / "file").read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_the_old_folder_comes_back_if_the_new_one_cannot_be_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,6 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }
-DUMPING_GROUNDS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
 def part_of(path: Path) -> str:
@@ -132,22 +131,6 @@ def test_the_files_and_folders_of_a_folder_import_each_other_one_way(folder: Pat
     TopologicalSorter({one: needed - {one} for one, needed in rooms.items()}).prepare()  # raises on a circle
 
 
-def test_files_that_name_each_other_for_type_checkers_stay_few() -> None:
-    needed = {path: imported_modules(path, also_for_types=True) for path in FILES}
-
-    def reached(path: Path) -> set[Path]:
-        found, left = set[Path](), [path]
-        while left:
-            new = needed[left.pop()] - found
-            found |= new
-            left += new
-        return found
-
-    from_each = {path: reached(path) for path in FILES}
-    circles = [{other for other in from_each[path] if path in from_each[other]} for path in FILES]
-    assert max(map(len, circles)) <= 3
-
-
 @pytest.mark.parametrize("stub", sorted(SOURCE.rglob("__init__.pyi")), ids=lambda one: one.parent.name)
 def test_names_of_stubs_come_from_their_modules(stub: Path) -> None:
     module = import_module(".".join(stub.parent.relative_to(SOURCE.parent).parts))
@@ -163,10 +146,6 @@ def test_names_of_stubs_come_from_their_modules(stub: Path) -> None:
     for name, home in told.items():
         assert getattr(module, name) is getattr(import_module(home), name), f"{name} is not that of {home}"
     assert set(told) <= set(dir(module))
-
-
-def test_there_is_no_dumping_ground() -> None:
-    assert not [path for path in FILES if path.stem in DUMPING_GROUNDS or path.parent.name in DUMPING_GROUNDS]
 
 
 @cache

@@ -1,15 +1,4 @@
-from hypothesis import given
-from hypothesis import strategies as st
-
 from evenstep.keys import key
-
-numbers = st.integers(0, 2**63)
-
-
-@given(numbers, st.lists(st.integers(0, 2**40), max_size=4))
-def test_a_key_fits_a_generator_and_is_pure(seed: int, path: list[int]) -> None:
-    assert 0 <= key(seed, *path) < 2**63
-    assert key(seed, *path) == key(seed, *path)
 
 
 def test_seed_plus_update_is_not_what_counts() -> None:

@@ -1,6 +1,5 @@
 """Which errors are recognised as running out of memory, by what each library says; and what is given back when."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,17 +15,9 @@ OUT_OF_MEMORY = {
     "a CUDA call by itself": torch.AcceleratorError(_ACCELERATOR),
     "the same before torch 2.9": RuntimeError(_ACCELERATOR),
     "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     "cuDNN 9": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-    "cuDNN 9, of the host": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
-    "cuSOLVER": RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
-    "cuSPARSE": RuntimeError("CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`"),
-    "cuFFT": RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
     "pinned host memory": RuntimeError("CUDA error: cudaErrorMemoryAllocation: out of memory"),
     "HIP": RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.98 GiB total capacity)"),
-    "a HIP call by itself": RuntimeError("HIP error: out of memory"),
-    "hipBLAS": RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
-    "MIOpen": RuntimeError("miopenStatusAllocFailed"),
     "MPS": RuntimeError("MPS backend out of memory (MPS allocated: 17.9 GiB, other allocations: 1.1 GiB)."),
     "XPU": RuntimeError("Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
     "the CPU allocator": RuntimeError(
@@ -59,12 +50,3 @@ def test_out_of_memory_that_is_not_torch_s_class_is_recognised(name: str) -> Non
 @pytest.mark.parametrize("name", OTHER)
 def test_what_a_smaller_piece_does_not_mend_is_not_taken_for_it(name: str) -> None:
     assert not is_out_of_memory(OTHER[name])
-
-
-def test_what_numpy_and_the_cpu_really_raise_is_recognised() -> None:
-    with pytest.raises(MemoryError) as numpys:
-        np.empty(2**60, dtype=np.uint8)
-    with pytest.raises(RuntimeError) as torchs:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(numpys.value)
-    assert is_out_of_memory(torchs.value)

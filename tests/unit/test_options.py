@@ -1,7 +1,7 @@
 """The option objects of a trainer, and the arguments that it had before there were any."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,11 +9,8 @@ from torch import nn
 import evenstep
 from evenstep import Checkpointing, Failures
 from evenstep.errors import ArgumentError
-from evenstep.events import WRITERS
-from evenstep.options import NonFinite, WriterName
 from evenstep.train import LossSpikes
 from evenstep.train.build import policies_of
-from evenstep.train.failures import FAILURE_POLICIES
 from refused import refused
 
 
@@ -34,11 +31,6 @@ def trainer(**more: Any) -> evenstep.Trainer:
         device="cpu",
         **more,
     )
-
-
-def test_the_names_that_options_take_are_those_of_the_tables() -> None:
-    assert set(get_args(NonFinite)) == set(FAILURE_POLICIES)
-    assert set(get_args(WriterName)) == set(WRITERS)
 
 
 def test_a_spike_is_looked_for_as_the_options_say() -> None:

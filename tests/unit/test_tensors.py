@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from evenstep import Ema, MapData, Task, Trainer, Training
-from evenstep.tensors import byte_sum, plain
+from evenstep.tensors import byte_sum
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -22,11 +22,10 @@ class Square(Task):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 2500])
-def test_the_byte_sum_changes_with_the_sign_of_each_element(dtype: torch.dtype, count: int) -> None:
-    values = torch.arange(1, count + 1).to(dtype)
+def test_the_byte_sum_changes_with_the_sign_of_each_element(dtype: torch.dtype) -> None:
+    values = torch.arange(1, 301).to(dtype)
     before = byte_sum(values)
-    for place in range(count):
+    for place in range(300):
         values[place].neg_()
         assert byte_sum(values) != before
         values[place].neg_()
@@ -74,21 +73,7 @@ def trainer(made: nn.Module, folder: Path | None, updates: int) -> Trainer:
     )
 
 
-NAMES = ["0.0.weight", "0.0.bias", "1.inner.weight", "1.inner.bias", "1.norm.weight", "1.norm.bias"]
-
-
-@pytest.mark.parametrize("wrap", [compiled, checkpointed])
-def test_compiled_or_checkpointed_parts_of_a_model_keep_plain_names(wrap: Any) -> None:
-    one = trainer(model(wrap), None, 2)
-    one.train()
-    state = one.state_dict()
-    assert list(state["model"])[:6] == NAMES
-    for names in (state["model"], state["ema"], state["optimizer"]["state"], *state["optimizer"]["groups"]):
-        assert all(plain(name) == name for name in names)
-    assert state["optimizer"]["groups"][0]["parameters"][:6] == NAMES
-
-
-@pytest.mark.parametrize(("first", "second"), [(compiled, as_it_is), (as_it_is, compiled), (checkpointed, compiled)])
+@pytest.mark.parametrize(("first", "second"), [(as_it_is, compiled), (checkpointed, as_it_is)])
 def test_a_run_goes_on_whether_parts_are_compiled_or_not(tmp_path: Path, first: Any, second: Any) -> None:
     straight = trainer(model(as_it_is), None, 4)
     straight.train()

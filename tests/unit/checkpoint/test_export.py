@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
@@ -52,25 +51,13 @@ def test_the_library_reads_what_is_exported(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_what_is_floating_is_converted_and_nothing_else(dtype: Any, kind: torch.dtype, tmp_path: Path) -> None:
+def test_what_is_floating_is_converted_and_nothing_else(tmp_path: Path) -> None:
     run = run_of(tmp_path, mask=torch.tensor([0.0, -torch.inf]))
-    read = load_file(export_weights(run, tmp_path / "a.safetensors", dtype=dtype))
-    assert read["embed.weight"].dtype == kind
-    assert torch.equal(read["embed.weight"], Tied().embed.weight.to(kind))
+    read = load_file(export_weights(run, tmp_path / "a.safetensors", dtype="bf16"))
+    assert read["embed.weight"].dtype == torch.bfloat16
+    assert torch.equal(read["embed.weight"], Tied().embed.weight.bfloat16())
     assert read["norm.num_batches_tracked"].dtype == torch.int64
     assert read["mask"].tolist() == [0.0, -torch.inf]
-
-
-def test_a_damaged_checkpoint_leaves_nothing(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
-    file = run / "checkpoints" / "step-00000003" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    with pytest.raises(CheckpointError):
-        export_weights(run, tmp_path / "out" / "a.safetensors")
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_fault_at_any_operation_leaves_the_whole_file_or_none(tmp_path: Path, failing_disk: Any) -> None:

@@ -12,12 +12,10 @@ from evenstep.checkpoint import (
     AsyncWriter,
     CheckpointReader,
     Mirror,
-    complete_checkpoints,
     verify,
     write_checkpoint,
 )
-from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError
-from refused import refused
+from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
 
@@ -116,19 +114,6 @@ def test_whoever_dies_at_any_operation_leaves_complete_copies_or_none(
     assert contents(fetched) == contents(again)
 
 
-def test_saves_are_copied_and_old_copies_removed_by_the_rule_of_the_folder(
-    mirror: Mirror, folder: Path, state: State
-) -> None:
-    writer = AsyncWriter(folder, keep_last=2, keep_every_updates=4, mirror=mirror)
-    for update in range(1, 9):
-        writer.begin(update, state(update), protect=["step-00000003"])
-        saved = writer.wait()
-        assert saved is not None
-        assert (saved.path, saved.error) == (folder / f"step-{update:08d}", None)
-    here = [path.name for path in complete_checkpoints(folder)]
-    assert mirror.steps() == here == [f"step-{update:08d}" for update in (3, 4, 7, 8)]
-
-
 def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
     mirror: Mirror, store: Store, folder: Path, state: State
 ) -> None:
@@ -146,17 +131,3 @@ def test_a_store_that_fails_leaves_the_checkpoint_here_and_is_said(
     assert saved.error is None
     assert mirror.steps() == ["step-00000002"]
     assert CheckpointReader(folder).update == 2
-
-
-def test_addresses_that_cannot_be_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused(ArgumentError, "mirror"):
-        Mirror("nowhere://x", "run")
-
-    def missing(*arguments: Any, **more: Any) -> None:
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
-    with pytest.raises(MissingExtraError):
-        Mirror("s3://bucket/runs", "run")
-    with refused(ArgumentError, "mirror"):
-        Mirror("gs://bucket", "run")

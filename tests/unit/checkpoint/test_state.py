@@ -90,13 +90,6 @@ def test_paths_that_read_the_same_get_different_names():
     assert same(round_trip(tree), tree)
 
 
-def test_a_negated_view_is_not_taken_for_the_values_it_negates():
-    tensor = torch.tensor([1 + 2j, 3 - 1j])
-    back = round_trip({"plain": tensor.imag, "negated": tensor.conj().imag})
-    assert isinstance(back, dict)
-    assert (back["plain"].tolist(), back["negated"].tolist()) == ([2.0, -1.0], [-2.0, 1.0])
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -119,18 +112,13 @@ Point = namedtuple("Point", "x y")
     "value",
     [
         np.zeros(2),
-        np.longdouble(1),
-        np.complex128(1),
         b"raw",
         Point(1, 2),
-        torch.Size([1]),
-        torch.float32,
         object(),
         {(1, 2): 3},
         {True: 3},
         torch.zeros(2, device="meta"),
         torch.zeros(2, 2).to_sparse(),
-        torch.zeros(2, dtype=torch.complex128),
     ],
 )
 def test_what_has_no_exact_form_is_refused_by_its_path(value: object):

@@ -71,16 +71,6 @@ def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(fo
     assert update_of(folder) == 2
 
 
-def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Path, state: State, failing_disk):
-    class Interrupted(failing_disk):
-        def sync_path(self, path: Path) -> None:
-            raise KeyboardInterrupt
-
-    with Interrupted(), pytest.raises(KeyboardInterrupt):
-        write_checkpoint(folder, 2, state(2))
-    assert list(folder.iterdir()) == []
-
-
 def test_an_emergency_save_is_an_ordinary_checkpoint_that_is_made_once(folder: Path, state: State) -> None:
     assert write_emergency(folder, 4, state(4)) == folder / "step-00000004"
     assert read_checkpoint(folder).update == 4

@@ -18,19 +18,6 @@ def test_a_good_run_is_built_and_tried_and_nothing_is_written(evenstep: Run, rec
 
 
 @pytest.mark.parametrize(
-    ("precision", "says"),
-    [
-        ("bf16-true", "memory      22 bytes per parameter: model 2, masters 4, gradients 4, blocks 4, optimizer 8"),
-        ("16-true-no-master", "memory      18 bytes per parameter: model 2, gradients 4, blocks 4, optimizer 8"),
-    ],
-)
-def test_what_a_parameter_costs_is_said(evenstep: Run, recipe: Path, precision: str, says: str) -> None:
-    done = evenstep("check", "run.toml", "--train.precision", precision)
-    assert done.code == 0, done.err
-    assert says in done.out
-
-
-@pytest.mark.parametrize(
     ("settings", "code", "says"),
     [
         (["--train.updates", "0", "--seed", "x"], 2, "2 faults in the configuration"),
@@ -67,10 +54,3 @@ def test_what_ranks_would_refuse_is_refused_before_any_is_started(
     assert done.code == 2
     assert says in done.err
     assert done.out == ""
-
-
-def test_the_metric_that_a_plateau_follows_is_looked_for(evenstep: Run, recipe: Path) -> None:
-    done = evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau", metric = "valid/los"}')
-    assert done.code == 1
-    assert "hook `Plateau` follows `valid/los`" in done.err and "did you mean `valid/loss`" in done.err
-    assert evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau"}').code == 0

@@ -1,12 +1,19 @@
+"""Launchers: exit codes, attempts, and what is asked of SLURM."""
+
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from evenstep import process
 from evenstep.cli import launch as launcher
+from evenstep.cli.launch import Rank, submit_run
+from evenstep.config.run import SlurmTable
 from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 
@@ -77,22 +84,95 @@ def test_a_run_that_a_signal_ends_has_the_exit_code_of_its_first_rank(
     assert launcher.launch(2, ["train"], max_restarts=3) == ended
 
 
-@pytest.mark.parametrize(("started", "left_out"), [(None, ["-P"]), (SimpleNamespace(name="evenstep"), [])])
-def test_ranks_find_the_standard_library_where_the_command_does(
-    monkeypatch: pytest.MonkeyPatch, started: object, left_out: list[str]
+JOB = SimpleNamespace(
+    job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
+)
+
+
+@pytest.fixture
+def submitit(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    fake = SimpleNamespace(JobEnvironment=lambda: JOB, helpers=SimpleNamespace(DelayedSubmission=lambda *given: given))
+    monkeypatch.setitem(sys.modules, "submitit", fake)
+    return fake
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_run_that_was_stopped_and_saved_is_queued_again_by_the_first_rank(
+    submitit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `evenstep` also where the working directory has a `queue.py`; by `python -m evenstep` as that does."""
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", started)
-    assert process.command() == [sys.executable, *left_out, "-m", "evenstep"]
+    program(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/said')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "412")
+    rank = Rank([str(program(tmp_path, "python", "exit 75"))])
+    rank()
+    assert (tmp_path / "said").read_text() == "requeue 412\n"
+    submitit.JobEnvironment = lambda: SimpleNamespace(**(vars(JOB) | {"global_rank": 1}))
+    rank()
+    assert (tmp_path / "said").read_text() == "requeue 412\n"
 
 
-def test_a_rank_whose_launcher_has_ended_before_it_could_ask_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[int] = []
-    monkeypatch.setattr(launcher.sys, "platform", "linux")
-    monkeypatch.setattr(launcher.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(prctl=lambda *_: 0))
-    monkeypatch.setattr(launcher.signal, "raise_signal", raised.append)
-    for launcher_was, told in ((os.getppid(), []), (os.getpid(), [signal.SIGTERM])):
-        monkeypatch.setenv("_EVENSTEP_LAUNCHER", str(launcher_was))
-        launcher.end_with_parent()
-        assert raised == told
-        assert "_EVENSTEP_LAUNCHER" not in os.environ  # nothing that this rank starts takes it for its own
+def test_a_warning_stops_the_rank_and_waits_until_it_has_saved(
+    submitit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As submitit calls it: from a signal handler, in the middle of waiting for the process."""
+    saving = f"trap 'sleep 0.5; echo saved > {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/begun"
+    begun = program(tmp_path, "python", f"{saving}; while true; do sleep 0.1; done")
+    rank, answers = Rank([str(begun)]), []
+
+    def warned(*_: object) -> None:
+        answers.append((rank.checkpoint(), (tmp_path / "saved").read_text()))
+
+    def warn() -> None:
+        until = time.monotonic() + 20
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, warned)
+    thread = threading.Thread(target=warn)
+    thread.start()
+    try:
+        rank()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR2, before)
+    assert answers == [((rank,), "saved\n")]
+
+
+def test_the_real_submitit_writes_a_batch_script_of_all_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    program(programs, "srun", "exit 0")
+    program(programs, "sbatch", f'cp "$1" {tmp_path}/script; echo "Submitted batch job 12"')
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    asked = SlurmTable(nodes=2, ranks_per_node=4, timeout_minutes=90, additional={"partition": "big"})
+    assert submit_run(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == 0
+    assert "12: 2 × 4 ranks" in capsys.readouterr().out
+    script = (tmp_path / "script").read_text()
+    for line in ("--nodes=2", "--ntasks-per-node=4", "--partition=big", "--time=90", "--job-name=run", "USR2@90"):
+        assert line in script
+
+
+def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenstep.cli import train
+
+    given: list[Any] = []
+    monkeypatch.setattr(train, "submit_run", lambda *arguments, **more: given.append((arguments, more)) or 0)
+    root = Path(__file__).parents[3]
+    file = str(root / "recipes/digits/run.toml")
+    settings = ["--runs", str(tmp_path), "--launch.slurm.nodes", "2"]
+    assert train.train(Path(file), settings) == 0
+    ((asked, arguments), more) = given[0]
+    assert more["name"] == "digits"
+    assert (asked.nodes, asked.ranks_per_node) == (2, 1)
+    assert arguments == ["train", file, *settings, "--launch.slurm", "none", "--resume", "auto"]
+    assert not list(tmp_path.iterdir())

@@ -1,10 +1,9 @@
+"""Signals stop a run that saves, and tell a scheduler to run it again."""
+
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,91 +29,12 @@ def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch:
     assert reasons == ["SIGUSR1"]
 
 
-@contextmanager
-def training(recipe: Path, *settings: str) -> Generator[subprocess.Popen[str]]:
-    """A process that trains for long, given when its first metrics are out."""
-    arguments = [sys.executable, "-m", "evenstep", "train", "run.toml", "--model.target", "parts.py:Slow"]
-    process = subprocess.Popen(
-        [*arguments, "--train.updates", "100000", "--log.every_updates", "1", *settings],
-        cwd=recipe,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        assert any(line.startswith("update 3/") for line in process.stdout)
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
 def forked(*settings: str) -> Script:
-    """The same where the end of Python itself is not what matters: forked, in a session of its own."""
+    """A run that trains for long, in a session of its own, given when its first metrics are out."""
     arguments = ["-m", "evenstep", "train", "run.toml", "--model.target", "parts.py:Slow"]
     script = Script(*arguments, "--train.updates", 100000, "--log.every_updates", 1, *settings, session=True)
     script.wait_for(lambda: "\nupdate 3/" in script.said(), timeout_s=60)
     return script
-
-
-def test_sigterm_saves_and_asks_to_be_run_again(recipe: Path) -> None:
-    script = forked("--checkpoint.every_updates", "none")
-    script.send_signal(signal.SIGTERM)
-    end = script.ended(60)
-    assert end.code == 75, end
-    assert end.out.splitlines()[-1] == "go on       evenstep resume runs/tiny"
-    status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
-    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
-    assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"]
-
-
-_LEAVES = """
-import atexit, os, sys
-
-class Last:
-    def __del__(self, write=os.write, sleep=time.sleep):  # modules are gone by then
-        write(1, b"last\\n")
-        sleep(1.0)
-
-def first():
-    os.write(1, b"first\\n")
-    time.sleep({pause})
-
-sys.last = Last()
-atexit.register(first)
-"""
-
-
-_SAMPLE = "last", signal.SIGINT
-_ENDS = [(("first", 60.0), number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
-_ENDS += [(("last", 0.0), number) for _, number in _ENDS]
-
-
-@pytest.mark.parametrize(
-    ("at", "pause", "number"),
-    [
-        pytest.param(
-            *end, number, marks=[] if (end[0], number) == _SAMPLE else [pytest.mark.slow], id=f"{end[0]}-{number.name}"
-        )
-        for end, number in _ENDS
-    ],
-)
-def test_a_signal_while_python_ends_leaves_the_exit_code_as_it_is(
-    recipe: Path, at: str, pause: float, number: signal.Signals
-) -> None:
-    with (recipe / "parts.py").open("a") as parts:
-        parts.write(_LEAVES.format(pause=pause))
-    with training(recipe) as process:
-        process.terminate()
-        assert process.stdout is not None
-        assert any(line == f"{at}\n" for line in process.stdout)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 75, err
-    assert "Traceback" not in err
 
 
 def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:

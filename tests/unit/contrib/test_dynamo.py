@@ -39,13 +39,9 @@ def test_values_of_users_are_compared_at_each_call_and_modules_of_torch_are_not(
     ("name", "is_kept"),
     [
         ("L['gradients'].tasks[0].scale", True),
-        ("type(gradients.model).__dict__['scale']", True),
         ("G['__import_evenstep_of_ours']", True),
         ("G['__import_torchvision_dot_ops'].limit", True),
-        ("step.formulas[0]", False),
         ("dict(type(L['step'].formulas[0]).__dict__)['width']", False),
-        ("stepping", True),
-        ("list(dict.keys(__import__('torch').utils))[1]", False),
         ("G['__import_torch_dot_nn'].Linear", False),
         ("G['__import_evenstep_dot_train'].forward", False),
     ],
@@ -53,24 +49,3 @@ def test_values_of_users_are_compared_at_each_call_and_modules_of_torch_are_not(
 def test_a_comparison_is_left_out_by_what_it_begins_with(name: str, is_kept: bool) -> None:
     guard = SimpleNamespace(name=name, guard_type="EQUALS_MATCH")
     assert compilations.guards_kept([guard], ("step", "gradients.context")) == [is_kept]
-
-
-def test_what_was_compiled_is_run_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.compiler.reset()
-    monkeypatch.setattr(compilations, "compile_graph", lambda graph, inputs, *, captured: graph.forward)
-
-    class Scaled:
-        by = 2.0
-
-    def scaled(x: torch.Tensor) -> torch.Tensor:
-        compilations.only_compiled()
-        return x * Scaling.by
-
-    Scaling, one = Scaled(), torch.ones(1)
-    for captures in (False, True):
-        compiled = compilations.Compiled(scaled, (), compilations.Inductor(captures=captures))
-        for by, x in ((2.0, one), (3.0, one), (3.0, torch.ones(2))):
-            Scaling.by = by
-            with pytest.raises(compilations.NotCompiledError):
-                compiled.known(x)
-            assert torch.equal(compiled(x), x * by) and torch.equal(compiled.known(x), x * by)

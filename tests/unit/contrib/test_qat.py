@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from quantization_programs import POINTS, SpoilOnce, net, sgd, trainer_of
+from quantization_programs import POINTS, net, sgd, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Failures, Trainer
+from evenstep import Trainer
 from evenstep.contrib.qat import QuantizationAware
 from evenstep.errors import ArgumentError
 from refused import refused
@@ -52,29 +52,7 @@ def test_rounding_begins_after_its_update_as_in_a_plain_loop_with_torchaos_layer
     assert torch.equal(trainer.model.eval()(inputs), model(inputs))
 
 
-def test_layers_round_only_from_then_on_and_parameters_keep_their_names() -> None:
-    model, hook = net(), aware()
-    names, layer, inputs = [name for name, _ in model.named_parameters()], model[2], torch.randn(3, 8)
-    hook.prepare(model)
-    assert [name for name, _ in model.named_parameters()] == names and model[2] is layer
-    assert type(layer) is FakeQuantizedLinear and type(model[0]) is nn.Linear
-    assert torch.equal(model(inputs), net()(inputs))
-    trainer, hook = rounding(updates=2)
-    trainer.train()
-    assert not hook.rounds
-    trainer.updates = 3
-    trainer.train()
-    assert hook.rounds
-    assert not torch.equal(trainer.model(inputs), plain_of(trainer)(inputs))
-
-
-def plain_of(trainer: Trainer) -> nn.Module:
-    plain = net()
-    plain.load_state_dict(trainer.state_dict()["model"])
-    return plain
-
-
-@pytest.mark.parametrize("stop", [1, 3, 4])
+@pytest.mark.parametrize("stop", [1, 4])
 def test_a_run_is_resumed_to_the_bit_before_and_after(stop: int, tmp_path: Path) -> None:
     whole, _ = rounding()
     whole.train()
@@ -92,14 +70,6 @@ def assert_same(one: Trainer, other: Trainer) -> None:
     assert all(
         torch.equal(states[0][name]["momentum_buffer"], states[1][name]["momentum_buffer"]) for name in states[0]
     )
-
-
-def test_a_run_that_goes_back_to_before_rounding_began_comes_to_the_same(tmp_path: Path) -> None:
-    whole, _ = rounding()
-    whole.train()
-    back, _ = rounding(hooks=[SpoilOnce()], folder=tmp_path, failures=Failures(non_finite="rewind"))
-    back.train()
-    assert_same(whole, back)
 
 
 def test_the_model_is_converted_to_one_that_computes_the_same_in_integers() -> None:

@@ -1,12 +1,9 @@
 """Mixtures: pure, resumable, the same for any number of ranks, and with every end-of-data policy."""
 
 import json
-from collections import Counter
 from itertools import islice
-from time import perf_counter
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,22 +106,6 @@ def test_a_mixture_goes_on_from_its_state_without_counting_from_the_start(
     assert taken(again, 3) == whole[:3]  # as after a run that goes back
 
 
-def test_a_start_at_a_late_update_takes_no_time_that_grows_with_it() -> None:
-    mixture = Mixture(tasks(), mixing=Sampled())
-    position = Position(epoch=0, batch=10**6)
-    state = {
-        "seed": 3,
-        "position": list(position),
-        "number": 10**6,
-        "ended": [],
-        "places": dict.fromkeys("abc", (9, 0)),
-    }
-    mixture.load_state_dict(state)
-    begun = perf_counter()
-    assert taken(mixture, 1, position)[0][0] == position
-    assert perf_counter() - begun < 2
-
-
 def values(batches: list[Any], task: str) -> list[int]:
     return [value for batch in batches for _, name, (value,), _ in batch[-1] if name == task]
 
@@ -136,27 +117,6 @@ def test_max_takes_every_sample_once_and_lets_those_that_are_through_wait() -> N
         assert sorted(values(epoch, name)) == [100 * place + n for n in range(count)]
     assert [len(batch[5]) for batch in epoch] == [3, 3, 2, 1]
     assert epoch[-1][4]
-
-
-def test_temperature_flattens_what_is_drawn_in_proportion() -> None:
-    def share(mixing: Sampled) -> float:
-        drawn = Counter(mixing(number, {"a": 90, "b": 10}, seed=1)[0] for number in range(4000))
-        return drawn["a"] / 4000
-
-    assert share(Sampled()) == pytest.approx(0.9, abs=0.02)
-    assert share(Sampled(temperature=2.0)) == pytest.approx(0.75, abs=0.03)
-    assert share(Sampled(temperature=1e6)) == pytest.approx(0.5, abs=0.03)
-    assert share(Sampled(temperature=1e-3)) == 1.0
-
-
-def test_single_micro_batches_of_several_tasks_do_not_all_fall_to_one_rank() -> None:
-    data = {name: MapData([1, 2], global_batch_size=2, micro_batch_size=2) for name in "abcd"}
-    for ranks in (2, 4):
-        counts = [
-            len(next(Mixture(data).batches(ReadOptions(seed=1, rank=rank, ranks=ranks))).microbatches)
-            for rank in range(ranks)
-        ]
-        assert counts == [4 // ranks] * ranks
 
 
 def test_the_fingerprint_tells_mixtures_apart() -> None:

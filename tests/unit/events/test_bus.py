@@ -1,21 +1,13 @@
-import gc
-import json
-import weakref
-from collections import Counter, deque
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from evenstep.checkpoint.state import pack, unpack
 from evenstep.errors import HookError, LostRankError
-from evenstep.events import Bus, EpochEvent, Event, Hook, Incident
+from evenstep.events import Bus, EpochEvent, Hook, Incident
 from refused import refused
 
 BEGIN = EpochEvent(update=0, epoch=0)
-INCIDENT = Incident(kind="overflow", update=1, message="too large")
 
 
 class Trace(Hook):
@@ -83,17 +75,6 @@ def test_hooks_are_called_in_the_order_given(trainer: Any) -> None:
     assert len(bus.hooks) == 2
 
 
-def test_an_event_without_listeners_is_not_built(trainer: Any) -> None:
-    def build(*_: object) -> Event:
-        raise AssertionError("built")
-
-    bus = Bus([After([])], trainer)
-    span = bus.span("update", build, build)
-    assert span is bus.span("backward", build, build)
-    with span, pytest.raises(KeyError, match="through"), bus.span("microbatch", build, build):
-        raise KeyError("through")
-
-
 def test_a_hook_given_twice_and_a_method_of_no_event_are_refused(trainer: Any) -> None:
     class Odd(Hook):
         def on_train_end(self, event: Any) -> None: ...
@@ -154,53 +135,6 @@ def test_the_policy_of_a_hook_decides_whether_its_error_ends_the_run(trainer: An
         pass
 
 
-def test_an_error_leaves_no_reference_cycle(trainer: Any) -> None:
-    class Big: ...
-
-    alive: weakref.WeakSet[Big] = weakref.WeakSet()
-    bus = Bus([Trace("a", [], "after"), Trace("b", [], "incident")], trainer)
-
-    def in_the_body(big: Big) -> None:
-        with epoch(bus):
-            raise ValueError(big)
-
-    def in_an_after(big: Big) -> None:
-        with epoch(bus):
-            assert big
-
-    def in_an_incident(big: Big) -> None:
-        bus.tell(INCIDENT)
-        assert big
-
-    def tracked() -> Big:
-        big = Big()
-        alive.add(big)
-        return big
-
-    gc.disable()
-    try:
-        for fail in (in_the_body, in_an_after, in_an_incident):
-            with suppress(ValueError):
-                fail(tracked())
-            assert not alive, fail
-    finally:
-        gc.enable()
-
-
-def test_hooks_and_bus_do_not_keep_the_trainer_alive() -> None:
-    class Short:
-        bus: Bus
-
-    hook = Hook()
-    trainer = Short()
-    trainer.bus = Bus([hook], trainer)
-    gone = weakref.ref(trainer)
-    del trainer
-    assert gone() is None
-    with refused(HookError, "Hook"):
-        _ = hook.trainer
-
-
 def test_states_are_restored_by_name(trainer: Any) -> None:
     class Odd(Stateful):
         name = "Stateful#2"  # pyright: ignore[reportAssignmentType]
@@ -212,77 +146,6 @@ def test_states_are_restored_by_name(trainer: Any) -> None:
     assert len(said) == 2 and "Gone" in said[0] and "Stateful#3" in said[1]
     assert [hook.value for hook in hooks if isinstance(hook, Stateful)] == [1, 2, 3]
     assert len(Bus([Stateful(1), Odd(2), Stateful(3)], trainer).state_dict()) == 3
-
-
-def test_a_hook_without_state_at_a_checkpoint_has_none_after_a_rewind(trainer: Any) -> None:
-    hook = Stateful()
-    bus = Bus([hook], trainer)
-    early = bus.state_dict()
-    hook.value = 7
-    assert bus.load_state_dict(early) == [] and hook.value == 0
-
-
-def test_torch_schedulers_and_containers_in_a_hook_are_saved_and_restored(trainer: Any) -> None:
-    class Scheduled(Hook):
-        def __init__(self) -> None:
-            optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-            schedulers: list[Any] = [
-                torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4], gamma=0.5),
-                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3),
-            ]
-            self.inner = torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, milestones=[4])
-            self.kept: dict[str, Any] = {
-                "recent": deque([0.0], maxlen=2),
-                "seen": {1},
-                "counts": Counter[str](),
-                "last": (1, 2.5),
-                "best": np.float64(0.5),
-                "number": np.int64(3),
-            }
-
-        def step(self) -> float:
-            self.inner.optimizer.step()
-            self.inner.step()
-            self.kept["recent"].append(self.inner.get_last_lr()[0])
-            self.kept["counts"]["steps"] += 1
-            self.kept["seen"].add(len(self.kept["seen"]) + 1)
-            return self.kept["recent"][-1]
-
-        def state_dict(self) -> dict[str, Any]:
-            return {
-                "inner": self.inner.state_dict(),
-                "optimizer": self.inner.optimizer.state_dict(),
-                "kept": dict(self.kept),
-            }
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.inner.load_state_dict(state["inner"])
-            self.inner.optimizer.load_state_dict(state["optimizer"])
-            self.kept = state["kept"]
-
-    hook = Scheduled()
-    again = Scheduled()
-    for _ in range(3):
-        hook.step()
-    tensors, skeleton = pack(Bus([hook], trainer).state_dict(), "hooks")
-    state: Any = unpack(json.loads(json.dumps(skeleton)), tensors)
-    assert Bus([again], trainer).load_state_dict(state) == []
-    assert again.kept == hook.kept and again.kept["recent"].maxlen == 2
-    for name in ("recent", "seen", "counts", "last"):
-        assert type(again.kept[name]) is type(hook.kept[name])
-    assert [again.step() for _ in range(5)] == [hook.step() for _ in range(5)]
-
-
-@pytest.mark.parametrize("draws", [True, False])
-def test_random_numbers_are_keyed_for_hooks_that_draw_some(trainer: Any, draws: bool) -> None:
-    hook = Trace("a", [])
-    keyed: list[str] = []
-    hook.draws = draws
-    bus = Bus([hook], trainer)
-    bus.drawing = lambda place, event: keyed.append(place) or nullcontext()
-    with epoch(bus):
-        pass
-    assert keyed == (["before_epoch Trace", "after_epoch Trace"] if draws else [])
 
 
 def test_texts_of_incidents_can_be_written_whatever_is_in_them() -> None:

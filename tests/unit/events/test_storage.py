@@ -1,5 +1,7 @@
+"""Metrics as exact sums over ranks, and texts and images that a run shows."""
+
+import io
 import json
-import math
 from fractions import Fraction
 from typing import Any
 
@@ -8,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image as Pillow
 
 from evenstep.errors import ArgumentError, LostRankError
-from evenstep.events import Record, Storage
-from evenstep.events.metrics.derived import Throughput
+from evenstep.events import Image, Record, Storage, Text
 from refused import refused
 
 NUMBERS = st.integers(-1000, 1000).map(float)
@@ -78,35 +80,6 @@ def test_putting_never_reads_the_tensor() -> None:
         storage.settle()
 
 
-@pytest.mark.parametrize("one", [torch.ones(3), np.ones(2), torch.tensor(1j), "a"])
-def test_only_one_real_number_is_taken(one: Any) -> None:
-    with refused(ArgumentError, "odd"):
-        Storage().put("odd", one, 1.0, update=1)
-    with refused(ArgumentError, "odd"):
-        Storage().put("odd", 1.0, one, update=1)
-
-
-@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, torch.tensor(-0.5), torch.tensor(math.nan)])
-def test_an_impossible_weight_is_an_error_on_all_ranks(weight: Any) -> None:
-    sent: list[Any] = []
-    storage = Storage()
-    storage.put("fine", 1.0, update=7)
-    storage.put("share", 1.0, 5, update=7)
-    storage.put("share", 1.0, weight, update=7)
-    with pytest.raises(ArgumentError):
-        storage.settle(lambda pairs: sent.append(pairs) or [pairs, {(7, "share"): (2.0, 9.0)}])
-    with pytest.raises(ArgumentError):
-        Storage().settle(lambda pairs: [{(7, "share"): (2.0, 9.0)}, sent[0]])
-
-
-@pytest.mark.parametrize("name", ["", "a\nb", "update"])
-def test_a_name_that_no_file_can_hold_is_an_error(name: str) -> None:
-    storage = Storage()
-    storage.put(name, 1.0, update=1)
-    with pytest.raises(ArgumentError):
-        storage.settle()
-
-
 def test_metrics_of_aborted_updates_are_dropped() -> None:
     storage = Storage()
     for update in (1, 2, 3):
@@ -130,27 +103,6 @@ def test_metrics_stay_pending_when_a_rank_is_lost() -> None:
     storage.put("train/loss", 8.0, 2, update=3)
     storage.follow(2)  # others have heard of it, and this rank alone has not
     assert not storage.settle()
-
-
-def test_weights_of_other_ranks_count_in_their_window() -> None:
-    storage = Storage(throughput=Throughput(["train/loss"], "tokens"))
-    storage.put("perf/update_s", 0.5, update=1)  # as a rank without micro-batches, or without the last stage
-    storage.put("perf/update_s", 0.5, update=2)
-    theirs: dict[tuple[int, str], Any] = {(update, "train/loss"): (1.0, 10.0 * update) for update in (1, 2)}
-    records = storage.settle(lambda pairs: [pairs, theirs])
-    found = {(record.update, record.name): record.value for record in records}
-    assert [found.get((update, "progress/tokens")) for update in (1, 2)] == [10.0, 30.0]
-    assert [found.get((update, "perf/tokens_per_s")) for update in (1, 2)] == [20.0, 40.0]
-
-
-def test_the_history_has_a_longest_length() -> None:
-    storage = Storage(history_updates=3)
-    for update in range(20):
-        storage.put("a", float(update), update=update)
-        storage.settle()
-        kept = [record.update for record in storage.history("a")]
-        assert kept == list(range(20))[max(0, update - 2) : update + 1]
-    assert storage.latest("a") == (19, "a", 19.0, 1.0)
 
 
 def test_the_history_goes_around_through_json() -> None:
@@ -181,3 +133,43 @@ def test_clipped_is_the_share_of_ranks_that_were_clipped() -> None:
     records = ranks[0].settle(lambda pairs: [pairs, *told])
     # the mean norm of update 1 is 1.0, which is not above the number
     assert [record.value for record in records if record.name == "train/clipped"] == [0.5, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.uint8])
+def test_the_png_is_the_image_bit_for_bit(shape: tuple[int, ...], kind: torch.dtype) -> None:
+    levels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
+    values = levels.to(torch.uint8) if kind == torch.uint8 else (levels / 255).to(kind)
+    expected = np.rint(values.float().numpy() * (1 if kind == torch.uint8 else 255))
+    image = Image(values)
+    values.fill_(0)  # the image keeps its pixels
+    read = np.asarray(Pillow.open(io.BytesIO(image.png())))
+    assert np.array_equal(read, expected.transpose(1, 2, 0) if shape[0] == 3 else expected.reshape(5, 7))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(4, 4, 3),
+        torch.full((2, 2), 1.5),
+        torch.zeros(2, 2, dtype=torch.int64),
+    ],
+)
+def test_what_is_no_image_is_refused(values: Any) -> None:
+    with refused(ArgumentError, "values"):
+        Image(values)
+
+
+def test_the_first_of_a_name_and_update_is_kept_and_aborted_updates_show_nothing() -> None:
+    storage = Storage()
+    for text in ("first", "second"):
+        storage.show("train/it", Text(text), update=1)
+    mark = storage.mark()
+    storage.show("train/it", Text("a try"), update=2)
+    storage.drop_after(mark)
+    storage.show("valid/it", Text("evaluated"), update=2)
+    storage.show("it", Text("given up"), update=3)
+    storage.discard_from(3)
+    shown = [(one.update, one.name, one.value) for one in storage.take_shown()]
+    assert shown == [(1, "train/it", Text("first")), (2, "valid/it", Text("evaluated"))]
+    assert storage.take_shown() == []

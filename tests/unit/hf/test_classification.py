@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from evenstep import Logging, MapData, Memory, Trainer, Training
 from evenstep.integrations.hf import Classification
 
-from .conftest import DOCUMENTS, LLAMA
-from .test_language import padded, parameters, summed
+from .conftest import DOCUMENTS, LLAMA, parameters
+from .test_language import padded, summed
 
 Made = Callable[..., nn.Module]
 BERT = {
@@ -50,13 +50,6 @@ def test_the_loss_is_that_of_transformers_times_the_number_of_labels(
     assert int(task.weight(batch)) == units
 
 
-def test_one_number_for_each_row(made: Made) -> None:
-    model = made({**BERT, "num_labels": 1}, kind="SequenceClassification")
-    batch = {**padded(DOCUMENTS[:3]), "labels": torch.tensor([0.5, 2.0, -100.0]).double()}
-    wanted = float(model(**batch).loss.detach()) * 3
-    assert summed(model, Classification(problem="regression"), batch) == pytest.approx(wanted, rel=1e-12)
-
-
 def trained(model: nn.Module, **more: Any) -> Tensor:
     """The parameters after some updates."""
     samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS]
@@ -78,16 +71,6 @@ def trained(model: nn.Module, **more: Any) -> Tensor:
     )
     trainer.train()
     return parameters(trainer)
-
-
-def test_label_smoothing_is_that_of_transformers(made: Made) -> None:
-    from transformers.trainer_pt_utils import LabelSmoother
-
-    model = made({**BERT, "num_labels": 3}, kind="TokenClassification")
-    batch = {**padded(DOCUMENTS[:4]), "labels": padded(DOCUMENTS[:4])["labels"].clamp(max=2)}
-    wanted = float(LabelSmoother(0.1)(model(**batch), batch["labels"]).detach())
-    task = Classification(label_smoothing=0.1)
-    assert summed(model, task, batch) == pytest.approx(wanted * int(task.weight(batch)), rel=1e-6)  # it is in float32
 
 
 @pytest.mark.parametrize(

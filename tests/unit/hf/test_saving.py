@@ -9,31 +9,40 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from evenstep import Ema, Logging, MapData, Trainer, Training, load_weights
+from evenstep import Best, Checkpointing, Ema, Logging, MapData, Trainer, Training, load_weights
 from evenstep.checkpoint import read_checkpoint
-from evenstep.integrations.hf import CausalLM, Packing, from_config, from_pretrained, save_pretrained
+from evenstep.errors import CheckpointError
+from evenstep.integrations.hf import (
+    CausalLM,
+    Packing,
+    SavePretrained,
+    from_config,
+    from_pretrained,
+    save_pretrained,
+)
 
 from .conftest import DOCUMENTS, LLAMA
 
 Made = Callable[..., nn.Module]
 LORA = {"r": 2, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
 TOKENS = torch.tensor([DOCUMENTS[4]])
+DATA: dict[str, Any] = {"global_batch_size": 8, "micro_batch_size": 4, "collate": Packing()}
 
 
-def train(model: nn.Module, folder: Path, *, updates: int = 3, resume: bool = False, **more: Any) -> Trainer:
+def train(model: nn.Module, folder: Path, *hooks: Any, updates: int = 3, lr: float = 0.01, **more: Any) -> Trainer:
     trainer = Trainer(
         model=model,
         task=CausalLM(packed=True),
-        optimizer=torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01),
-        data=MapData(DOCUMENTS, global_batch_size=8, micro_batch_size=4, collate=Packing()),
+        optimizer=torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=lr),
+        data=MapData(DOCUMENTS, **DATA),
         updates=updates,
         device="cpu",
         folder=folder,
+        hooks=hooks,
         log=Logging(writers=()),
         **more,
     )
-    if resume:
-        trainer.resume(folder)
+    trainer.resume()
     trainer.train()
     return trainer
 
@@ -93,7 +102,7 @@ def test_adapters_train_alone_resume_exactly_and_are_read_by_peft(made: Made, tm
     assert moved == {name for name in before if "lora_" in name}
     assert len(moved) == 8
     train(adapted(), tmp_path / "run", updates=2)
-    resumed = train(adapted(), tmp_path / "run", updates=4, resume=True)
+    resumed = train(adapted(), tmp_path / "run", updates=4)
     for name, one in straight.model.named_parameters():
         assert torch.equal(resumed.model.get_parameter(name), one)
     save_pretrained(adapted(), tmp_path / "adapter", weights=tmp_path / "run")
@@ -103,3 +112,52 @@ def test_adapters_train_alone_resume_exactly_and_are_read_by_peft(made: Made, tm
     assert not (tmp_path / "adapter/model.safetensors").exists()
     read = PeftModel.from_pretrained(made(LLAMA), tmp_path / "adapter").double()  # pyright: ignore
     torch.testing.assert_close(scores(read), scores(resumed.model), rtol=0, atol=1e-12)
+
+
+# --- What a run leaves for `from_pretrained` when it ends.
+
+
+def left_by(transformers: Any, folder: Path) -> dict[str, Tensor]:
+    return dict(transformers.AutoModelForCausalLM.from_pretrained(folder / "pretrained").named_parameters())
+
+
+def saved(folder: Path, part: str = "model", name: str = "lm_head.weight") -> Tensor:
+    return read_checkpoint(folder).state[part][name]
+
+
+@pytest.mark.parametrize("checkpoint", ["last", "best"])
+def test_a_run_leaves_its_last_or_its_best_model_as_the_hub_has_models(
+    made: Made, transformers: Any, checkpoint: Any, tmp_path: Path
+) -> None:
+    model = made(LLAMA)
+    trainer = train(
+        model,
+        tmp_path,
+        SavePretrained(checkpoint=checkpoint),
+        lr=1.0,  # so large that it gets worse
+        evaluations=MapData(DOCUMENTS, **DATA, shuffle=False),
+        checkpoint=Checkpointing(best=Best("valid/loss")),
+    )
+    assert trainer.progress.update == 3
+    best = tmp_path / "checkpoints" / (tmp_path / "best").read_text().strip()
+    held = left_by(transformers, tmp_path)["lm_head.weight"]
+    assert torch.equal(held.double(), saved(best if checkpoint == "best" else tmp_path))
+    assert sorted(one.name for one in tmp_path.glob("*pretrained")) == ["pretrained"]
+
+
+def test_what_is_there_stays_whole_until_there_is_something_newer(
+    made: Made, transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(made(LLAMA), tmp_path, SavePretrained())
+    first = left_by(transformers, tmp_path)["lm_head.weight"]
+    with monkeypatch.context() as broken, pytest.raises(CheckpointError):
+        broken.setattr(transformers.LlamaForCausalLM, "save_pretrained", fails)
+        train(made(LLAMA), tmp_path, SavePretrained(), updates=4)
+    assert torch.equal(left_by(transformers, tmp_path)["lm_head.weight"], first)
+    train(made(LLAMA), tmp_path, SavePretrained(), updates=5)
+    assert torch.equal(left_by(transformers, tmp_path)["lm_head.weight"].double(), saved(tmp_path))
+    assert not torch.equal(left_by(transformers, tmp_path)["lm_head.weight"], first)
+
+
+def fails(*arguments: Any, **options: Any) -> None:
+    raise OSError(28, "no space left")

@@ -33,8 +33,6 @@ MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
     "qwen2": {**LLAMA, "model_type": "qwen2", **SLIDING},
-    "qwen3": {**LLAMA, "model_type": "qwen3", "head_dim": 8},
-    "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": 3},
 }
 
 

@@ -4,17 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evenstep import Engine, Task, Training
-from evenstep.errors import ArgumentError
 from evenstep.optim.ema import Average, Ema
-from refused import refused
-
-
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return output.square().sum()
 
 
 def line() -> nn.Linear:
@@ -37,9 +29,8 @@ def averaged(average: Average, model: nn.Linear) -> float:
         return model.weight.item()
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("warmup", [False, True])
-@pytest.mark.parametrize(("start", "every"), [(0, 1), (4, 1), (4, 3), (4, 4), (3, 10)])
+@pytest.mark.parametrize(("warmup", "on_device"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("start", "every"), [(0, 1), (4, 1), (4, 3), (3, 10)])
 def test_the_average_follows_its_formula(start: int, every: int, warmup: bool, on_device: bool) -> None:
     model = line()
     average = following(model, decay=0.5, start_update=start, every_updates=every, decay_warmup=warmup)
@@ -57,15 +48,6 @@ def test_the_average_follows_its_formula(start: int, every: int, warmup: bool, o
         assert averaged(average, model) == pytest.approx(expected, rel=1e-14)
 
 
-def test_an_average_of_a_short_run_follows_its_parameters_by_default() -> None:
-    model = line()
-    average = Average(Ema(), model)
-    for update in range(1, 201):
-        moved(model, float(update))
-        average.after_update(update)
-    assert averaged(average, model) > 170
-
-
 def test_a_skipped_update_moves_nothing_and_a_resumed_average_has_the_same_bits() -> None:
     model, other = line(), line()
     average, again = Average(Ema(decay=0.99), model), Average(Ema(decay=0.99), other)
@@ -81,22 +63,10 @@ def test_a_skipped_update_moves_nothing_and_a_resumed_average_has_the_same_bits(
     assert torch.equal(average.state_dict()["weight"], again.state_dict()["weight"])
 
 
-def test_the_model_has_its_own_values_after_an_error_too() -> None:
-    model = line()
-    average = following(model, decay=0.5)
-    moved(model, 4.0)
-    with pytest.raises(ValueError, match="stop"), average.swapped():
-        assert model.weight.item() == 0.0
-        raise ValueError("stop")
-    assert model.weight.item() == 4.0
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 @pytest.mark.parametrize(
     ("format", "wide"),
     [
         (torch.bfloat16, torch.float32),
-        (torch.float8_e4m3fn, torch.float32),
         (torch.float64, torch.float64),
     ],
 )
@@ -108,41 +78,3 @@ def test_narrow_numbers_are_averaged_in_wider_ones(format: torch.dtype, wide: to
     average.after_update(1)
     assert average.state_dict()["table"].dtype == wide
     assert average.state_dict()["table"].tolist() == [0.25, 0.25]
-
-
-def test_integers_and_flags_are_copied() -> None:
-    model = line()
-    model.register_buffer("count", torch.zeros(2, dtype=torch.int64))
-    model.register_buffer("flag", torch.zeros(1, dtype=torch.bool))
-    average = following(model, decay=0.5)
-    model.get_buffer("count").fill_(7)
-    model.get_buffer("flag").fill_(True)
-    for update in (1, 2):
-        average.after_update(update)
-    assert average.state_dict()["count"].tolist() == [7, 7]
-    assert average.state_dict()["flag"].item() is True
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"decay": 1.0}, "decay"),
-        ({"evaluated": "mean"}, "evaluated"),
-        ({"start_update": 8}, "start_update"),
-        ({"every_updates": 9}, "every_updates"),
-        ({"start_update": 5, "every_updates": 5}, "every_updates"),
-    ],
-)
-def test_an_impossible_average_is_refused(options: dict[str, Any], field: str) -> None:
-    model = line()
-    with refused(ArgumentError, field):
-        Engine(
-            model,
-            Square(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            updates=8,
-            device="cpu",
-            train=Training(ema=Ema(**options)),
-        )
-    Ema(start_update=7).check(8)
-    Ema(start_update=5, every_updates=4).check(8)

@@ -25,7 +25,6 @@ KINDS: dict[str, functools.partial[torch.optim.Optimizer]] = {
     "nesterov": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True),
     "dampened": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, maximize=True, fused=True),
 }
-DIRECT = tuple(name for name in KINDS if name != "sgd")  # which has no state that shows that torch has looked at it
 ACTIONS = ("rate", "load", "replace", "freeze", "scale", "skip", "group", "forget", "in place")
 
 
@@ -101,18 +100,6 @@ def test_steps_are_to_the_bit_those_of_torch_whatever_was_changed_in_between(
         assert_equal(ours, torchs)
 
 
-@pytest.mark.parametrize("kind", DIRECT)
-@pytest.mark.parametrize("format", [torch.float64, torch.bfloat16, torch.float16])
-def test_all_formats_have_the_bits_of_torch(kind: str, format: torch.dtype) -> None:
-    if KINDS[kind].func is torch.optim.SGD and format.itemsize == 2:
-        return  # torch 2.13's makes its first 16-bit momenta partly of memory that nobody has written
-    ours, torchs = Side(kind, take_step, format), Side(kind, lambda optimizer: optimizer.step(), format)
-    for number in range(1, 5):
-        ours.update(number, ())
-        torchs.update(number, ())
-    assert_equal(ours, torchs)
-
-
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often torch has gone its own way: a list as long as that."""
     calls: list[int] = []
@@ -126,22 +113,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(module, name, called)
     return calls
-
-
-@pytest.mark.parametrize("kind", DIRECT)
-def test_torch_is_asked_once_for_each_group_and_then_only_for_what_is_unusual(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    side, calls = Side(kind, take_step), counted(monkeypatch)
-    for number in range(1, 4):
-        side.update(number, ("rate", "scale", "in place"))
-    assert len(calls) == 2
-    side.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
-    side.update(4, ())
-    assert len(calls) == 4
-    side.optimizer.param_groups[0]["lr"] = 0.1
-    side.update(5, ("load", "replace"))
-    assert len(calls) == 4
 
 
 def test_a_step_that_somebody_watches_or_has_replaced_is_taken_as_torch_takes_it(
@@ -163,23 +134,3 @@ def test_a_step_that_somebody_watches_or_has_replaced_is_taken_as_torch_takes_it
     mine.state[mine.param_groups[0]["params"][0]] = {"step": torch.ones(())}
     take_step(mine)
     assert told == ["hook", "mine"]
-
-
-def test_a_sparse_gradient_is_refused_as_torch_refuses_it_and_nothing_has_changed() -> None:
-    side = Side("adamw", take_step)
-    side.update(1, ())
-    before = [one.clone() for one in side.tensors()]
-    side.parameters[0].grad = torch.ones(5, 3).to_sparse()
-    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
-        take_step(side.optimizer)
-    assert all(torch.equal(one, other) for one, other in zip(before, side.tensors(), strict=True))
-
-
-def test_gradients_are_recorded_afterwards_as_before() -> None:
-    side = Side("adamw", take_step)
-    for number in (1, 2):
-        side.update(number, ())
-        assert torch.is_grad_enabled()
-    with torch.no_grad():
-        side.update(3, ())
-        assert not torch.is_grad_enabled()

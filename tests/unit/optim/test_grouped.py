@@ -1,19 +1,14 @@
 """Parameter groups: who is in which, and that each is stepped as a plain loop over parameters would."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Hook, MapData, ParameterGroup, Task, Trainer, grouped_optimizer
+from evenstep import MapData, ParameterGroup, Task, Trainer, grouped_optimizer
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEvent
-from evenstep.optim.optimizers import parts_of
-from evenstep.optim.schedules import PerGroup, Step
-from evenstep.pipeline import Layer, Layers, PipelineModel
 from refused import refused
 
 
@@ -132,62 +127,6 @@ def test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would(setting: 
     assert_trained_alike(model, reference, alone, updates=6)
 
 
-def muon(model: nn.Module) -> torch.optim.Optimizer:
-    blocks = ParameterGroup(patterns=("blocks.*",), dims=2, optimizer=torch.optim.Muon, lr=0.02)
-    return grouped_optimizer(model, lr=0.05, groups={"matrices": blocks}, weight_decay_on="matrices")
-
-
-def test_muon_steps_the_matrices_and_adamw_the_rest() -> None:
-    model, reference = net(), net()
-    made = muon(model)
-    assert [type(one).__name__ for one in parts_of(made)] == ["Muon", "AdamW"]
-    assert groups_of(model, made)["matrices"] == ["blocks.0.linear.weight", "blocks.1.linear.weight"]
-    data = MapData(POINTS, global_batch_size=8, shuffle=False)
-    Trainer(model=model, task=Square(), optimizer=made, data=data, updates=3, device="cpu").train()
-    matrices = [reference.blocks[0].linear.weight, reference.blocks[1].linear.weight]  # pyright: ignore
-    decaying = [reference.embed.weight, reference.head.weight]
-    held = {id(one) for one in (*matrices, *decaying)}
-    rest = [one for one in reference.parameters() if id(one) not in held]
-    alone = [
-        torch.optim.Muon(matrices, lr=0.02),
-        torch.optim.AdamW([{"params": decaying}, {"params": rest, "weight_decay": 0.0}], lr=0.05),
-    ]
-    assert_trained_alike(model, reference, alone, updates=3)
-
-
-@pytest.mark.parametrize("stop", [1, 4])
-def test_groups_with_schedules_of_their_own_are_resumed_to_the_bit(stop: int, tmp_path: Path) -> None:
-    class StopAt(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            if event.update == stop and self.trainer.folder is not None:
-                self.trainer.request_stop("test")
-
-    def trainer(folder: Path | None, stops: bool = False) -> Trainer:
-        model = net()
-        schedule = PerGroup({"matrices": Step(every=2, factor=0.5)})
-        return Trainer(
-            model=model,
-            task=Square(),
-            optimizer=muon(model),
-            data=MapData(POINTS, global_batch_size=8),
-            updates=7,
-            device="cpu",
-            lr_schedule=schedule,
-            folder=folder,
-            hooks=[StopAt()] if stops else [],
-            checkpoint=Checkpointing(keep_last=1),
-        )
-
-    whole = trainer(None)
-    whole.train()
-    trainer(tmp_path, stops=True).train()
-    second = trainer(tmp_path)
-    second.resume()
-    second.train()
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
-    assert [group["lr"] for group in second.optimizer.param_groups] == [0.02 / 8, 0.05, 0.05]
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two": (
         {"groups": {"a": ParameterGroup(patterns=("head.*",)), "b": ParameterGroup(patterns=("*.weight",))}},
@@ -226,11 +165,3 @@ def test_a_tied_parameter_is_meant_by_each_of_its_names() -> None:
     both = {name: ParameterGroup(patterns=(f"{name}.*",), lr_factor=3.0) for name in ("head", "embed")}
     with refused(ArgumentError, "patterns"):
         grouped_optimizer(Tied(), lr=0.1, groups=both)
-
-
-def test_copies_of_a_tied_parameter_in_stages_are_in_one_group() -> None:
-    first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
-    layers = Layers([Layer("embed", first), Layer("head", last)], ties=(("embed.weight", "head.weight"),))
-    model = PipelineModel(layers, stages_per_rank=2, schedule="interleaved")
-    made = grouped_optimizer(model, lr=0.1, groups={"head": ParameterGroup(patterns=("head.*",), lr_factor=3.0)})
-    assert groups_of(model, made) == {"head": ["embed.weight", "head.weight", "head.bias"]}

@@ -1,16 +1,14 @@
 """A tuple of optimizers over one model."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Mixture, Task, Trainer, Training
-from evenstep.contrib.multitask import Uncertainty
+from evenstep import MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.optim.optimizers import joined, parts_of
+from evenstep.optim.optimizers import joined
 from evenstep.optim.schedules import InverseSqrt
 from evenstep.optim.stepper import Stepper
 from refused import refused
@@ -92,44 +90,6 @@ def test_kernels_scale_and_skip_the_step_if_all_of_them_can() -> None:
     assert not any(hasattr(one, "found_inf") for one in fused)
 
 
-def test_state_dict_numbers_parameters_through_all_optimizers() -> None:
-    trainer = trained()
-    kept = trainer.optimizer.state_dict()
-    assert list(kept["state"]) == [0, 1, 2, 3]
-    assert [group["params"] for group in kept["param_groups"]] == [[0, 1], [2, 3]]
-
-
-class Counts(torch.optim.SGD):
-    """State that belongs to no parameter."""
-
-    def step(self, closure: Any = None) -> Any:
-        self.state["all"]["steps"] = self.state["all"].get("steps", 0) + 1
-        self.param_groups[0]["lr"] = 0.1 / self.state["all"]["steps"]
-        return super().step(closure)
-
-
-def test_state_of_no_parameter_is_resumed_for_each_optimizer(tmp_path: Path) -> None:
-    def trainer_of(updates: int, folder: Path | None = None) -> Trainer:
-        model = net()
-        parts = [[one for one in model.parameters() if (one.ndim == 2) == first] for first in (True, False)]
-        optimizer = tuple(Counts(part, momentum=0.5) for part in parts)
-        optimizer[1].state["all"] = {"steps": 3}  # the second is ahead
-        data = MapData(points(), global_batch_size=8)
-        return Trainer(
-            model=model, task=Square(), optimizer=optimizer, data=data, updates=updates, folder=folder, device="cpu"
-        )
-
-    through = trainer_of(4)
-    through.train()
-    trainer_of(2, tmp_path).train()
-    resumed = trainer_of(4, tmp_path)
-    resumed.resume()
-    resumed.train()
-    for trainer in (through, resumed):
-        assert [one.state["all"]["steps"] for one in parts_of(trainer.optimizer)] == [4, 7]
-    assert all(map(torch.equal, resumed.model.parameters(), through.model.parameters()))
-
-
 class OwnStateDict(torch.optim.SGD):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "more": 1}
@@ -145,29 +105,3 @@ class OwnStateDict(torch.optim.SGD):
 def test_shared_parameters_and_own_state_dicts_are_refused(given: Any) -> None:
     with refused(ArgumentError, "optimizer"):
         joined(given(net()))
-
-
-class Wrapped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-
-def test_learned_coefficients_are_a_group_of_the_last_optimizer() -> None:
-    model, data = Wrapped(), MapData(points(), global_batch_size=8)
-    optimizer = both(model)
-    Trainer(
-        model=model,
-        task={"one": Square(), "two": Square()},
-        optimizer=optimizer,
-        data=Mixture({"one": data, "two": MapData(points(), global_batch_size=8)}),
-        updates=2,
-        device="cpu",
-        train=Training(coefficients=Uncertainty()),
-    ).train()
-    learned = optimizer[1].param_groups[1]
-    assert learned["weight_decay"] == 0
-    assert all(len(optimizer[1].state[one]) for one in learned["params"])

@@ -94,20 +94,3 @@ def test_as_many_bytes_are_sent_as_in_a_ring(on_ranks: Callable[..., list[Any]],
         return sent
 
     assert set(on_ranks(ranks, act)) == {2 * (ranks - 1) * elements // ranks}
-
-
-def test_no_more_than_log_n_plus_one_partial_sums_are_held() -> None:
-    tree = Tree()
-    most = 0
-    for microbatch in range(64):
-        tree.add((0, microbatch), gradients(microbatch, (True, True)))
-        most = max(most, len(tree))
-    assert most <= 7
-
-
-def test_the_case_above_can_fail_another_order_has_other_bits() -> None:
-    leaves = [gradients(k, (True, True))[0] for k in range(13)]
-    straight = leaves[0]
-    for leaf in leaves[1:]:
-        straight = straight + leaf  # type: ignore[operator]
-    assert not torch.equal(straight, in_tree(leaves))  # type: ignore[arg-type]

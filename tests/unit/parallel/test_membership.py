@@ -71,42 +71,6 @@ def test_a_failure_ends_with_its_epoch(store: TCPStore) -> None:
     leave(ranks)
 
 
-def test_a_rank_that_failed_stays_only_until_the_others_have_read_it(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(membership, "ANSWER_S", 20.0)
-    first, second = members(store, 2)
-    first.fail("rank 0 failed")
-    began = time.monotonic()
-    first.leave()
-    assert time.monotonic() - began < 10
-    assert second.known_failure == "rank 0 failed"
-    second.leave()
-
-
-def test_the_holder_of_the_store_leaves_last(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = members(store, 2)
-    began = time.monotonic()
-    first.leave()
-    assert time.monotonic() - began >= 0.5  # the other is still there
-    soon(lambda: second.left == [0])  # without having to ask, as the store may be gone by now
-    second.leave()
-    monkeypatch.setattr(membership, "ANSWER_S", 20.0)
-    third, fourth = members(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 2)
-    fourth.leave()
-    began = time.monotonic()
-    third.leave()
-    assert time.monotonic() - began < 10
-
-
-def test_a_rank_that_goes_on_elsewhere_has_not_ended(store: TCPStore) -> None:
-    first, second = members(store, 2)
-    second.leave(waits=False)
-    first.over()
-    assert first.left == []
-    first.leave()
-
-
 def test_lost_ranks_are_told_from_late_ones(store: TCPStore) -> None:
     first, second = members(store, 2)
     assert first.lost() == []
@@ -169,17 +133,6 @@ def test_of_two_interrupted_works_the_earlier_counts_and_a_failure_before_both(s
     assert first.interrupted() == ""
     assert first.failure() == "rank 1 failed"
     leave([first, second])
-
-
-def test_a_meeting_that_takes_a_while_leaves_no_warning(store: TCPStore, capfd: pytest.CaptureFixture[str]) -> None:
-    ranks = members(store, 2)
-    with ThreadPoolExecutor(2) as pool:
-        early = pool.submit(ranks[0].meet, b"early", 5.0)
-        time.sleep(0.3)
-        late = pool.submit(ranks[1].meet, b"late", 5.0)
-        assert early.result() == late.result() == ([b"early", b"late"], [])
-    leave(ranks)
-    assert capfd.readouterr().err == ""
 
 
 def test_a_lost_rank_is_named_at_a_meeting_within_seconds(store: TCPStore) -> None:

@@ -62,8 +62,3 @@ def test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused(monkeypatch: p
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
     with refused(ArgumentError, "fsdp"):
         Fsdp(Ranks(2))
-
-
-def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:
-    with refused(ArgumentError, "shard_ranks"):
-        Fsdp(Ranks(4), shard_ranks=3)

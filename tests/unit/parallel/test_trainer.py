@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, MapData, Task, Trainer, Training
+from evenstep import Engine, MapData, Task, Trainer, Training
+from evenstep.errors import NonFiniteError
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
 from evenstep.train import Aborted
 
@@ -66,36 +67,13 @@ def test_parameters_have_the_bits_of_one_process_for_any_cut_and_blocks(
         assert all(torch.equal(one, other) for one, other in zip(ours, alone, strict=True))
 
 
-def test_the_average_begins_at_the_first_ranks_parameters_on_all_ranks(on_ranks: Callable[..., list[Any]]) -> None:
-    points = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(8)]
-
-    def act(group: Any) -> dict[str, Tensor]:
-        model = nn.Linear(2, 1)
-        with torch.no_grad():
-            model.weight.fill_(float(group.rank))
-        trainer = Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-            data=MapData(points, global_batch_size=4, micro_batch_size=1),
-            updates=1,
-            device="cpu",
-            strategy=Ddp(group),
-            train=Training(ema=Ema(decay=0.5)),
-        )
-        return {name: value.clone() for name, value in trainer.state_dict()["ema"].items()}
-
-    first, second = on_ranks(2, act)
-    assert first["weight"].tolist() == second["weight"].tolist() == [[0.0, 0.0]]
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "bf16-true-no-master", "16-true"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true-no-master"])
 def test_what_is_nan_on_all_ranks_is_said_as_that_and_applied_nowhere(
     on_ranks: Callable[..., list[Any]], precision: str
 ) -> None:
     """All ranks see the same NaN, so nothing differs between them: no guard against differences would find it."""
 
-    def act(group: Any) -> tuple[Any, bool, str]:
+    def act(group: Any) -> tuple[Any, bool, type]:
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -109,8 +87,6 @@ def test_what_is_nan_on_all_ranks_is_said_as_that_and_applied_nowhere(
         after = engine.state_dict()["model"]
         incident, error = engine.explain(outcome)
         same = all(torch.equal(value, after[name]) for name, value in before.items())
-        return incident.kind, same, str(error)
+        return incident.kind, same, type(error)
 
-    for kind, same, said in on_ranks(2, act):
-        assert kind == "non_finite" and same
-        assert "not finite" in said and "differ" not in said
+    assert on_ranks(2, act) == [("non_finite", True, NonFiniteError)] * 2

@@ -50,41 +50,7 @@ def trained(
     return trainer
 
 
-class WithEmpty(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(2, 1)
-        self.empty = nn.Parameter(torch.zeros(0, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.empty.sum()
-
-
-def test_a_parameter_without_elements_is_saved_and_resumed(on_ranks: OnRanks, tmp_path: Path) -> None:
-    points = [(torch.ones(2), torch.tensor(float(n))) for n in range(4)]
-
-    def act(group: Group) -> Any:
-        for updates in (2, 3):
-            net = WithEmpty()
-            trainer = Trainer(
-                model=net,
-                task=Square(),
-                optimizer=torch.optim.AdamW(net.parameters(), lr=0.01),
-                data=MapData(points, global_batch_size=4),
-                updates=updates,
-                device="cpu",
-                strategy=Zero1(group),
-                folder=tmp_path,
-            )
-            trainer.resume()
-            trainer.train()
-        return trainer.state_dict()["optimizer"]["state"]["empty"]
-
-    for state in on_ranks(2, act):
-        assert (state["exp_avg"].shape, float(state["step"])) == ((0, 3), 3.0)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.RMSprop])
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(("optimizer", "ranks"), [(torch.optim.AdamW, 8), (torch.optim.Adafactor, 3)])
 def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: OnRanks, optimizer: Any, ranks: int) -> None:
     wanted = trained(Ddp(), optimizer).state_dict()
 
@@ -129,40 +95,3 @@ def resumed(group: Group, folder: Path) -> Any:
     trainer = trained(Zero1(group), torch.optim.AdamW, updates=1)
     trainer.resume(folder)
     return trainer.state_dict()
-
-
-def with_state(strategy: Strategy, made: Callable[[nn.Module], torch.optim.Optimizer]) -> Any:
-    """The end of a run whose optimizer had state when the trainer was built."""
-    points = [(torch.tensor([float(n), 1.0]) / 9, torch.tensor(float(n % 3))) for n in range(18)]
-    net = model()
-    trainer = Trainer(
-        model=net,
-        task=Square(),
-        optimizer=made(net),
-        data=MapData(points, global_batch_size=7, micro_batch_size=2),
-        updates=4,
-        device="cpu",
-        strategy=strategy,
-    )
-    held = len(trainer.optimizer.state)
-    trainer.train()
-    return held, trainer.state_dict()
-
-
-def stepped(net: nn.Module) -> torch.optim.Optimizer:
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    net(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return optimizer
-
-
-@pytest.mark.parametrize("made", [stepped, lambda net: torch.optim.Adagrad(net.parameters(), lr=0.01)])
-def test_state_made_by_the_constructor_or_by_steps_before_is_dealt_out(on_ranks: OnRanks, made: Any) -> None:
-    _, wanted = with_state(Ddp(), made)
-    found = on_ranks(2, lambda group: with_state(Zero1(group), made))
-    assert sum(held for held, _ in found) == 6 and all(held < 6 for held, _ in found)
-    for _, state in found:
-        assert all(torch.equal(state["model"][name], value) for name, value in wanted["model"].items())
-        for name, values in wanted["optimizer"]["state"].items():
-            assert all(torch.equal(state["optimizer"]["state"][name][key], value) for key, value in values.items())

@@ -3,11 +3,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import Layer, Layers
-from evenstep.pipeline.layers import arguments, check_covered, cut, flows
-
-
-def relus(count: int) -> Layers:
-    return Layers.of([nn.ReLU() for _ in range(count)])
+from evenstep.pipeline.layers import arguments, cut, flows
 
 
 @pytest.mark.parametrize(
@@ -22,17 +18,6 @@ def relus(count: int) -> Layers:
 def test_ambiguous_names_and_later_sources_are_refused(layers: list[Layer]) -> None:
     with pytest.raises(ArgumentError):
         Layers(tuple(layers))
-
-
-def test_parameters_outside_of_all_layers_are_refused() -> None:
-    class LeavesOut(nn.Linear):
-        def layers(self) -> list[Layer]:
-            return [Layer("first", self.first)]
-
-    model = LeavesOut(2, 2)
-    model.first = nn.Linear(2, 2)
-    with pytest.raises(ArgumentError):
-        check_covered(model, Layers.of(model))
 
 
 def test_a_layer_gets_its_sources_outputs_and_then_what_it_wants_of_the_inputs() -> None:

@@ -9,23 +9,13 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
-from evenstep.pipeline import Layer, PipelineModel
+from evenstep.pipeline import PipelineModel
 from refused import refused
 
 
 def linears(count: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(2, 2) for _ in range(count)])
-
-
-def test_a_summary_counts_the_whole_models_parameters_on_each_pipeline_rank(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> tuple[int, int]:
-        model = linears()
-        model[0].requires_grad_(False)
-        model[3].weight = model[1].weight  # counted once
-        return PipelineModel(model, mesh=Mesh.of(group, pipeline=2)).count_parameters()
-
-    assert on_ranks(2, act) == [(4 * 6 - 4, 3 * 6 - 4)] * 2
 
 
 @pytest.mark.parametrize(
@@ -90,16 +80,6 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
     assert names == other_names
     assert len(names) == 7
     assert torch.equal(first, second)
-
-
-def test_a_part_is_found_by_its_name_though_the_model_has_an_attribute_of_that_name() -> None:
-    blocks = [nn.Linear(2, 2), nn.Linear(2, 2)]
-    model = PipelineModel([Layer(f"layers.{number}", block) for number, block in enumerate(blocks)])
-    assert model.get_submodule("layers.1") is blocks[1]
-    assert model.get_parameter("layers.0.bias") is blocks[0].bias
-    assert model.get_submodule("") is model
-    with pytest.raises(AttributeError, match="no attribute"):
-        model.get_submodule("layers.2")
 
 
 def test_named_ties_make_the_copies_equal_to_the_first() -> None:

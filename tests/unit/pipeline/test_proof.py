@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep.errors import PlanError
-from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, check, forwards
+from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, check
 
 
 class Stuck(Exception):
@@ -181,14 +181,6 @@ def test_a_damaged_plan_is_refused_or_still_exact(case: tuple[str, Layout, list[
     except PlanError:
         return
     assert execute(plans, layout)[0] == reference(layout, microbatches)
-
-
-@given(cases())
-def test_forwards_alone_come_to_their_end(case: tuple[str, Layout, list[int]]) -> None:
-    _, layout, microbatches = case
-    plans = forwards(layout, microbatches)
-    assert check(plans, layout, microbatches, forward_only=True) == (0,) * layout.ranks
-    execute(plans, layout)
 
 
 @given(cases(), st.data())

@@ -80,15 +80,6 @@ def test_the_runner_does_what_the_plan_says_in_its_order() -> None:
     assert said == ["F3", "B3", "done 3", "collect 3", "F5", "arm", "B5", "done 5", "collect 5", "reduce"]
 
 
-def test_gradients_are_collected_when_all_sub_batches_of_a_micro_batch_have_come_back() -> None:
-    class Halves(Log):
-        def completed(self, microbatch: int) -> int | None:
-            return 4 if microbatch == 1 else None
-
-    said = run(sequential([0, 1]), Halves())
-    assert said == ["F0", "B0", "done 0", "F1", "arm", "B1", "done 1", "collect 4", "reduce"]
-
-
 def test_shards_are_gathered_and_freed_where_the_plan_says_so() -> None:
     said = run(executed(sequential([0]), [0], gathers=True), Log())
     assert said == ["unshard", "F0", "arm", "B0", "done 0", "collect 0", "reduce", "reshard"]

@@ -4,12 +4,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from evenstep.errors import LostRankError
-from evenstep.pipeline import Action, Layout, Op
-from evenstep.pipeline.wire import AHEAD, Address, Edges, Wire
+from evenstep.pipeline.wire import Address, Wire
 
 CPU = torch.device("cpu")
-HERE = Address("output", 0, 1, 0)
 
 
 class Pair(NamedTuple):
@@ -49,10 +46,6 @@ def sent_over(group: Any, trees: list[Any], *, runs: int = 1, by_device: bool = 
         else:
             arrived.append([wire.receive(number(microbatch), 0) for microbatch in range(len(trees))])
     return arrived
-
-
-def receives(microbatch: int, stage: int = 1) -> Action:
-    return Action(Op.RECEIVE_INPUT, stage, microbatch, 0)
 
 
 def assert_same(arrived: Any, tree: Any) -> None:
@@ -98,39 +91,3 @@ def test_a_form_travels_only_when_it_changes_and_a_second_piece_only_without_roo
     assert first[1][1] > formless
     assert [channel for channel, _ in second] == [0, 0, 0]
     assert second[1][1] == 64 + formless
-
-
-def test_room_is_made_no_further_ahead_than_the_plan_allows(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> Any:
-        edges, begun = Edges(Layout.chain(ranks=2), group, CPU), []
-        if group.rank == 0:
-            for microbatch in range(10):
-                edges.wire.send(number(microbatch), torch.ones(1), 1)
-            return None
-        plain = group.begin_receive
-        group.begin_receive = lambda piece, rank, channel=0: (begun.append(channel), plain(piece, rank, channel))[1]
-        seen: list[int] = []
-        edges.begin([receives(microbatch) for microbatch in range(10)])
-        for microbatch in range(10):
-            edges.receive(receives(microbatch))
-            seen.append(begun.count(0))
-            edges.get(number(microbatch))
-        return seen
-
-    assert on_ranks(2, act)[1] == [min(microbatch + 1 + AHEAD, 10) for microbatch in range(10)]
-
-
-def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> str:
-        if group.rank == 0:
-            group.fail("it has had enough", wake=True)
-            return ""
-        edges = Edges(Layout.chain(ranks=2), group, CPU)
-        edges.begin([receives(3)])
-        with pytest.raises(LostRankError) as raised:
-            edges.get(number(3))
-        return str(raised.value)
-
-    assert on_ranks(2, act)[1] == (
-        "the output from stage 0 to stage 1 for micro-batch 3 will not come: rank 0 failed: it has had enough"
-    )

@@ -3,15 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Best, Bus, EpochEvent, EvaluateEvent, SaveEvent, TrainEvent
-from evenstep.events.hooks.target import MetricTarget
-from refused import refused
-
-FINITE = st.floats(-1e6, 1e6)
 
 
 def attached(trainer: Any, **arguments: Any) -> Best:
@@ -97,31 +90,3 @@ def test_the_link_is_corrected_after_a_kill_and_after_a_rewind(trainer: Any) -> 
     hook.load_state_dict(states[0])
     hook.before_epoch(EpochEvent(update=0, epoch=0))
     assert not (trainer.folder / "best").exists()
-
-
-def test_a_missing_folder_evaluation_or_metric_is_refused(trainer: Any) -> None:
-    begin = TrainEvent(update=0, updates=1)
-    with refused(HookError, "metric"):
-        attached(trainer, metric="test/loss").before_train(begin)
-    with refused(HookError, "metric"):
-        attached(trainer).after_evaluate(EvaluateEvent(update=1, name="valid", metrics={"valid/accuracy": 1.0}))
-    trainer.folder = None
-    with refused(HookError, "Best"):
-        attached(trainer).before_train(begin)
-    with refused(ArgumentError, "metric"):
-        Best("loss")
-
-
-def target(mode: Any = "min", min_delta: float = 0.0) -> MetricTarget:
-    return MetricTarget(metric="valid/loss", mode=mode, min_delta=min_delta)
-
-
-@given(value=FINITE, than=FINITE, min_delta=st.floats(0, 10))
-def test_better_is_strict_in_both_directions(value: float, than: float, min_delta: float) -> None:
-    assert target(min_delta=min_delta).better(value, than=than) == (than - value > min_delta)
-    assert target(mode="max", min_delta=min_delta).better(value, than=than) == (value - than > min_delta)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_never_better(value: float) -> None:
-    assert not any(target(mode).better(value, than) for mode in ("min", "max") for than in (None, 0.0))

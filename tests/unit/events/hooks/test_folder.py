@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import nn
 from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
 from evenstep.events import Bus, EpochEvent, Status, TrainEvent, UpdateEvent
 from evenstep.events.hooks import status as module
-from evenstep.events.hooks.status import git_state, write_start
+from evenstep.events.hooks.status import write_start
 
 BEGIN = TrainEvent(update=5, updates=100, resumed=True)
 
@@ -72,27 +71,6 @@ def test_each_start_is_a_line_with_command_layout_and_versions(tmp_path: Path, m
     assert (second["update"], second["resumed_from"]) == (20, "runs/a/checkpoints/step-00000020")
     assert first["command"] == ["train.py", "--lr", "0.1"]
     assert {"torch", "python", "evenstep", "cpu"} <= first["environment"].keys()
-
-
-def test_a_start_has_its_commit(tmp_path: Path, monkeypatch: Any) -> None:
-    def git(*arguments: str) -> str:
-        own = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
-        return subprocess.run(["git", *own, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout
-
-    assert git_state(tmp_path) is None
-    folder = tmp_path / "source"
-    inner = folder / "inner"
-    inner.mkdir(parents=True)
-    git("init", "-q")
-    (inner / "a.py").write_text("1")
-    git("add", "inner/a.py")
-    git("commit", "-q", "-m", "one")
-    (inner / "a.py").write_text("2")
-    assert git_state(inner) == git("rev-parse", "HEAD").strip() + "-dirty"
-    (inner / "a.py").write_text("1")
-    assert git_state(folder) == git("rev-parse", "HEAD").strip()
-    monkeypatch.setenv("PATH", str(tmp_path))  # where no git is
-    assert git_state(tmp_path / "other") is None
 
 
 class Line(Task):

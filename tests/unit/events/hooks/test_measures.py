@@ -13,13 +13,11 @@ from evenstep.events import (
     MemoryUse,
     SaveEvent,
     Statistics,
-    StepEvent,
     Timer,
     TrainEvent,
     UpdateEvent,
 )
 from evenstep.events.hooks import measures as module
-from evenstep.events.hooks.measures import only_largest_peaks
 
 
 @pytest.fixture
@@ -107,13 +105,6 @@ def test_the_peak_of_memory_is_put_at_the_end_of_each_window(
     assert peak > 2**20 if device == "cpu" else (peak, len(reset)) == (5.0, 1)
 
 
-def test_memory_of_several_ranks_is_that_of_the_largest() -> None:
-    key, loss = (3, "perf/memory_peak_bytes"), (3, "loss")
-    ranks: list[dict[Any, Any]] = [{key: (peak, 1.0), loss: (0.5, 1.0)} for peak in (5.0, 9.0, 7.0)]
-    first, second, third = only_largest_peaks([*ranks])
-    assert second == ranks[1] and first == third == {loss: (0.5, 1.0)}
-
-
 def stepped(hook: Statistics, trainer: Any, update: int, *, committed: bool = True) -> dict[str, float]:
     hook.before_update(UpdateEvent(update=update, num_microbatches=1))
     with torch.no_grad():
@@ -139,23 +130,3 @@ def test_norms_and_ratios_are_those_of_each_group(trainer: Any, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "clone", None, raising=False)  # without the ratio nothing is copied
         assert stepped(plain, trainer, 1).keys() == {name for name in expected if "ratio" not in name}
-
-
-def test_norms_of_gradients_are_those_of_each_layer_without_the_loss_scale(trainer: Any) -> None:
-    trainer.model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
-    trainer.model.scale = torch.nn.Parameter(torch.ones(()))
-    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
-    hook = attached(trainer, Statistics(every_updates=2, gradient_norms=True))
-    for number, parameter in enumerate(trainer.model.parameters()):
-        parameter.grad = torch.full_like(parameter, 8.0 * (number + 1))
-    trainer.model[2].bias.grad = None
-    hook.before_step(StepEvent(update=1, divisor=8.0))
-    assert settled(trainer) == {}
-    hook.before_step(StepEvent(update=2, divisor=torch.tensor(8.0)))
-    assert settled(trainer) == pytest.approx(
-        {
-            "train/grad_norm/scale": 1.0,
-            "train/grad_norm/0": math.sqrt(6 * 2**2 + 2 * 3**2),
-            "train/grad_norm/2": math.sqrt(2 * 4**2),
-        }
-    )

@@ -1,7 +1,6 @@
 import csv
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import CsvWriter, Image, Incident, JsonlWriter, Record, Shown, Text, Writer
-from refused import refused
 
 
 def written(kind: type[Writer], folder: Path, *batches: list[Record], update: int = 0) -> str:
@@ -59,26 +56,6 @@ def test_a_resumed_run_drops_what_happens_again_and_half_written_lines(tmp_path:
     other.mkdir()
     (other / "metrics.csv").write_text("update,na")
     assert written(CsvWriter, other) == "update,name,value,weight\n"
-
-
-@pytest.mark.parametrize("line", ["not json\n", "[1]\n", '{"a": 1}\n', "\x00\x00\n", "3\n"])
-def test_a_foreign_file_is_refused_and_stays(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"update": 9}\n' + line)
-    with pytest.raises(EvenstepError):
-        JsonlWriter().open(tmp_path, 0)
-    assert path.read_text() == '{"update": 9}\n' + line
-
-
-def test_no_folder_a_pipe_and_a_directory_are_refused(tmp_path: Path) -> None:
-    with refused(ArgumentError, "folder"):
-        JsonlWriter().open(None, 0)
-    for make in (os.mkfifo, os.mkdir):
-        place = tmp_path / make.__name__ / "metrics.jsonl"
-        place.parent.mkdir()
-        make(place)
-        with pytest.raises(EvenstepError):
-            JsonlWriter().open(place.parent, 0)
 
 
 def test_incidents_have_a_file(tmp_path: Path) -> None:

@@ -55,36 +55,6 @@ class Notes(Writer):
         self.note("close")
 
 
-class Buffers(JsonlWriter.__base__):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
-    """Writes lines when it is flushed. With `is_full` opening and flushing fail; closing loses what is left."""
-
-    file_name = "numbers.txt"
-    is_full = False
-    buffer = ""
-
-    def lines(self, records: Sequence[Record]) -> str:
-        return "".join(f"{record.update}\n" for record in records)
-
-    def update_of(self, line: str) -> int:
-        return int(line)
-
-    def open(self, folder: Path | None, update: int) -> None:
-        if self.is_full:
-            raise full()
-        super().open(folder, update)
-        self.buffer = ""
-
-    def write(self, records: Sequence[Record]) -> None:
-        self.buffer += self.lines(records)
-
-    def flush(self) -> None:
-        if self.is_full and self.buffer:
-            raise full()
-        with self.path.open("a") as file:
-            file.write(self.buffer)
-        self.buffer = ""
-
-
 def test_a_full_disk_is_an_incident_and_other_writers_go_on() -> None:
     notes: list[Any] = []
     heard: list[Incident] = []
@@ -93,8 +63,6 @@ def test_a_full_disk_is_an_incident_and_other_writers_go_on() -> None:
         writers.write([one(1)])
     assert notes[:5] == ["open1", "open2", "write1", "write2", "flush2"]
     assert [incident.kind for incident in heard] == ["writer", "writer"]
-    assert "`Notes` of `notes.txt`" in heard[0].message and "No space left on device" in heard[0].message
-    assert "lost 1 call " in heard[1].message
 
 
 @pytest.mark.parametrize("grows_bytes", [0, 9])
@@ -133,7 +101,7 @@ def test_faults_of_writers_never_hide_the_error_of_a_run() -> None:
         raise RuntimeError("the original")
     assert "close1" in notes and notes[-1] == "close2"
     assert not hasattr(caught.value, "__notes__")
-    assert "ValueError: a bug" in heard[0].message and "Traceback" in heard[0].traceback
+    assert "Traceback" in heard[0].traceback
 
 
 def test_calls_before_the_opening_wait_for_it() -> None:
@@ -176,36 +144,3 @@ def test_a_rewind_drops_later_lines_also_on_a_full_disk(tmp_path: Path) -> None:
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["update"], line["a"]) for line in written] == [(1, 1.0), (2, 1.0), (3, 33.0)]
     assert [incident.kind for incident in heard] == ["writer"]
-
-
-@pytest.mark.parametrize("back", [None, 2])
-def test_buffered_lines_of_a_failed_flush_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: int | None
-) -> None:
-    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 1e-9)
-    heard: list[Incident] = []
-    writer = Buffers()
-    writers = Writers([writer], heard.append)
-    with writers.opened(tmp_path, 0):
-        writers.write([one(1)])
-        writer.is_full = True
-        writers.write([one(2)])
-        writers.write([one(3)])
-        writer.is_full = False
-        if back is not None:
-            writers.rewind(back)
-            writers.write([one(3)])
-        writers.write([one(4)])
-    assert writer.path.read_text().split() == ["1", "2", "3", "4"]
-    assert [incident.kind for incident in heard] == ["writer"]
-
-
-def test_lines_that_never_find_room_are_counted_as_lost(tmp_path: Path) -> None:
-    heard: list[Incident] = []
-    writer = Buffers()
-    writers = Writers([writer], heard.append)
-    with writers.opened(tmp_path, 0):
-        writer.is_full = True
-        writers.write([one(1)])
-        writers.write([one(2)])
-    assert "lost 2 calls " in heard[-1].message

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from evenstep.errors import EvenstepError, MissingExtraError
+from evenstep.errors import MissingExtraError
 from evenstep.events import (
     Image,
     MlflowWriter,
@@ -27,7 +27,6 @@ from evenstep.events import (
     WandbWriter,
     Writer,
 )
-from evenstep.events.writers.retrying import RetryingWriter
 
 PNG = b"\x89PNG"
 
@@ -160,15 +159,3 @@ def test_a_missing_extra_is_refused_when_the_writer_is_built(
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingExtraError):
         kind()
-
-
-def test_a_service_that_refuses_is_an_error_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import wandb
-
-    def refuse(**_: object) -> None:
-        raise wandb.errors.UsageError("api_key not configured")
-
-    monkeypatch.setattr(wandb, "init", refuse)
-    for writer in (WandbWriter(), MlflowWriter(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")):
-        with pytest.raises(EvenstepError):
-            RetryingWriter(writer, lambda incident: None).open(tmp_path, 0)

@@ -8,7 +8,7 @@ import pytest
 from evenstep.pipeline import SCHEDULES, Layout
 from evenstep.tools.planning.simulate import Cost, Simulation, simulate
 
-P = range(2, 9)
+P = (2, 3, 8)
 TIMES = [(120, 120, 120), (120, 144, 84)]  # f, i, w of one rank's share
 
 

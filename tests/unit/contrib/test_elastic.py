@@ -1,16 +1,20 @@
+"""Ranks that may be lost: who is in a group, and what such a run may not have."""
+
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from torch import Tensor, nn
 
+import evenstep
 from evenstep.contrib.elastic import Elastic, ElasticRank
 from evenstep.contrib.elastic.lighthouse import Peer
-from evenstep.contrib.elastic.membership import _attempt, _enough
-from evenstep.errors import LostRankError
-from evenstep.parallel import Group
+from evenstep.contrib.elastic.membership import _enough
+from evenstep.errors import ArgumentError, LostRankError
+from evenstep.parallel import Ddp, Group, Strategy, Zero1
 
 
 def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
@@ -50,13 +54,6 @@ def test_a_group_has_all_members_or_the_ready_members_but_always_the_first(membe
     assert _enough(members, 2) is enough
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.integers(0, 3))
-def test_a_member_that_has_tried_again_makes_another_group(numbers: list[int], again: int) -> None:
-    before = [member(number) for number in numbers]
-    after = [member(number, tries=int(place == again)) for place, number in enumerate(numbers)]
-    assert (_attempt(before) == _attempt(after)) is (again >= len(numbers))
-
-
 def test_a_process_joins_and_sees_when_others_have_come() -> None:
     both = [member(0), member(1)]
     lighthouse: Any = Answers([member(0)], [member(0)], both)
@@ -72,17 +69,6 @@ def test_a_process_joins_and_sees_when_others_have_come() -> None:
             group.at(2)
         assert [asked["tries"] for asked in lighthouse.asked] == [0, 0, 0]
         assert [asked["update"] for asked in lighthouse.asked] == [0, 0, 1]
-    finally:
-        group.close()
-
-
-def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
-    lighthouse: Any = Answers([member(0)])
-    group = Elastic(lighthouse, timeout_s=30)
-    try:
-        group.join(0)
-        group.join(3)
-        assert [(asked["tries"], asked["update"]) for asked in lighthouse.asked] == [(0, 0), (1, 3)]
     finally:
         group.close()
 
@@ -110,8 +96,51 @@ def test_without_the_first_process_the_others_give_up_after_the_timeout() -> Non
         group.join(4)
 
 
-def test_every_verb_of_a_group_is_that_of_the_group_of_now_or_its_own() -> None:
-    said_with_others = {"all_to_all", "first_rank_does", "sum_of_same"}
-    needless = {"go_on"}
-    verbs = {name for name, value in vars(Group).items() if callable(value) and not name.startswith("_")}
-    assert verbs - vars(Elastic).keys() == said_with_others | needless
+class Square(evenstep.Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+class Lonely:
+    """A lighthouse that sees one of two."""
+
+    name = "0"
+
+    def __init__(self, number: int = 0) -> None:
+        self.place = ElasticRank(number=number, count=2, lighthouse="http://localhost:1")
+
+    def close(self) -> None: ...
+
+
+def trainer(
+    strategy: Callable[[Group], Strategy], data: Any, *, number: int = 0, folder: Path | None = None
+) -> evenstep.Trainer:
+    model = nn.Linear(1, 1)
+    lighthouse: Any = Lonely(number)
+    return evenstep.Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data=data,
+        updates=1,
+        device="cpu",
+        strategy=strategy(Elastic(lighthouse, timeout_s=1)),
+        folder=folder,
+    )
+
+
+def test_a_stream_cannot_be_redistributed() -> None:
+    with pytest.raises(ArgumentError):
+        trainer(Ddp, evenstep.StreamData(range(4), global_batch_size=2))
+
+
+def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
+    data = evenstep.MapData([(torch.ones(1), torch.ones(1))], global_batch_size=1)
+    with pytest.raises(ArgumentError):
+        trainer(lambda group: Zero1(group, reduction="fast"), data)
+    assert trainer(Ddp, data).updates == 1
+
+
+def test_a_process_that_has_not_met_the_first_one_resumes_from_nothing(tmp_path: Path) -> None:
+    data = evenstep.MapData([(torch.ones(1), torch.ones(1))], global_batch_size=1)
+    assert trainer(Ddp, data, number=1, folder=tmp_path).resume("auto") is None

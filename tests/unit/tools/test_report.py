@@ -1,10 +1,12 @@
-"""The page holds the content of run folders, escaped, and needs nothing from outside."""
+"""The report: a page holds the content of run folders, escaped, needs nothing from outside, and can be followed."""
 
 import json
-import math
 import re
+from collections.abc import Generator
 from html.parser import HTMLParser
+from http.client import HTTPConnection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.tools.report import write_report
-from evenstep.tools.report.charts import charts, direction, figures_of
+from evenstep.tools.report.follow import server
 from evenstep.tools.report.page import write_page
 from evenstep.tools.report.read import read_run
 
@@ -105,19 +107,6 @@ def test_page_shows_the_run_folder_escaped_and_loads_nothing(run: Path) -> None:
     assert not re.search(r"@import|url\(", (run / "report.html").read_text())
 
 
-def test_broken_and_missing_files_are_listed_and_the_rest_is_shown(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", {"update": 1, "x": 1}, "", "not json", [1], {"x": 2}, {"update": "3"})
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'\xff\xfe{"update": 4, "x"')
-    (tmp_path / "settings.json").write_text("[")
-    found = read_run(tmp_path)
-    assert found.metrics == {"x": {1: 1.0}}
-    assert [problem.split()[0] for problem in found.problems] == [
-        *("`settings.json`", "`status.json`", *["`metrics.jsonl`"] * 5),
-    ]
-    assert "Not everything in the run folder could be read" in read(tmp_path).text
-
-
 class Line(evenstep.Task):
     def loss(self, output: Tensor, batch: Any) -> Tensor:
         return ((output - batch[1]) ** 2).sum()
@@ -169,36 +158,6 @@ def test_runs_of_a_script_are_compared_by_recorded_settings_and_over_seeds(tmp_p
     assert "optimizer.lr = 0.01" not in text  # a single run has no spread
 
 
-def test_charts_group_metrics_of_one_quantity_and_order_them() -> None:
-    names = ["perf/update_s", "train/lr", "train/grad_norm/blocks.0", "train/grad_norm", "valid/loss", "train/loss"]
-    found = charts([("a", {name: {1: 1.0} for name in names})])
-    assert [(chart["group"], chart["title"], [curve["label"] for curve in chart["curves"]]) for chart in found] == [
-        ("", "loss", ["train", "valid"]),
-        ("", "grad_norm", ["train"]),
-        ("", "lr", ["train"]),
-        ("grad_norm", "grad_norm/blocks.0", ["train"]),
-        ("perf", "perf/update_s", ["update_s"]),
-    ]
-
-
-def test_best_values_follow_the_direction_of_the_name() -> None:
-    metrics = {
-        "perf/update_s": {1: 1.0},
-        "train/loss": {1: math.nan, 2: 5.0, 3: 5.0, 4: math.nan},
-        "valid/accuracy": {1: 0.5, 2: 0.9, 3: 0.7},
-        "valid/loss": {1: 3.0, 2: 1.0, 3: 2.0},
-    }
-    found = figures_of(metrics)
-    assert [(name, one.best, one.best_update) for name, one in found.items()] == [
-        ("valid/loss", 1.0, 2),
-        ("valid/accuracy", 0.9, 2),
-        ("train/loss", 5.0, 2),
-        ("perf/update_s", None, 0),
-    ]
-    names = {"valid/bits_per_byte": 1, "test/rmse": 1, "valid/f1": -1, "train/lr": 0, "perf/loss_s": 0}
-    assert {name: direction(name) for name in names} == names
-
-
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.sampled_from([10**400, "0001-01-01T00:00:00"])
 )
@@ -228,3 +187,54 @@ def test_any_content_of_the_files_gives_a_page(
     for name in ("metrics.jsonl", "incidents.jsonl"):
         write_lines(folder / name, *({"update": 1} | line for line in lines))
     assert folder.name in read(folder).text
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    (tmp_path / "metrics.jsonl").write_text('{"update": 1, "train/loss": 2.5}\n')
+    (tmp_path / "secret.txt").write_text("not for others")
+    return tmp_path
+
+
+@pytest.fixture
+def port(served: Path) -> Generator[int]:
+    with server([served]) as serving:
+        thread = Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield int(serving.server_address[1])
+        serving.shutdown()
+        thread.join()
+
+
+def get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers={"Host": f"{host}:{port}"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_the_page_is_rebuilt_when_a_file_has_changed_and_its_state_says_so(served: Path, port: int) -> None:
+    assert get(port, "/") == get(port, "/")
+    assert "connect-src &#39;self&#39;" in get(port, "/")[1] or "connect-src 'self'" in get(port, "/")[1]
+    before = get(port, "/state")
+    assert get(port, "/state") == before
+    with (served / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 2, "train/loss": 1.25}\n')
+    assert get(port, "/state") != before
+    text = get(port, "/")[1]
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert data["charts"][0]["curves"][0]["values"] == [2.5, 1.25]
+    assert data["live"] is True
+    assert not (served / "report.html").exists()
+
+
+@pytest.mark.parametrize("path", ["/secret.txt", "/../secret.txt", "/metrics.jsonl", "/state/"])
+def test_nothing_else_is_served(port: int, path: str) -> None:
+    assert get(port, path)[0] == 404
+
+
+def test_a_page_of_somebody_else_s_whose_name_leads_here_gets_nothing(port: int) -> None:
+    assert get(port, "/", host="evil.example")[0] == 403
+    assert get(port, "/", host="localhost")[0] == 200
