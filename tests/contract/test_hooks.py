@@ -31,7 +31,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Statistics": {"every_updates": 1, "update_ratio": True, "gradient_norms": True},
     "StopBelowLr": {"lr": 1e-9},
     "TimeBudget": {"max_minutes": 60.0},
-    "MemoryUse": {"every_updates": 1},
     "Timer": {"every_updates": 1},
     "Watchdog": {"timeout_s": 600.0},
 }
@@ -67,7 +66,7 @@ def train(bus: Bus, folder: Path, first: int, *, fail_at: int = 0) -> None:
         for update in range(first, first + 3):
             with span(
                 "update",
-                UpdateEvent(update=update, num_microbatches=1, data_s=0.1),
+                UpdateEvent(update=update, num_microbatches=1),
                 UpdateEvent(update=update, committed=True, num_samples=4),
             ):
                 forward = MicrobatchEvent(update=update, microbatch=0, batch=None, output=None, loss=None)

@@ -17,7 +17,7 @@ class FakeProgress:
 
 class FakePhases:
     def take(self) -> dict[str, float]:
-        return {"data": 1.0, "forward": 0.5, "save": 0.0}
+        return {"data": 1.0, "forward": 0.5, "save": 2.0, "evaluate": 4.0, "check": 0.0}
 
 
 @dataclass

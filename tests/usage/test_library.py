@@ -170,7 +170,7 @@ def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tm
     mine = Save(every_updates=2)
     trainer = trainer_of(folder=tmp_path, hooks=[mine], log=Logging(writers=("jsonl", CsvWriter())))
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
-    assert names == ["Timer", "MemoryUse", "Save", "StopFile", "Status"]
+    assert names == ["Timer", "Save", "StopFile", "Status"]
     assert mine in trainer._loop.engine.bus.hooks
     assert kinds_of_writers(trainer) == [JsonlWriter, CsvWriter]
     assert kinds_of_writers(trainer_of(log=Logging(writers=ConsoleWriter()))) == [ConsoleWriter]

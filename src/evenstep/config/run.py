@@ -68,7 +68,6 @@ HOOKS = {
     "best": "evenstep.events:Best",
     "early_stop": "evenstep.events:EarlyStop",
     "local_sgd": "evenstep.contrib.local_sgd:LocalSgd",
-    "memory_use": "evenstep.events:MemoryUse",
     "profile": "evenstep.events:Profile",
     "statistics": "evenstep.events:Statistics",
     "stop_below_lr": "evenstep.events:StopBelowLr",

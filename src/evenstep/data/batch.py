@@ -113,7 +113,6 @@ class Part:
     task: str
     num_microbatches: int
     num_samples: int
-    data_s: float = 0.0  # time that this rank waited for it
 
 
 @dataclass(slots=True, kw_only=True)

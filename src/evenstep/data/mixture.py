@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import KW_ONLY, field, replace
 from itertools import accumulate
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
 from evenstep.arguments import require_word
@@ -300,10 +299,9 @@ def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> Globa
     faults: list[DataFault] = []
     count = 0
     for name in walk.step():
-        began = perf_counter()
         batch = next(sources[name])
         sizes = {"num_microbatches": batch.num_microbatches, "num_samples": batch.num_samples}
-        parts.append(Part(task=name, data_s=perf_counter() - began, **sizes))
+        parts.append(Part(task=name, **sizes))
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
         faults += batch.faults
         count += batch.num_microbatches

@@ -18,7 +18,6 @@ from evenstep.events.files import IncidentFiles as IncidentFiles
 from evenstep.events.hook import Hook as Hook
 from evenstep.events.hooks.best import Best as Best
 from evenstep.events.hooks.measures import (
-    MemoryUse as MemoryUse,
     Statistics as Statistics,
     Timer as Timer,
 )
@@ -32,7 +31,7 @@ from evenstep.events.hooks.stops import (
     TimeBudget as TimeBudget,
 )
 from evenstep.events.hooks.watchdog import Watchdog as Watchdog
-from evenstep.events.metrics.series import Record as Record
+from evenstep.events.metrics.pairs import Record as Record
 from evenstep.events.metrics.storage import Storage as Storage
 from evenstep.events.shown import Image as Image, Shown as Shown, Text as Text
 from evenstep.events.writers import WRITERS as WRITERS

@@ -1,12 +1,9 @@
 """Calls the hooks of a run at its events, and only those hooks that listen."""
 
 import traceback
-from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, final
-
-import numpy as np
+from typing import Any, Literal, TypeAlias, final
 
 from evenstep.arguments import advice
 from evenstep.errors import HookError, LostRankError, clause
@@ -50,17 +47,14 @@ class Bus:
     ) -> None:
         given = [hook for hook in hooks if hook is not None]
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
-        for hook in self.hooks:
-            _check_methods(hook)
-            if sum(hook is other for other in given) > 1:
-                raise HookError(f"hook `{hook.name}` is given twice; make two of its class.", field=hook.name)
         self.drawing: Callable[[str, Event], AbstractContextManager[None]] = lambda place, event: _NOTHING
         self.on_error = on_error
         self.report = report
-        self._listeners = [_Listener(key, hook, _overridden(hook)) for key, hook in _by_key(self.hooks).items()]
+        self._by_key = _by_key(self.hooks)  # by their keys in checkpoints
+        self._methods = {key: _overridden(hook) for key, hook in self._by_key.items()}
         self._kind = Hook  # class of the hooks that are called
         self._failing: set[str] = set()
-        self.heard = frozenset[str]().union(*(one.methods for one in self._listeners))
+        self.heard = frozenset[str]().union(*self._methods.values())
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
         self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
         check_unused(self.kept)
@@ -70,17 +64,11 @@ class Bus:
     @property
     def kept(self) -> dict[str, object]:
         """Hooks with state, by their names in messages; such a hook belongs to one trainer."""
-        return {f"hook `{one.key}`": one.hook for one in self._listeners if _has_state(one.hook)}
+        return {f"hook `{key}`": hook for key, hook in self._by_key.items() if _has_state(hook)}
 
     def tell(self, incident: Incident) -> None:
         """Call every listener of incidents; the first error is raised after all were called."""
-        listeners = [one for one in self._called() if "on_incident" in one.methods]
-        error = self._call_all("on_incident", listeners, incident)
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # whose traceback holds this frame: a reference cycle
+        self._call_all("on_incident", [key for key in self._called() if "on_incident" in self._methods[key]], incident)
 
     def span(self, name: SpanName, begin: Callable[[], Event], end: End) -> AbstractContextManager[None]:
         """Run a part of the run between its `before_` and `after_` methods; without listeners no event is built.
@@ -93,25 +81,20 @@ class Bus:
 
     @contextmanager
     def _span(self, name: SpanName, begin: Callable[[], Event], end: End) -> Generator[None]:
-        before = f"before_{name}"
-        after = f"after_{name}"
-        entered: list[_Listener] = []  # hooks that get their `after_`
+        entered: list[str] = []  # keys of the hooks that get their `after_`
         error: BaseException | None = None
         event = begin()
         try:
-            for one in self._called():
-                if before in one.methods:
-                    self._call(before, one, event)
-                if after in one.methods:
-                    entered.append(one)
+            for key in self._called():
+                if f"before_{name}" in self._methods[key]:
+                    self._call(f"before_{name}", key, event)
+                if f"after_{name}" in self._methods[key]:
+                    entered.append(key)
             yield
         except BaseException as raised:  # noqa: BLE001 - raised below
             error = raised
-        if entered:
-            error = self._call_all(after, entered, end(error), error)
         try:
-            if error is not None:
-                raise error
+            self._call_all(f"after_{name}", entered, end(error) if entered else event, error)
         finally:
             del error  # whose traceback holds this frame: a reference cycle
 
@@ -124,12 +107,12 @@ class Bus:
         finally:
             self._kind = Hook
 
-    def _called(self) -> "list[_Listener]":
-        return [one for one in self._listeners if isinstance(one.hook, self._kind)]
+    def _called(self) -> list[str]:
+        return [key for key, hook in self._by_key.items() if isinstance(hook, self._kind)]
 
-    def _call(self, method: str, listener: "_Listener", event: Event) -> None:
-        hook = listener.hook
-        place = f"{method} {listener.key}"
+    def _call(self, method: str, key: str, event: Event) -> None:
+        hook = self._by_key[key]
+        place = f"{method} {key}"
         try:
             is_keyed = hook.draws and method not in _NOT_KEYED
             with self.drawing(place, event) if is_keyed else _NOTHING:
@@ -150,56 +133,46 @@ class Bus:
                 trace = traceback.format_exc()
                 self.report(Incident(kind="hook", update=event.update, message=said, traceback=trace))
 
-    def _call_all(
-        self, method: str, listeners: "Sequence[_Listener]", event: Event, error: BaseException | None = None
-    ) -> BaseException | None:
-        """Call all `listeners`; returns `error`, or else the first error of a hook, with later ones as its notes."""
+    def _call_all(self, method: str, keys: Sequence[str], event: Event, error: BaseException | None = None) -> None:
+        """Call all hooks `keys`, then raise `error`, or else the first error of a hook; later ones are its notes."""
         try:
-            for one in listeners:
+            for key in keys:
                 try:
-                    self._call(method, one, event)
-                except BaseException as raised:  # noqa: BLE001 - not lost: the caller raises the first, with the rest
+                    self._call(method, key, event)
+                except BaseException as raised:  # noqa: BLE001 - raised below
                     if error is None:
                         error = raised
                     elif raised is not error:
                         error.add_note(
-                            f"Then `{method}` of hook `{one.hook.name}` raised {type(raised).__name__}: {raised}"
+                            f"Then `{method}` of hook `{self._by_key[key].name}` raised {type(raised).__name__}: "
+                            f"{raised}"
                         )
-            return error
+            if error is not None:
+                raise error
         finally:
             del error  # whose traceback holds this frame: a reference cycle
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """State of every hook that may have some, by its name (`Best`, `Best#2`, …)."""
-        states = [(one, one.hook.state_dict()) for one in self._listeners]
-        return {one.key: _as_plain(state) for one, state in states if state or _has_state(one.hook)}
+        states = {key: hook.state_dict() for key, hook in self._by_key.items()}
+        return {key: state for key, state in states.items() if state or _has_state(self._by_key[key])}
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
         """Restore the state of hooks that have a saved one; returns the differences, in half sentences."""
-        hooks = {one.key: one.hook for one in self._listeners}
-        said = [
-            f"hook `{key}` is gone, and so is its state" for key, state in states.items() if state and key not in hooks
-        ]
-        for key, hook in hooks.items():
+        gone = [key for key, state in states.items() if state and key not in self._by_key]
+        said = [f"hook `{key}` is gone, and so is its state" for key in gone]
+        for key, hook in self._by_key.items():
             now = hook.state_dict()
             if key not in states:
                 said += [f"hook `{key}` is new and has no saved state"] if now else []
             elif states[key] or now:
-                changed = hook.load_state_dict(_like(states[key], now))
+                changed = hook.load_state_dict(states[key])
                 said += [f"hook `{key}` {changed}"] if changed else []
         return said
 
     def kept_checkpoints(self) -> set[str]:
         """Names of the checkpoint folders that some hook keeps."""
         return {name for hook in self.hooks for name in hook.kept_checkpoints()}
-
-
-class _Listener(NamedTuple):
-    key: str
-    """Key of the hook in checkpoints."""
-    hook: Hook
-    methods: frozenset[str]
-    """Methods that the hook overrides."""
 
 
 def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
@@ -215,39 +188,15 @@ def _by_key(hooks: Iterable[Hook]) -> dict[str, Hook]:
 
 
 def _overridden(hook: Hook) -> frozenset[str]:
+    """Methods of events that the hook has; HookError for a method that looks like one of them."""
+    for name in dir(type(hook)):
+        if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
+            raise HookError(
+                f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice(name, _METHODS)}", field=name
+            )
     own = {method: getattr(getattr(hook, method), "__func__", None) for method in _METHODS}
     return frozenset(method for method, function in own.items() if function is not getattr(Hook, method))
 
 
 def _has_state(hook: Hook) -> bool:
     return type(hook).state_dict is not Hook.state_dict
-
-
-def _check_methods(hook: Hook) -> None:
-    for name in dir(type(hook)):
-        if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
-            raise HookError(
-                f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice(name, _METHODS)}", field=name
-            )
-
-
-def _as_plain(value: Any) -> Any:
-    """A hook's state for checkpoints, with dicts, lists and numbers in place of Counters, sets, deques and numpy's."""
-    if isinstance(value, Mapping):
-        return {key: _as_plain(one) for key, one in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, tuple):
-        return tuple(_as_plain(one) for one in cast("tuple[Any, ...]", value))
-    if isinstance(value, list | set | frozenset | deque):
-        return [_as_plain(one) for one in cast("list[Any]", value)]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _like(value: Any, now: Any) -> Any:
-    """A plain value in the types of `now`, the state of the same hook before it is restored."""
-    if isinstance(value, dict):
-        own = cast("Mapping[Any, Any]", now if isinstance(now, Mapping) else {})
-        restored = {key: _like(one, own.get(key)) for key, one in cast("dict[Any, Any]", value).items()}
-        return Counter(restored) if isinstance(now, Counter) else restored
-    if isinstance(now, deque):
-        return deque(value, cast("deque[Any]", now).maxlen)
-    return type(cast("set[Any]", now))(value) if isinstance(now, set | frozenset) else value

@@ -33,8 +33,6 @@ class TrainEvent(Event):
 
     updates: int | None = None
     resumed: bool = False
-    resumed_from: str | None = None
-    layout: Mapping[str, Json] = field(default_factory=dict, repr=False)
     config: Mapping[str, Json] = field(default_factory=dict, repr=False)
     outcome: Literal["running"] | Outcome = "running"
     reason: str = ""
@@ -54,12 +52,10 @@ class EpochEvent(Event):
 class UpdateEvent(Event):
     """Update `update`, with `num_microbatches` micro-batches over all ranks.
 
-    Before: `data_s` seconds of waiting for the global batch, None if not measured. After: `committed` says if the
-    update was applied, and `num_samples` is what it read over all ranks.
+    After: `committed` is True if the update was applied, and `num_samples` counts its samples over all ranks.
     """
 
     num_microbatches: int = 0
-    data_s: float | None = None
     committed: bool = False
     num_samples: int = 0
 

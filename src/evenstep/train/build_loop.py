@@ -21,7 +21,6 @@ from evenstep.events import (
     Hook,
     Incident,
     IncidentFiles,
-    MemoryUse,
     Record,
     Save,
     Status,
@@ -176,7 +175,7 @@ def _hooks(
     if folder is not None:
         periods = {name: getattr(saved, name) for name in ("every_updates", "every_epochs", "every_minutes")}
         own = [*([] if saved.best is None else [saved.best]), *own]
-        before += [Timer(every_updates=every), MemoryUse(every_updates=every)]
+        before.append(Timer(every_updates=every))
         if saved.keep_last != 0 and any(periods.values()):
             before.append(Save(**periods))
         after += [StopFile(), Status()]

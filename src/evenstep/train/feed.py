@@ -25,7 +25,6 @@ class Feed:
         max_skipped_samples: unreadable samples that may be left out before the run stops.
         requests: a signal breaks off waiting for a batch.
         ended: the data have no more.
-        data_s: seconds of waiting for the last batch.
     """
 
     data: Data
@@ -36,7 +35,6 @@ class Feed:
     phases: Phases
     requests: Requests
     ended: bool = False
-    data_s: float = 0.0
     _batches: Iterator[GlobalBatch] = field(default_factory=lambda: iter(()))
     _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
     _given_up: list[tuple[Position, Position]] = field(default_factory=list[tuple[Position, Position]])
@@ -68,9 +66,9 @@ class Feed:
         return self
 
     def __next__(self) -> GlobalBatch:
-        began = self.phases.lap("loop")
+        self.phases.lap("loop")
         batch = self._again.popleft() if self._again else self._read()
-        self.data_s = self.phases.lap("data") - began
+        self.phases.lap("data")
         if batch is None:
             raise StopIteration
         return batch

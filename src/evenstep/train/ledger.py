@@ -70,15 +70,15 @@ class Ledger:
         since = tuple(one.batch for one in updates[index + 1 :])
         return Aborted(incident=self._incident(first), pending=first, since=since)
 
-    def events(self, bus: Bus, batch: GlobalBatch, *, data_s: float | None = None) -> AbstractContextManager[None]:
-        """Events around the next update, whose batch took `data_s` seconds of waiting."""
+    def events(self, bus: Bus, batch: GlobalBatch) -> AbstractContextManager[None]:
+        """Events around the next update."""
         number, samples = self.progress.update + 1, self.progress.samples
-        begin = UpdateEvent(update=number, num_microbatches=batch.num_microbatches, data_s=data_s)
+        begin = UpdateEvent(update=number, num_microbatches=batch.num_microbatches)
 
         def end(error: BaseException | None) -> UpdateEvent:
             committed = error is None and self.progress.update >= number
             taken = self.progress.samples - samples if committed else batch.num_samples
-            return replace(begin, data_s=None, committed=committed, num_samples=taken)
+            return replace(begin, committed=committed, num_samples=taken)
 
         return bus.span("update", lambda: begin, end)
 

@@ -183,7 +183,7 @@ class Loop:
         lap("loop")
         for incident in data_incidents(batch, number, engine.group.rank):
             self.reporter.report(incident)
-        with engine.ledger.events(engine.bus, batch, data_s=self.feed.data_s):
+        with engine.ledger.events(engine.bus, batch):
             lap("hooks")
             pending = engine.ledger.add(engine.parts.compute(batch, engine.progress))
             self.feed.used(number, batch)

@@ -19,13 +19,12 @@ from evenstep.arguments import said, unknown_argument
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Hook, Json, TrainEvent
+from evenstep.events import Hook, TrainEvent
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.lazy import load
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.progress import Prediction, Progress, Result
@@ -321,17 +320,10 @@ class Trainer:
         checkpointer.leave_later()
 
     def _begun(self) -> TrainEvent:
-        model, strategy = self.engine.model, self.engine.parts.strategy
-        layout: dict[str, Json] = {"ranks": self._group.ranks, "strategy": type(strategy).__name__}
-        if isinstance(model, PipelineModel):
-            stages, schedule = model.layout, model.schedule.name
-            layout |= {"pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
         return TrainEvent(
             update=self.progress.update,
             updates=self.updates,
             resumed=self._resumed,
-            resumed_from=self._loop.checkpointer.resumed_from,
-            layout=layout,
             config=self._loop.checkpointer.state.config,
         )
 

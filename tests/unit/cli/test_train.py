@@ -37,7 +37,7 @@ def test_a_run_says_what_it_does_and_its_folder_holds_all_that_there_is_to_know(
     folder = recipe / "runs" / "tiny"
     assert {path.name for path in folder.iterdir()} == {
         *("config.toml", "environment.json", "metrics.jsonl", "status.json", "report.html"),
-        *("checkpoints", "recipe", "starts.jsonl", "settings.json"),
+        *("checkpoints", "recipe", "settings.json"),
     }
     saved = tomllib.loads((folder / "config.toml").read_text())
     assert (saved["seed"], saved["recipe"]) == (7, "recipe")

@@ -3,13 +3,13 @@
 import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from time import perf_counter, time
+from time import time
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from evenstep.events.event import EvaluateEvent, SaveEvent, StepEvent, TrainEvent, UpdateEvent
+from evenstep.events.event import StepEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
 from evenstep.schema import Count
 from evenstep.tensors import named_parameters
@@ -19,11 +19,13 @@ _PEAK = "perf/memory_peak_bytes"
 
 @final
 class Timer(Hook):
-    """Logs times and rates of windows of `every_updates` updates, without evaluations and checkpoints.
+    """Logs times, rates and memory of windows of `every_updates` updates, without evaluations and checkpoints.
 
         perf/update_s, perf/samples_per_s    seconds per committed update, samples per second
-        perf/data_s, perf/forward_s, …       seconds of each phase per update; they add up to the whole
+        perf/data_s, perf/forward_s, …       seconds of each phase per update
         perf/time, progress/samples          end of the window in seconds since 1970, samples of all updates so far
+        perf/memory_peak_bytes               of the rank that needed most: on CUDA the most that tensors held since the
+                                             last value, so torch's peak is reset; else the most of the process so far
 
     It never waits for a device, so a window should be longer than a few updates.
 
@@ -35,29 +37,13 @@ class Timer(Hook):
 
     def __init__(self, *, every_updates: Count = 10) -> None:
         self._every = every_updates
-        self._evaluation_began = 0.0
-        self._save_began = 0.0
-        self._is_saving = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._began = perf_counter()
         self._updates = 0
         self._samples = 0
-        self._fetches = 0
-        self._data_s = 0.0
 
     def before_train(self, event: TrainEvent) -> None:
         self.trainer.engine.phases.take()
-        self._begin()
-
-    def before_update(self, event: UpdateEvent) -> None:
-        if self._is_saving:  # in the background from now on
-            self._began += perf_counter() - self._save_began - (event.data_s or 0.0)
-            self._is_saving = False
-        if event.data_s is not None:
-            self._data_s += event.data_s
-            self._fetches += 1
+        self._updates = 0
+        self._samples = 0
 
     def after_update(self, event: UpdateEvent) -> None:
         if event.committed:
@@ -66,61 +52,25 @@ class Timer(Hook):
             if event.update % self._every == 0:
                 self._put(event.update)
 
-    def before_evaluate(self, event: EvaluateEvent) -> None:
-        self._evaluation_began = perf_counter()
-
-    def after_evaluate(self, event: EvaluateEvent) -> None:
-        spent = perf_counter() - self._evaluation_began
-        self._began += spent
-        self._save_began += spent  # of a save under way, which is left out as well
-
-    def before_save(self, event: SaveEvent) -> None:
-        self._save_began = perf_counter()
-        self._is_saving = True
-
-    def after_save(self, event: SaveEvent) -> None:
-        if self._is_saving:
-            self._began += perf_counter() - self._save_began
-            self._is_saving = False
-
     def after_train(self, event: TrainEvent) -> None:
         if event.outcome != "failed" and self._updates:
             self._put(event.update)
 
     def _put(self, update: int) -> None:
-        seconds = perf_counter() - self._began
-        phases = self.trainer.engine.phases.take().items()
+        phases = self.trainer.engine.phases.take()
+        seconds = sum(phases.values()) - phases["evaluate"] - phases["save"]
         values = {
             "perf/time": (time(), 1),
             "progress/samples": (self.trainer.progress.samples, 1),
+            _PEAK: (_peak_bytes(self.trainer.model), 1),
             "perf/update_s": (seconds, self._updates),
             "perf/samples_per_s": (self._samples, seconds),
-            "perf/data_s": (self._data_s, self._fetches),
-            **{f"perf/{name}_s": (spent, self._updates) for name, spent in phases if spent and name != "data"},
+            **{f"perf/{name}_s": (spent, self._updates) for name, spent in phases.items() if spent},
         }
         for name, (total, weight) in values.items():
             self.trainer.storage.put(name, total, weight, update=update)
-        self._begin()
-
-
-@final
-class MemoryUse(Hook):
-    """Logs perf/memory_peak_bytes every `every_updates` updates, of the rank that needed most.
-
-    On CUDA it is the most that tensors held since the last value, so torch's peak is reset; else the most that the
-    process ever held.
-
-    >>> hook = MemoryUse(every_updates=50)
-    """
-
-    draws = False
-
-    def __init__(self, *, every_updates: Count = 10) -> None:
-        self._every = every_updates
-
-    def after_update(self, event: UpdateEvent) -> None:
-        if event.committed and event.update % self._every == 0:
-            self.trainer.storage.put(_PEAK, _peak_bytes(self.trainer.model), update=event.update)
+        self._updates = 0
+        self._samples = 0
 
 
 def _peak_bytes(model: torch.nn.Module) -> int:

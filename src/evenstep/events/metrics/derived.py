@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias, final
 
 from evenstep.errors import TaskError, clause
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 
 Derived: TypeAlias = Callable[[Mapping[str, float]], float]
 Counts: TypeAlias = Mapping[tuple[int, str], float]

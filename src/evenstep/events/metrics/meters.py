@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 
 State: TypeAlias = dict[str, tuple[int, dict[str, Any]]]
 """Number of updates and values, by the path of a part of the metric."""

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import chain, zip_longest
 from math import fsum, inf, isfinite, isnan, nan
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError
-from evenstep.events.metrics.meters import Seen
-from evenstep.events.metrics.series import Record
 
 Number: TypeAlias = "float | Tensor"
 Entry: TypeAlias = tuple[int, str, Number, Number]
@@ -26,6 +25,15 @@ COUNT = "\0"
 """First character of a count's key; metrics have no such names."""
 
 
+class Record(NamedTuple):
+    """Value of a metric at an update, and the weight behind it: value = Σ sums / Σ weights."""
+
+    update: int
+    name: str
+    value: float
+    weight: float
+
+
 def copied(number: Any, name: str) -> Number:
     """`number` as it is now: a float, or for an accelerator a detached copy, for which nothing waits."""
     if type(number) is float:
@@ -33,13 +41,10 @@ def copied(number: Any, name: str) -> Number:
     if isinstance(number, Tensor) and not number.dim() and not number.is_cpu:
         return number.detach().clone()
     try:
-        if isinstance(number, Tensor) and number.dim():
-            raise TypeError
         return float(number.item() if isinstance(number, Tensor) else number)
-    except (TypeError, ValueError, OverflowError) as error:
-        given = f"has shape {list(number.shape)}; sum it" if isinstance(number, Tensor) else f"is {number!r}"
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         name = name.removeprefix(COUNT)
-        raise ArgumentError(f"metric `{name}` must be one real number, but {given}.", field=name) from error
+        raise ArgumentError(f"metric `{name}` must be one real number, but is {said(number)}.", field=name) from error
 
 
 def pairs_of(pending: Sequence[Entry]) -> Pairs:
@@ -54,11 +59,11 @@ def pairs_of(pending: Sequence[Entry]) -> Pairs:
 
 
 def joined(everybody: Sequence[Pairs]) -> Pairs:
-    """Pairs of all ranks: the numbers of all under each key; of meters the first rank's."""
-    together = everybody[0].copy()
-    for theirs in everybody[1:]:
+    """Pairs of all ranks: the numbers of all under each key."""
+    together: Pairs = {}
+    for theirs in everybody:
         for key, pair in theirs.items():
-            if not isinstance(pair, Seen):
+            if isinstance(pair, tuple):
                 together[key] = *together.get(key, ()), *pair
     return together
 
@@ -67,8 +72,6 @@ def means(pairs: Pairs) -> list[Record]:
     """Σ sums / Σ weights of each metric whose weight is not 0."""
     records: list[Record] = []
     for (update, name), pair in pairs.items():
-        if isinstance(pair, Seen):
-            continue
         weight = pair[1] if len(pair) == 2 else fsum(pair[1::2])
         if isnan(weight):
             raise ArgumentError(
@@ -82,22 +85,18 @@ def means(pairs: Pairs) -> list[Record]:
     return records
 
 
-def pack(scalars: Sequence[Tensor]) -> Tensor:
-    """0-dim tensors of one device, of any types, as one tensor [len(scalars)] there; exact for integers below 2⁵³."""
-    wide = torch.float32 if scalars[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
-    with torch.no_grad():
-        return torch.stack([one if one.is_floating_point() else one.to(wide) for one in scalars])
-
-
 def _read(pending: Sequence[Entry]) -> list[float]:
+    """Numbers of all entries; those of one device are read at once, exact for integers below 2⁵³."""
     numbers: list[Any] = [number for entry in pending for number in entry[2:]]
     of_devices: dict[torch.device, list[int]] = {}
     for index, number in enumerate(numbers):
         if type(number) is not float:
             of_devices.setdefault(number.device, []).append(index)
-    for indices in of_devices.values():
-        values = pack([numbers[index] for index in indices]).tolist()
-        for index, value in zip(indices, values, strict=True):
+    for device, indices in of_devices.items():
+        wide = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        scalars = [numbers[index] for index in indices]
+        stacked = torch.stack([one if one.is_floating_point() else one.to(wide) for one in scalars])
+        for index, value in zip(indices, stacked.tolist(), strict=True):
             numbers[index] = value
     return numbers
 

@@ -1,6 +1,6 @@
 """Metrics of a run as pairs (sum, weight): kept on their devices until they are read, then averaged and remembered."""
 
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from math import fsum
 from operator import itemgetter
@@ -11,15 +11,15 @@ from torch import Tensor
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events.metrics.derived import DerivedMetrics, Throughput
 from evenstep.events.metrics.meters import Meters
-from evenstep.events.metrics.pairs import COUNT, Entry, Number, Pairs, copied, joined, means, pairs_of
-from evenstep.events.metrics.series import Record, Series
+from evenstep.events.metrics.pairs import COUNT, Entry, Number, Pairs, Record, copied, joined, means, pairs_of
 from evenstep.events.shown import Shown, Value
 
 _NORM = "train/grad_norm"
 _CLIPPED = "train/clipped"
 _TOTAL = "progress/weight"
 """Key in a saved state: Σ weights of all updates."""
-_SAVED_VALUES = 1000
+KEPT_VALUES = 1000
+"""Newest values of each metric that are remembered and saved; files keep all."""
 
 
 @final
@@ -27,7 +27,7 @@ class Storage:
     """Metrics of a run: pending pairs, and the history of values.
 
     Args:
-        history_updates: number of values kept per metric, at least 1; files keep all.
+        meters, derived, throughput: metrics with a state, and those computed from others.
         clip_norm: norm above which gradients are clipped; train/clipped is then 1 for a clipped update, else 0.
 
     >>> import torch
@@ -40,17 +40,15 @@ class Storage:
 
     def __init__(
         self,
-        history_updates: int = 100_000,
         *,
         meters: Meters | None = None,
         derived: DerivedMetrics | None = None,
         throughput: Throughput | None = None,
         clip_norm: float | None = None,
     ) -> None:
-        self._limit = history_updates
         self._pending: list[Entry] = []
         self._shown: list[Shown] = []
-        self._series: dict[str, Series] = {}
+        self._history: dict[str, list[Record]] = {}
         self._meters = meters or Meters()
         self._derived = derived or DerivedMetrics({})
         self._clip_norm = clip_norm
@@ -148,27 +146,29 @@ class Storage:
 
     def names(self) -> tuple[str, ...]:
         """Metrics that have a history, in the order of their first values."""
-        return tuple(self._series)
+        return tuple(self._history)
 
     def history(self, name: str) -> list[Record]:
-        """Remembered values of metric `name`, by update; empty if it never came."""
-        return self._series[name].records(name, self._limit) if name in self._series else []
+        """Newest values of metric `name`, by update; empty if it never came."""
+        return self._history.get(name, [])[-KEPT_VALUES:]
 
     def latest(self, name: str) -> Record | None:
         """Last value of metric `name`, or None if it never came."""
-        return self._series[name].records(name, 1)[0] if name in self._series else None
+        return next(reversed(self._history.get(name, [])), None)
 
     def values_before(self, update: int, name: str, count: int) -> list[float]:
         """Last `count` values of metric `name` at updates before `update`, or as many as there are."""
-        return self._series[name].values_before(update, count) if name in self._series else []
+        known = self._history.get(name, [])
+        end = bisect_left(known, update, key=itemgetter(0))
+        return [record.value for record in known[max(0, end - count) : end]]
 
     def state_dict(self) -> dict[str, Any]:
         """Newest values of every metric; without times (`perf/…`), which differ between equal runs."""
-        state: dict[str, Any] = {
-            name: [column[-_SAVED_VALUES:].tolist() for column in series.columns]
-            for name, series in self._series.items()
-            if not name.startswith(("perf/", "progress/"))
-        }
+        state: dict[str, Any] = {}
+        for name in self._history:
+            if not name.startswith(("perf/", "progress/")):
+                records = self.history(name)
+                state[name] = [[getattr(one, column) for one in records] for column in ("update", "value", "weight")]
         return {**state, _TOTAL: self.throughput.total} if self.throughput.total else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -178,18 +178,20 @@ class Storage:
         self._meters.reset()
         self.throughput.forget()
         self.throughput.total = state.get(_TOTAL, 0.0)
-        self._series = {name: Series(columns) for name, columns in state.items() if name != _TOTAL}
+        self._history = {
+            name: [Record(update, name, value, weight) for update, value, weight in zip(*columns, strict=True)]
+            for name, columns in state.items()
+            if name != _TOTAL
+        }
 
     def _remember(self, records: Iterable[Record]) -> None:
-        of_names = defaultdict[str, list[Record]](list)
         for record in records:
-            of_names[record.name].append(record)
-        for name, theirs in of_names.items():
+            name = record.name
             if not name.isprintable() or name in ("", "update"):
                 raise ArgumentError(
                     f"a metric's name must be printable and not `update`, but is {name!r}; rename it.", field=name
                 )
-            series = self._series.setdefault(name, Series())
-            series.add(theirs)
-            if len(series) > 2 * self._limit:
-                self._series[name] = Series([column[-self._limit :] for column in series.columns])
+            known = self._history.setdefault(name, [])
+            known.insert(bisect_right(known, record.update, key=itemgetter(0)), record)  # it may come late
+            if len(known) > 2 * KEPT_VALUES:
+                del known[:-KEPT_VALUES]

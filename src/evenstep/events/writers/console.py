@@ -9,7 +9,7 @@ from typing import TextIO, final
 
 from evenstep.events.event import EvaluateEvent, Incident, SaveEvent, TrainEvent
 from evenstep.events.hook import Hook
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 from evenstep.events.writers.live import Content, LiveLine, clock, live_on, per_second
 from evenstep.events.writers.writer import Writer
 

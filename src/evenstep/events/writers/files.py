@@ -13,10 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.errors import EvenstepError
 from evenstep.events.event import Event, Incident
 from evenstep.events.files import append, appending, keep_lines
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 from evenstep.events.shown import Shown, Text
 from evenstep.events.writers.writer import Writer, run_file
 
@@ -34,7 +33,7 @@ class LinesWriter(Writer):
 
     @abstractmethod
     def update_of(self, line: str) -> int:
-        """Update of a line; raises ValueError, TypeError or KeyError for a line of something else."""
+        """Update of a line but the header; raises for a line of something else."""
 
     @property
     def path(self) -> Path:
@@ -49,9 +48,7 @@ class LinesWriter(Writer):
         self.close()
         path = run_file(self, folder, self.file_name)
         if path.exists():
-            if not path.is_file():  # reading a pipe would wait
-                raise EvenstepError(f"`{path}` must be a regular file; move it away.")
-            keep_lines(path, lambda line: self._checked_update_of(line, path) <= update)
+            keep_lines(path, lambda line: line == f"{self.header}\n" or self.update_of(line) <= update)
         self._file = appending(path)
         if self.header and self._file.tell() == 0:
             append(self._file, f"{self.header}\n")
@@ -65,17 +62,6 @@ class LinesWriter(Writer):
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def _checked_update_of(self, line: str, path: Path) -> int:
-        if self.header and line.rstrip("\n") == self.header:
-            return 0
-        try:
-            return self.update_of(line)
-        except (ValueError, KeyError, TypeError) as error:
-            raise EvenstepError(
-                f"`{path}` holds a line that this writer did not write: {line.strip()[:80]!r}; move the file away or "
-                f"repair it."
-            ) from error
 
 
 @final

@@ -1,4 +1,4 @@
-"""A line that shows the progress of a run, redrawn at the bottom of a terminal or in a notebook's cell.
+"""A line that shows the progress of a run, redrawn at the bottom of a terminal.
 
 A thread draws it twice a second, so it moves during long updates, and no update waits for it.
 """
@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TextIO, TypeAlias, cast, final
+from typing import TextIO, TypeAlias, cast, final
 
 Content: TypeAlias = tuple[int, int | None, Sequence[str]]
 """Updates done and planned, and values in the order of their importance."""
@@ -23,20 +23,14 @@ _DRAWING = threading.RLock()
 
 @final
 class LiveLine:
-    """A live line.
+    """A live line; a thread calls `content` for what to show now."""
 
-    Args:
-        display: IPython's `display` for a notebook; None for a terminal.
-        content: content to show now; called from a thread.
-    """
-
-    def __init__(self, stream: TextIO, display: Any, content: Callable[[], Content]) -> None:
+    def __init__(self, stream: TextIO, content: Callable[[], Content]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
         self._content = content
-        self._handle = display and display({"text/plain": ""}, raw=True, display_id=True)
         self._bar = Progress(
             BarColumn(None, table_column=Column(ratio=1, min_width=4)),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
@@ -45,7 +39,6 @@ class LiveLine:
             speed_estimate_period=_PACE_S,
             transient=True,
             expand=True,
-            disable=display is not None,
         )
         self._task = self._bar.add_task("", total=None)
         self._bar.start()
@@ -67,15 +60,12 @@ class LiveLine:
             task = self._bar.tasks[0]
             count = f"{update}" if updates is None else f"{update}/{updates}"
             pace = [per_second(task.speed)] if task.speed else []
-            width = self._bar.console.width if self._handle is None else sys.maxsize
             if pace and task.time_remaining is not None:
                 pace.append(f"{clock(task.time_remaining)} left")
-            while len(values) > 1 and len("  ".join([count, *values, *pace])) + _BAR > width:
+            while len(values) > 1 and len("  ".join([count, *values, *pace])) + _BAR > self.width:
                 values = values[:-1]
             text = "  ".join([count, *values, *pace]).rstrip()
             self._bar.update(self._task, description=text, refresh=True)
-            if self._handle is not None:
-                self._handle.update({"text/plain": f"update {text}"}, raw=True)
 
     @property
     def width(self) -> int:
@@ -85,17 +75,10 @@ class LiveLine:
     def print(self, line: str) -> None:
         """Print a line that stays above the live one."""
         with _DRAWING:
-            if self._handle is None:
-                self._bar.console.print(line, markup=False, highlight=False)
-            else:
-                print(line, flush=True)
+            self._bar.console.print(line, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Draw it once more; remove it from a terminal."""
         with _DRAWING:
-            if self._ended.is_set():
-                return
-            self.draw()
             self._ended.set()
             self._bar.stop()
         self._thread.join()
@@ -103,30 +86,18 @@ class LiveLine:
 
 def live_on(stream: TextIO | None, content: Callable[[], Content]) -> LiveLine | None:
     """A live line on `stream`; None under CI and without a terminal, where lines can only follow each other."""
-    if stream is None:  # a program without standard output
+    if stream is None or not stream.isatty():  # a program may have no standard output
         return None
-    if not stream.isatty():
-        display = _display_of(stream)
-        return None if display is None else LiveLine(stream, display, content)
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return None if is_ci or is_dumb else LiveLine(stream, None, content)
+    return None if is_ci or is_dumb else LiveLine(stream, content)
 
 
 def is_watched() -> bool:
     """True if standard output is a terminal or a notebook."""
     stream = cast("TextIO | None", sys.stdout)  # None in a program without standard output
-    return stream is not None and (stream.isatty() or _display_of(stream) is not None)
-
-
-def _display_of(stream: TextIO) -> Any:
-    """IPython's `display`, if `stream` is the output of a notebook's cell; else None."""
-    kernel = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if stream is not sys.stdout or getattr(kernel, "kernel", None) is None:
-        return None
-    from IPython.display import display  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
-
-    return display  # pyright: ignore[reportUnknownVariableType]
+    notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return stream is not None and (stream.isatty() or hasattr(notebook, "kernel"))
 
 
 @cache

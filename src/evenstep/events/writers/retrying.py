@@ -7,14 +7,14 @@ stays. Calls before the first opening wait as well.
 import logging
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, final
 
 from evenstep.errors import EvenstepError, clause
 from evenstep.events.event import Event, Incident
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 from evenstep.events.writers.writer import Writer
 
 KEPT_CALLS = 1000
@@ -50,11 +50,6 @@ class RetryingWriter:
 
     def open(self, folder: Path | None, update: int) -> None:
         """Open it, then make the waiting calls; waiting records of updates after `update` are dropped."""
-        self._folder = folder
-        self._flushed_update = update
-        self._latest_update = update
-        self._lost = 0
-        self._wait_s = 0.0
         try:
             self._writer.open(folder, update)
         except EvenstepError:
@@ -64,31 +59,36 @@ class RetryingWriter:
                 f"writer `{self._writer.name}` cannot write to {self._writer.target}: {clause(error)}; make room, log "
                 f"in or give it another place, then resume the run."
             ) from error
+        self._folder = folder
+        self._flushed_update = update
+        self._latest_update = update
         self._is_open = True
+        self._lost = 0
+        self._wait_s = 0.0
         events = [call for call in self._calls if call[0] == "event"]
         writes = [call for call in self._calls if call[0] == "write"]
         self._calls = [*events, *_until(update, writes)]
         self._try()
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Write and flush `records`, now or when it works again."""
-        self._take(max(record.update for record in records), "write", records)
-
-    def event(self, name: str, event: Event) -> None:
-        """Note an event, now or when it works again."""
-        self._take(event.update, "event", name, event)
+    def call(self, update: int, method: str, *arguments: Any) -> None:
+        """Call `method` of the writer for `update`, now or when it works again."""
+        self._latest_update = max(self._latest_update, update)
+        self._calls.append((method, arguments))
+        if not self._is_open:
+            return
+        if len(self._calls) > KEPT_CALLS:
+            del self._calls[0]
+            self._lost += 1
+        if not self._wait_s or monotonic() >= self._next_try:
+            self._try()
 
     def rewind(self, update: int) -> None:
         """Drop everything after `update`, now or when it works again."""
-        if not self._is_open:
-            return
-        self._flushed_update = min(self._flushed_update, update)
-        self._latest_update = update
-        self._calls = list(_until(update, self._calls))
-        try:
-            self._reopen()
-        except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            self._fail(error)
+        if self._is_open:
+            self._flushed_update = min(self._flushed_update, update)
+            self._latest_update = update
+            self._calls = list(_until(update, self._calls))
+            self._try(anew=True)
 
     def close(self) -> None:
         """Try the waiting calls once more, and close it."""
@@ -104,21 +104,12 @@ class RetryingWriter:
         if self._lost:
             self._tell(f"lost {self._lost} call{'s' * (self._lost > 1)} of metrics and events.")
 
-    def _take(self, update: int, method: str, *arguments: Any) -> None:
-        self._latest_update = max(self._latest_update, update)
-        self._calls.append((method, arguments))
-        if not self._is_open:
-            return
-        if len(self._calls) > KEPT_CALLS:
-            del self._calls[0]
-            self._lost += 1
-        if not self._wait_s or monotonic() >= self._next_try:
-            self._try()
-
-    def _try(self) -> None:
+    def _try(self, *, anew: bool = False) -> None:
         try:
-            if self._wait_s:
-                self._reopen()
+            if self._wait_s or anew:
+                with suppress(OSError):  # calls that failed wait here
+                    self._writer.close()
+                self._writer.open(self._folder, self._flushed_update)
             while self._calls:
                 method, arguments = self._calls[0]
                 getattr(self._writer, method)(*arguments)
@@ -129,11 +120,6 @@ class RetryingWriter:
             self._wait_s = 0.0
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
             self._fail(error)
-
-    def _reopen(self) -> None:
-        with suppress(OSError):  # calls that failed wait here
-            self._writer.close()
-        self._writer.open(self._folder, self._flushed_update)
 
     def _fail(self, error: Exception) -> None:
         is_first = not self._wait_s
@@ -168,24 +154,21 @@ class Writers:
     @contextmanager
     def opened(self, folder: Path | None, update: int) -> Generator[None]:
         """Open all writers, and close them at the end; raises EvenstepError if one can't write to its place."""
-        opened: list[RetryingWriter] = []
-        try:
+        with ExitStack() as opened:
             for writer in self._writers:
-                opened.append(writer)
+                opened.callback(writer.close)
                 writer.open(folder, update)
             yield
-        finally:
-            for writer in opened:
-                writer.close()
 
     def write(self, records: Sequence[Record]) -> None:
-        shared = tuple(records)  # no writer can change it for the others
-        for writer in self._writers if shared else ():
-            writer.write(shared)
+        if records:
+            latest = max(record.update for record in records)
+            for writer in self._writers:
+                writer.call(latest, "write", tuple(records))
 
     def event(self, name: str, event: Event) -> None:
         for writer in self._writers:
-            writer.event(name, event)
+            writer.call(event.update, "event", name, event)
 
     def rewind(self, update: int) -> None:
         """Drop everything after `update`."""

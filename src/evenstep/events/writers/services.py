@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from evenstep.errors import MissingExtraError
 from evenstep.events.event import Event, TrainEvent
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.writer import Writer, run_file
 from evenstep.lazy import load_optional

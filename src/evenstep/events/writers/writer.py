@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenstep.errors import ArgumentError
 from evenstep.events.event import Event
-from evenstep.events.metrics.series import Record
+from evenstep.events.metrics.pairs import Record
 
 
 class Writer(ABC):

@@ -1,9 +1,8 @@
-"""Hooks that write into the run folder: status, starts, traces."""
+"""Hooks that write into the run folder: status, traces."""
 
 import gzip
 import json
 import os
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import nn
 from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
 from evenstep.events import Bus, EpochEvent, Status, TrainEvent, UpdateEvent
 from evenstep.events.hooks import status as module
-from evenstep.events.hooks.status import write_start
 
 BEGIN = TrainEvent(update=5, updates=100, resumed=True)
 
@@ -60,17 +58,6 @@ def test_the_status_has_the_end_and_its_reason(trainer: Any, outcome: Any, error
     hook.after_train(TrainEvent(update=7, outcome=outcome, reason="all is done", error=error))
     status = read(trainer)
     assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
-
-
-def test_each_start_is_a_line_with_command_layout_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
-    for update, source in ((0, None), (20, "runs/a/checkpoints/step-00000020")):
-        write_start(tmp_path, TrainEvent(update=update, layout={"ranks": 2}, resumed_from=source))
-    first, second = map(json.loads, (tmp_path / "starts.jsonl").read_text().splitlines())
-    assert (first["update"], first["resumed_from"], first["layout"]) == (0, None, {"ranks": 2})
-    assert (second["update"], second["resumed_from"]) == (20, "runs/a/checkpoints/step-00000020")
-    assert first["command"] == ["train.py", "--lr", "0.1"]
-    assert {"torch", "python", "evenstep", "cpu"} <= first["environment"].keys()
 
 
 class Line(Task):

@@ -1,9 +1,7 @@
 import io
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,19 +147,3 @@ def test_a_terminal_without_a_cursor_gets_plain_lines(
     writer.write(losses([1, 2]))
     writer.close()
     assert terminal.getvalue().endswith("\nupdate 2/100    loss 1.5     0.5 updates/s  3:16 left\n")
-
-
-def test_a_notebook_gets_a_live_line_in_its_cell(
-    trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown: list[str] = []
-    handle = SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
-    notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1), display=SimpleNamespace())
-    notebook.display.display = lambda data, raw, display_id: handle
-    monkeypatch.setitem(sys.modules, "IPython", notebook)
-    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
-    writer = opened(trainer, None, updates=4)
-    writer.write(losses([1, 2]))
-    writer.close()
-    assert shown[0] == "update 0/4" and shown[-1].endswith("loss 2")
-    assert re.search(r"\nupdate 2/4  loss 1.5     .*/s\n$", capsys.readouterr().out)

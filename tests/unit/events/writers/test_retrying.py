@@ -99,7 +99,7 @@ def test_faults_of_writers_never_hide_the_error_of_a_run() -> None:
     with pytest.raises(RuntimeError, match="the original") as caught, writers.opened(None, 0):
         writers.event("incident", INCIDENT)
         raise RuntimeError("the original")
-    assert "close1" in notes and notes[-1] == "close2"
+    assert notes[-2:] == ["close2", "close1"]
     assert not hasattr(caught.value, "__notes__")
     assert "Traceback" in heard[0].traceback
 
