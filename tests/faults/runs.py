@@ -14,9 +14,22 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.events import Incident
-from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Reducer, Single, Strategy, Zero1
+from evenstep.parallel.reducer import BucketReducer
 from evenstep.pipeline import PipelineModel
 from evenstep.process import stopping
+
+
+class SmallReducer(BucketReducer):
+    """Puts one parameter in each bucket: some are away when a fault strikes."""
+
+    bucket_bytes = 64
+
+
+class SmallBuckets(Ddp):
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return SmallReducer(module, self.group, ordered=self.is_ordered)
+
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
@@ -29,8 +42,7 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "ordered-fsdp": Fsdp,
     "fsdp-copies": lambda group: Fsdp(group, shard_ranks=1, reduction="fast"),
     "fsdp-hybrid": lambda group: Fsdp(group, shard_ranks=2, reduction="fast"),
-    # one parameter in each bucket: some are away when a fault strikes
-    "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64, reduction="fast"),
+    "ddp-buckets": lambda group: SmallBuckets(group, reduction="fast"),
 }
 UPDATES = 6
 

@@ -44,7 +44,7 @@ class ForgetfulReducer(BucketReducer):
     """Ranks without work do not take part: the mistake that a walk is there to find."""
 
     def reduce(self) -> None:
-        if any(bucket.sum for bucket in self._buckets):
+        if any(bucket.present for bucket in self._buckets):
             super().reduce()
 
 

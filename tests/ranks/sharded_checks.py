@@ -261,8 +261,8 @@ def sixteen_bit_parameters_train(group: Group) -> object:
             return batch[0]
 
     ours, theirs = (
-        trainer(strategy, Points(), model=plain())
-        for strategy in (Fsdp(group, gather_dtype=torch.bfloat16, reduction="fast"), Single())
+        trainer(strategy, Points(), model=plain(), precision=precision)
+        for strategy, precision in ((Fsdp(group, reduction="fast"), "bf16-true"), (Single(), "32-true"))
     )
     ours.train(), theirs.train()
     return 0 < near(values(theirs), values(ours)) < 0.03, sorted({str(value.dtype) for value in values(ours).values()})

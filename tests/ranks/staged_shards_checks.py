@@ -180,11 +180,8 @@ def a_replica_without_work_takes_part() -> object:
 
 
 def sixteen_bit_parameters_train() -> object:
-    def half(kind: Any) -> Any:
-        return lambda group: kind(group, gather_dtype=torch.bfloat16)
-
     ways = [(partial(Fsdp, reduction="fast"), "1f1b"), (Fsdp, "zb_h1"), (Fsdp, "zb_h1")]
-    return [0 < near(trained(half(kind), mesh=MESH, schedule=s), alone()) < 0.05 for kind, s in ways]
+    return [0 < near(trained(kind, mesh=MESH, schedule=s, precision="bf16-true"), alone()) < 0.05 for kind, s in ways]
 
 
 def metrics_and_evaluations_are_those_of_one_process() -> object:

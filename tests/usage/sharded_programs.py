@@ -103,7 +103,8 @@ def train_gathered_in_16_bits() -> dict[str, list[float]]:
         task=Square(),
         updates=2,
         device="cpu",
-        strategy=Single() if group is None else Fsdp(group, gather_dtype=torch.bfloat16),
+        strategy=Single() if group is None else Fsdp(group),
+        precision="32-true" if group is None else "bf16-true",
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
         data=MapData(
             [(x.float(), y.float(), n) for x, y, n in data(16)],

@@ -194,7 +194,6 @@ def _strategy(parallel: ParallelTable, group: Group) -> Strategy:
         reduction=parallel.reduction,
         blocks=parallel.blocks,
         shard_ranks=parallel.shard_ranks,
-        gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
     )
 
 

@@ -288,8 +288,6 @@ class ParallelTable:
     shard_ranks: Count | None = None
     """Strategy fsdp: number of neighbouring ranks that share one copy of the parameters (hybrid sharding). By default
     all ranks."""
-    gather_dtype: Literal["bf16"] | None = None
-    """Strategy fsdp: number format in which parameters are gathered and computed with. By default their own."""
     reduction: Literal["ordered", "fast"] = "ordered"
     """How gradients are added: `ordered` in blocks and a fixed tree, with the same bits on any number of ranks;
     `fast` in the backend's order."""

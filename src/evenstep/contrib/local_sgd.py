@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
 from evenstep.events import Hook, TrainEvent, UpdateEvent
 from evenstep.parallel import Group
-from evenstep.parallel.blocks import Dealing, begin_ordered_sum
+from evenstep.parallel.blocks import Dealing, begin_sum
 from evenstep.tensors import byte_sum, named_buffers, named_parameters
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ def mean_over(group: Group, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         alike = {name: one for name, one in values.items() if one.dtype == dtype}
         flat = torch.cat([one.detach().reshape(-1) for one in alike.values()])
         dealing = Dealing(tuple(range(group.ranks)), tuple(range(group.ranks)))
-        total = begin_ordered_sum(group, dealing, [flat], like=flat, elements=flat.numel())
-        total.share()
-        pieces = total.finish().div_(group.ranks).split([one.numel() for one in alike.values()])
+        total = begin_sum(group, dealing, [flat], like=flat, elements=flat.numel())()()
+        pieces = total.div_(group.ranks).split([one.numel() for one in alike.values()])
         means |= {name: piece.view(one.shape) for (name, one), piece in zip(alike.items(), pieces, strict=True)}
     return means

@@ -325,7 +325,7 @@ class PerTaskGradients:
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
         for column in columns:
-            local = [None if one is None else layout.counted(one).flatten().to(dtype) for one in column]
+            local = [None if one is None else layout.full(one).flatten().to(dtype) for one in column]
             for i, j in pairs:
                 one, other = local[i], local[j]
                 if one is not None and other is not None:
@@ -334,7 +334,6 @@ class PerTaskGradients:
         for (i, j), some in dots.items():
             if some:
                 products[i, j] = products[j, i] = torch.stack(some).sum()
-        layout.sum_counted(products)
         return products.cpu().double() / self.context.loss_scale.value**2
 
 

@@ -14,11 +14,11 @@ from evenstep.internals import pytree
 _BACKWARD_HOOKS = attrgetter("_backward_hooks")
 
 
-def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Modules that FSDP2 gathers as units, by name; the outermost, "", first."""
+def parts(module: nn.Module) -> Iterator[Any]:
+    """Modules that FSDP2 gathers as units; the outermost first."""
     from torch.distributed.fsdp import FSDPModule
 
-    return ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
+    return (part for part in module.modules() if isinstance(part, FSDPModule))
 
 
 def class_before_sharding(module: nn.Module) -> Any:
@@ -30,7 +30,7 @@ def class_before_sharding(module: nn.Module) -> Any:
 
 def records(root: Any) -> Iterator[Any]:
     """FSDP2's records of the parameters of all units that have some."""
-    for _, part in parts(root):
+    for part in parts(root):
         yield from part._get_fsdp_state()._fsdp_param_groups
 
 
@@ -66,7 +66,7 @@ def watch_calls(root: Any, called: Callable[[int], None], ended: Callable[[int],
     stays gathered until the whole backward ends. An input that the unit returns unchanged is not one of its outputs.
     """
     number = 0
-    for _, part in parts(root):
+    for part in parts(root):
         state = part._get_fsdp_state()
         for group in state._fsdp_param_groups:
             _watch_calls(state, group, partial(called, number), partial(ended, number))

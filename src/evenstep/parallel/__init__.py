@@ -7,8 +7,7 @@ from evenstep.parallel.mesh import Mesh
 from evenstep.parallel.processes import Processes, device_of_rank, launched_group
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.reducer import Reducer
-from evenstep.parallel.reducers import Reducers
-from evenstep.parallel.strategies import Ddp, Fsdp, Single, Strategy, Zero1, strategy_named
+from evenstep.parallel.strategies import Ddp, Fsdp, Reducers, Single, Strategy, Zero1, strategy_named
 
 __all__ = [
     "Ddp",

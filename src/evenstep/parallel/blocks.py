@@ -8,7 +8,7 @@ commutative: the bits depend on the numbers alone, never on the rank that adds.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar, final
 
 import torch
@@ -68,36 +68,27 @@ class Dealing:
         return Dealing(owners, self.blocks)
 
     @property
-    def depth(self) -> int:
-        """Level of the root."""
-        return self.blocks[-1].bit_length() if self.blocks else 0
-
-    @property
-    def nodes(self) -> Mapping[int, tuple[Place, ...]]:
-        """By rank, the largest sums of micro-batches that it alone runs, in ascending order."""
-        return _nodes(self)
+    def root(self) -> Place:
+        return (self.blocks[-1].bit_length() if self.blocks else 0), 0
 
     def nodes_of(self, rank: int) -> tuple[Place, ...]:
-        return self.nodes.get(rank, ())
-
-    def places_of(self, rank: int) -> Mapping[int, Place]:
-        """For each micro-batch of `rank`, in ascending order, the place to which it is added."""
-        return _places(self, rank)
+        """The largest sums of micro-batches that a rank alone runs, in ascending order."""
+        return _nodes(self).get(rank, ())
 
     def ends_of(self, rank: int) -> Mapping[int, Place]:
-        """For the last micro-batch of each place of `rank`, the place."""
+        """The last micro-batch of each place to which `rank` adds, in ascending order."""
         return _ends(self, rank)
 
     def further_sets(self, rank: int) -> int:
         """Largest number of sets of gradients that `rank` holds beside its current block."""
-        tree = Tree()
-        most = 1
+        sums = PartialSums()
+        most = 0
         for place in self.ends_of(rank).values():
-            tree.add(place, [])
-            most = max(most, len(tree))
-        return most - 1
+            most = max(most, len(sums.held))
+            sums.add(place, [])
+        return most
 
-    def combine(self, parts: dict[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
+    def combine(self, parts: Mapping[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
         """Sum of the parts below a node; None without any."""
         if place in parts:
             return parts[place]
@@ -143,132 +134,108 @@ def _nodes(dealing: Dealing) -> dict[int, tuple[Place, ...]]:
             yield from (((-1, number), owners[number]) for number in numbers[end:])
 
     nodes: dict[int, tuple[Place, ...]] = {}
-    for place, owner in below(dealing.depth, 0):
+    for place, owner in below(*dealing.root):
         nodes[owner] = (*nodes.get(owner, ()), place)
     return nodes
 
 
 @lru_cache(maxsize=256)
-def _places(dealing: Dealing, rank: int) -> dict[int, Place]:
-    blocks = dealing.blocks
-    singles = {number for level, number in dealing.nodes_of(rank) if level < 0}
-    places: dict[int, Place] = {}
-    block = -1
-    place: Place = (0, 0)
-    for number, owner in enumerate(dealing.owners):
-        if owner != rank:
-            continue
-        if number in singles:
-            place = (-1, number)
-        elif blocks[number] != block:
-            place = (0, blocks[number])
-        block = blocks[number]
-        places[number] = place
-    return places
-
-
-@lru_cache(maxsize=256)
 def _ends(dealing: Dealing, rank: int) -> dict[int, Place]:
-    last = {place: number for number, place in dealing.places_of(rank).items()}
+    singles = {number for level, number in dealing.nodes_of(rank) if level < 0}
+    last: dict[Place, int] = {}
+    place: Place = (-1, -1)
+    block = -1
+    for number, owner in enumerate(dealing.owners):
+        if owner == rank:
+            if number in singles:
+                place = (-1, number)
+            elif dealing.blocks[number] != block:
+                place = (0, dealing.blocks[number])
+            block = dealing.blocks[number]
+            last[place] = number
     return {number: place for place, number in last.items()}
 
 
-def _joined(left: Gradients, right: Gradients) -> Gradients:
+def added(left: Gradients, right: Gradients) -> Gradients:
+    """Sum of two sets of gradients, in the memory of the first."""
     return [b if a is None else a if b is None else a.add_(b) for a, b in zip(left, right, strict=True)]
 
 
 @final
-class Tree:
-    """Partial sums of gradients on one rank: at most log₂(blocks) + 1 of them, if its blocks are its own."""
+class PartialSums:
+    """Partial sums of gradients on one rank: at most log₂(blocks) + 1 of them, if its blocks are its own.
+
+    Attributes:
+        held: sum of each node, or of a part of a block.
+    """
 
     def __init__(self) -> None:
-        self._held: dict[Place, Gradients] = {}
-        self._last: Place | None = None  # to which more may be added
-
-    def __len__(self) -> int:
-        return len(self._held)
+        self.held: dict[Place, Gradients] = {}
 
     def add(self, place: Place, gradients: Gradients) -> None:
-        """Add gradients to a block, in ascending order; they belong to the tree from now on."""
-        if place == self._last:
-            self._held[place] = _joined(self._held[place], gradients)
-            return
-        self._close()
-        self._held[place] = gradients
-        self._last = place
-
-    def node(self, dealing: Dealing, place: Place) -> Gradients | None:
-        """The sum of a node; None where none of its micro-batches was added."""
-        return dealing.combine(self._held, place, _joined)
-
-    def _close(self) -> None:
-        if self._last is None or self._last[0] < 0:
-            return
-        level, index = self._last
-        while index % 2 and (level, index - 1) in self._held:
-            gradients = self._held.pop((level, index))
-            self._held[level + 1, index // 2] = _joined(self._held.pop((level, index - 1)), gradients)
+        """Add the gradients of a place, in ascending order; pairs of complete nodes are joined."""
+        level, index = place
+        while level >= 0 and index % 2 and (level, index - 1) in self.held:
+            gradients = added(self.held.pop((level, index - 1)), gradients)
             level, index = level + 1, index // 2
+        self.held[level, index] = gradients
 
 
-class Sum:
-    """The sum of a flat tensor over ranks, on its way."""
-
-    def __init__(self, flat: Tensor, wait: Callable[[], None]) -> None:
-        self._flat, self._wait = flat, wait
-
-    def share(self) -> None:
-        """Begin the second half, if there is one."""
-
-    def finish(self) -> Tensor:
-        """Wait for the whole sum."""
-        self._wait()
-        return self._flat
-
-
-@final
-class OrderedSum(Sum):
-    """The sum of a flat tensor over ranks in the order of the tree; all ranks begin their sums in one order.
+def begin_slice(
+    group: Group, dealing: Dealing, flats: Sequence[Tensor], slices: Sequence[Slice], *, like: Tensor
+) -> Callable[[], Tensor]:
+    """Begin to sum this rank's slice of a flat tensor over ranks, in the order of the tree; call the result for it.
 
     Args:
-        flats: this rank's nodes, in the order of `dealing.nodes_of`.
+        flats: this rank's nodes, in the order of `dealing.nodes_of`; all ranks begin their sums in one order.
         slices: for each rank, the elements that it adds.
         like: a tensor of the device and format of the sum.
     """
+    first, end = slices[group.rank]
+    places = [dealing.nodes_of(rank) for rank in range(group.ranks)]
+    sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
+    received = [like.new_empty(len(theirs) * (end - first)) for theirs in places]
+    received[group.rank] = sent[group.rank]
+    wait = group.all_to_all(sent, received)
 
-    def __init__(
-        self, group: Group, dealing: Dealing, flats: Sequence[Tensor], slices: Sequence[Slice], *, like: Tensor
-    ) -> None:
-        self._group, self._slices, self._dealing = group, slices, dealing
-        first, end = slices[group.rank]
-        nodes = dealing.nodes
-        places = [nodes.get(rank, ()) for rank in range(group.ranks)]
-        sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
-        received = [
-            sent[rank] if rank == group.rank else like.new_empty(len(theirs) * (end - first))
-            for rank, theirs in enumerate(places)
-        ]
-        self._parts = list(zip(places, received, strict=True))
-        super().__init__(like, group.all_to_all(sent, received))
-
-    def slice(self) -> Tensor:
-        """Wait for the slices of all ranks; gives the sum of this rank's slice."""
-        self._wait()
-        first, end = self._slices[self._group.rank]
+    def finish() -> Tensor:
+        wait()
         parts: dict[Place, Tensor] = {}
-        for places, received in self._parts:
-            if places and end > first:
-                parts |= zip(places, received.split(end - first), strict=True)
-        self._parts = []
-        total = self._dealing.combine(parts, (self._dealing.depth, 0), lambda left, right: left.add_(right))
-        return self._flat.new_full((end - first,), NEUTRAL) if total is None else total
+        for theirs, flat in zip(places, received, strict=True):
+            if theirs and end > first:
+                parts |= zip(theirs, flat.split(end - first), strict=True)
+        total = dealing.combine(parts, dealing.root, Tensor.add_)
+        return like.new_full((end - first,), NEUTRAL) if total is None else total
 
-    def share(self) -> None:
-        total = self.slice()
-        self._flat = total.new_empty(max(end for _, end in self._slices))
-        pieces = [self._flat[first:end] for first, end in self._slices]
-        pieces[self._group.rank].copy_(total)
-        self._wait = self._group.all_to_all([total] * self._group.ranks, pieces)
+    return finish
+
+
+def begin_sum(
+    group: Group, dealing: Dealing, flats: Sequence[Tensor], *, like: Tensor, elements: int
+) -> Callable[[], Callable[[], Tensor]]:
+    """Begin to sum a flat tensor over ranks. Call the result to begin its second half, and that result for the sum."""
+    are_two = group.ranks == 2 and all(len(dealing.nodes_of(rank)) <= 1 for rank in range(2))
+    if are_two and like.dtype in _ADDED_ALIKE:  # a + b is the tree
+        flat = flats[0] if flats else like.new_full((elements,), NEUTRAL)
+        wait = group.sum(flat)
+        return lambda: partial(waited, wait, flat)
+    slices = even_slices(elements, group.ranks)
+    finish = begin_slice(group, dealing, flats, slices, like=like)
+
+    def share() -> Callable[[], Tensor]:
+        own = finish()
+        flat = own.new_empty(elements)
+        pieces = [flat[first:end] for first, end in slices]
+        pieces[group.rank].copy_(own)
+        return partial(waited, group.all_to_all([own] * group.ranks, pieces), flat)
+
+    return share
+
+
+def waited(wait: Callable[[], None], flat: Tensor) -> Tensor:
+    """Wait for a sum; gives it."""
+    wait()
+    return flat
 
 
 def _one(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
@@ -293,26 +260,3 @@ def packed(gradients: Gradients, sizes: Sequence[int], like: Tensor) -> Tensor:
 def even_slices(elements: int, ranks: int) -> list[Slice]:
     """As many neighbouring slices as ranks, equal to within one element."""
     return [(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]
-
-
-def in_buckets(sizes: Sequence[int], formats: Sequence[torch.dtype], bucket_bytes: int) -> list[list[int]]:
-    """Places of the tensors that go in one message each: neighbours of one format, up to so many bytes."""
-    buckets: list[list[int]] = []
-    room = 0
-    for place, (size, format) in enumerate(zip(sizes, formats, strict=True)):
-        num_bytes = size * format.itemsize
-        if not buckets or num_bytes > room or formats[buckets[-1][0]] != format:
-            buckets.append([])
-            room = bucket_bytes
-        buckets[-1].append(place)
-        room -= num_bytes
-    return buckets
-
-
-def begin_ordered_sum(group: Group, dealing: Dealing, flats: Sequence[Tensor], like: Tensor, elements: int) -> Sum:
-    """Begin to sum a flat tensor over ranks; the arguments are those of `OrderedSum`."""
-    are_two = group.ranks == 2 and all(len(dealing.nodes_of(rank)) <= 1 for rank in range(2))
-    if are_two and like.dtype in _ADDED_ALIKE:  # a + b is the tree
-        flat = flats[0] if flats else like.new_full((elements,), NEUTRAL)
-        return Sum(flat, group.sum(flat))
-    return OrderedSum(group, dealing, flats, even_slices(elements, group.ranks), like=like)

@@ -12,6 +12,7 @@ from evenstep.parallel.group import Group
 
 _OF_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *_OF_SAMPLES)
+_SELDOM = 64  # updates between two looks for buffers that move, which cost a message; at first they are frequent
 
 
 class Before(Protocol):
@@ -42,25 +43,6 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
 
 
 @final
-class Looks:
-    """Says in which updates to look for what moves, which costs: in the 1st, 2nd, 4th, …, 64th, and each 64th after it.
-
-    >>> looks = Looks(); [update for update in range(1, 200) if looks.advance()]
-    [1, 2, 4, 8, 16, 32, 64, 128, 192]
-    """
-
-    def __init__(self) -> None:
-        self.updates, self._next = 0, 1
-
-    def advance(self) -> bool:
-        self.updates += 1
-        if self.updates < self._next:
-            return False
-        self._next = self.updates + min(self.updates, 64)
-        return True
-
-
-@final
 class SharedBuffers:
     """The buffers of one rank's replica of a module."""
 
@@ -72,12 +54,12 @@ class SharedBuffers:
             self._add(norm)
         known = {id(buffer) for buffer in running_statistics(module)}
         self._others = [buffer for buffer in module.buffers() if id(buffer) not in known]
-        self.look_anew()
         self._moving: list[int] = []
+        self.look_anew()
 
     def look_anew(self) -> None:
         """Look again at the next update for buffers that move: ranks may have come that know nothing."""
-        self._looks = Looks()
+        self._updates = 0
 
     def _add(self, norm: nn.Module) -> None:
         buffers = dict(norm.named_buffers(recurse=False))
@@ -93,11 +75,8 @@ class SharedBuffers:
 
     def share(self, before: Before) -> None:
         """Make the buffers equal on all ranks, which call it together."""
-        if self._group.ranks == 1:
-            return
-        if self._statistics or self._counters:
+        if self._group.ranks > 1:
             self._share_statistics(before)
-        if self._others:
             self._share_others(before)
 
     def _share_statistics(self, before: Before) -> None:
@@ -121,7 +100,9 @@ class SharedBuffers:
                 buffer.detach().copy_(before.value(buffer) + (total / count).view_as(buffer))
 
     def _share_others(self, before: Before) -> None:
-        if self._looks.advance():
+        self._updates += 1
+        is_power_of_two = self._updates & (self._updates - 1) == 0
+        if self._others and (is_power_of_two or self._updates % _SELDOM == 0):
             here = [place for place, buffer in enumerate(self._others) if before.moved(buffer)]
             everywhere = self._group.gather([*self._moving, *here])
             self._moving = sorted({place for there in everywhere for place in there})

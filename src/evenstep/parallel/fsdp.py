@@ -7,7 +7,7 @@ start when the last backward through the unit ends, so a rank never holds whole 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -17,34 +17,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import has_gradient_hooks
 from evenstep.internals.fsdp import begin, forget_gathers, parts, records, set_gradient, watch_calls
-from evenstep.parallel.blocks import NEUTRAL, Dealing, Gradients, OrderedSum, Sum, in_buckets
+from evenstep.parallel.blocks import NEUTRAL, Dealing, Gradients, begin_slice
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
-from evenstep.parallel.reducer import Bucket, BucketReducer
+from evenstep.parallel.reducer import Bucket, BucketReducer, in_buckets
 from evenstep.parallel.replicas import compare_replicas, synchronise
-from evenstep.tensors import gradient_format
 
 T = TypeVar("T")
 _STAMPS = 2**20  # so the squares of all ranks' stamps are summed exactly
 _ON_THE_WAY = 2  # buckets at once
-
-
-@final
-class ScatteredSum(Sum):
-    """The sum of a flat tensor over ranks as the backend adds it; each rank gets the slice of its shards."""
-
-    def __init__(self, flat: Tensor, mesh: DeviceMesh) -> None:
-        shards = mesh.get_group("shard")
-        self._copies = mesh.get_group("dp") if mesh.ndim > 1 else None
-        own = flat.new_empty(flat.numel() // shards.size())
-        work: Any = dist.reduce_scatter_single(own, flat, group=shards, async_op=True)
-        super().__init__(own, work.wait)
-
-    def slice(self) -> Tensor:
-        own = self.finish()
-        if self._copies is not None:
-            dist.all_reduce(own, group=self._copies)
-        return own
 
 
 @final
@@ -55,48 +36,56 @@ class ShardBucket(Bucket):
         super().__init__([shard.unsharded_param for shard in shards])
         self.held = [shard.sharded_param for shard in shards]
         self._shards, self._layout, self._mesh = shards, layout, mesh
+        # of each shard, as `torch.chunk` cuts them
+        self._rows = [-(-len(whole) // layout.num_shards) for whole in self.parameters]
+        sizes = zip(self._rows, self.parameters, strict=True)
+        self._sizes = [rows * whole.shape[1:].numel() for rows, whole in sizes]
 
-    def begin_sum(self, group: Group, dealing: Dealing | None, nodes: Sequence[Gradients]) -> Sum:
+    def begin_sum(
+        self, group: Group, dealing: Dealing | None, nodes: Sequence[Gradients]
+    ) -> Callable[[], Callable[[], Tensor]]:
         flats = [self._packed(node) for node in nodes]
         if dealing is None:
-            return ScatteredSum(flats[0], self._mesh)
-        count = self._layout.num_shards
-        size = sum(self._sizes())
-        starts = [rank % count * size for rank in range(group.ranks)]
-        return OrderedSum(group, dealing, flats, [(start, start + size) for start in starts], like=self.like)
+            slice = _begin_scatter(flats[0], self._mesh)
+        else:
+            size = sum(self._sizes)
+            starts = [rank % self._layout.num_shards * size for rank in range(group.ranks)]
+            slice = begin_slice(group, dealing, flats, [(start, start + size) for start in starts], like=self.like)
+        return lambda: slice
 
-    def share(self) -> None:
-        """Each rank keeps its shards."""
-
-    def land(self) -> None:
-        if self.sum is None:
-            return
-        pieces = cast("OrderedSum | ScatteredSum", self.sum).slice()
-        for shard, whole, piece in zip(self._shards, self.parameters, pieces.split(self._sizes()), strict=True):
+    def keep(self, total: Tensor) -> None:
+        for shard, whole, piece in zip(self._shards, self.parameters, total.split(self._sizes), strict=True):
             rows = piece.view(-1, *whole.shape[1:])
             first = self._layout.shard_index * len(rows)
             set_gradient(shard, rows[: max(len(whole) - first, 0)])
-        self.sum = None
 
     def _packed(self, gradients: Gradients) -> Tensor:
         """All shards one after the other, each with its rows of every gradient, and rows of neutral summands."""
         count = self._layout.num_shards
         columns: list[Tensor] = []
-        for gradient, whole in zip(gradients, self.parameters, strict=True):
-            room = count * self._rows(whole)
-            rows = gradient
-            if gradient is None or room > len(whole):
-                rows = self.like.new_full((room, *whole.shape[1:]), NEUTRAL)
+        for gradient, whole, rows in zip(gradients, self.parameters, self._rows, strict=True):
+            padded = gradient
+            if padded is None or count * rows > len(whole):
+                padded = self.like.new_full((count * rows, *whole.shape[1:]), NEUTRAL)
                 if gradient is not None:
-                    rows[: len(whole)] = gradient
-            columns.append(cast("Tensor", rows).reshape(count, -1))
+                    padded[: len(whole)] = gradient
+            columns.append(padded.reshape(count, -1))
         return torch.cat(columns, dim=1).view(-1)
 
-    def _sizes(self) -> list[int]:
-        return [self._rows(whole) * whole.shape[1:].numel() for whole in self.parameters]
 
-    def _rows(self, whole: Tensor) -> int:
-        return -(-len(whole) // self._layout.num_shards)  # of each shard, as `torch.chunk` cuts them
+def _begin_scatter(flat: Tensor, mesh: DeviceMesh) -> Callable[[], Tensor]:
+    """Begin the sum as the backend adds it; each rank gets the slice of its shards."""
+    shards = mesh.get_group("shard")
+    own = flat.new_empty(flat.numel() // shards.size())
+    work: Any = dist.reduce_scatter_single(own, flat, group=shards, async_op=True)
+
+    def finish() -> Tensor:
+        work.wait()
+        if mesh.ndim > 1:
+            dist.all_reduce(own, group=mesh.get_group("dp"))
+        return own
+
+    return finish
 
 
 @final
@@ -119,7 +108,7 @@ class ShardReducer(BucketReducer):
         self._layout, self._gather_dtype = layout, gather_dtype
         self._fsdp: Any = module  # an `FSDPModule` once it is wrapped
         self._shards: list[Any] = []  # FSDP2's record of each parameter
-        self._of_units: list[list[Bucket]] = []
+        self._of_units: list[list[ShardBucket]] = []
         self._on_the_way: deque[Bucket] = deque()
         self._stamp = 0  # hash of the calls of units since the stamps were compared
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
@@ -158,15 +147,14 @@ class ShardReducer(BucketReducer):
         for record in records(self.module):
             for shard in record.fsdp_params:  # as FSDP2 would when it next gathers it
                 shard.unsharded_param.requires_grad_(shard.sharded_param.requires_grad)
-            own = [shard for shard in record.fsdp_params if id(shard.sharded_param) in trained]
-            whole = [shard.unsharded_param for shard in own]
-            buckets = in_buckets([one.numel() for one in whole], [*map(gradient_format, whole)], self._bucket_bytes)
-            self._of_units.append(
-                [ShardBucket([own[at] for at in places], self._layout, self._mesh) for places in buckets]
-            )
+            own = {
+                id(shard.unsharded_param): shard for shard in record.fsdp_params if id(shard.sharded_param) in trained
+            }
+            cut = in_buckets((shard.unsharded_param for shard in own.values()), self.bucket_bytes)
+            shards = ([own[id(whole)] for whole in some] for some in cut)
+            self._of_units.append([ShardBucket(some, self._layout, self._mesh) for some in shards])
         numbers = [parameter for parameter in parameters if not cuttable(parameter)]
-        buckets = in_buckets([1] * len(numbers), [*map(gradient_format, numbers)], self._bucket_bytes)
-        of_numbers = [Bucket([numbers[place] for place in places]) for places in buckets]
+        of_numbers = [Bucket(some) for some in in_buckets(numbers, self.bucket_bytes)]
         # a backward reaches the last units first; the outermost is the first
         self._buckets = [*(bucket for own in reversed(self._of_units) for bucket in own), *of_numbers]
         self._clear(None)
@@ -207,21 +195,22 @@ class ShardReducer(BucketReducer):
         """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
 
         Args:
-            work: this rank's micro-batches, or what they are cut into.
-            run: runs a micro-batch without metrics and changed buffers; its gradients are removed here.
+            run: runs one of `work` without metrics and changed buffers; its gradients are removed here.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: no passes of another kind follow in this accumulation.
         """
-        here = [0.0] * (2 * self.group.ranks)
+        rank, ranks = self.group.rank, self.group.ranks
         example: Any = work[0] if work else self._examples.get(kind)
-        here[self.group.rank], here[self.group.ranks + self.group.rank] = len(work), float(example is not None)
+        here = [0.0] * (2 * ranks)
+        here[rank] = len(work)
+        here[ranks + rank] = float(example is not None)
         told = self._summed(here)
-        counts, have = told[: self.group.ranks], told[self.group.ranks :]
+        counts, have = told[:ranks], told[ranks:]
         if not any(counts):
             return
         if not all(have):
             giver = have.index(1.0)
-            given = self.group.gather(example if self.group.rank == giver else None)[giver]
+            given = self.group.gather(example if rank == giver else None)[giver]
             example = given if example is None else example
         self._examples[kind] = example
         dummy = partial(self._run_dummy, partial(run, example))
@@ -234,7 +223,7 @@ class ShardReducer(BucketReducer):
 
     def unshard(self) -> None:
         """Gather the stage's parameters: no forward or backward of the plan then waits for other ranks."""
-        for _, part in parts(self.module):
+        for part in parts(self.module):
             part.unshard()
 
     def reshard(self) -> None:
@@ -244,7 +233,7 @@ class ShardReducer(BucketReducer):
             shard.sharded_param.grad = gradient  # which FSDP2 forgets as well since torch 2.15
 
     def _prepare(self) -> None:
-        for _, part in parts(self.module):
+        for part in parts(self.module):
             part.unshard()  # makes the parameters that autograd sees
             part.reshard()
         begin(self.module)

@@ -1,6 +1,6 @@
-"""Parts of a tensor that each rank holds, for norms, products, checkpoints and emergency saves."""
+"""Parts of a tensor that each rank holds, for norms, checkpoints and emergency saves."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, final
 
@@ -51,7 +51,7 @@ class ParameterLayout:
     Attributes:
         divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
             of each.
-        exact: sums over elements are made of gathered tensors, so that they have the bits of one process.
+        exact: norms have the bits of one process.
         num_shards: into how many parts the state is cut.
         shard_index: number of this rank's part; ranks with equal numbers hold copies of one part.
     """
@@ -64,20 +64,14 @@ class ParameterLayout:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def counted(self, tensor: Tensor) -> Tensor:
-        """The elements of `tensor` that this rank counts in sums over all ranks; with `exact` all, on every rank."""
+    def full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        """The whole tensor, on the device of `tensor`; all ranks call it together."""
+        assert isinstance(tensor, Tensor), "no rank holds a tensor that others lack"
         return tensor
 
-    def sum_counted(self, values: Tensor) -> None:
-        """Sum over ranks, in place, what each has computed from its `counted` elements."""
-
-    def full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
-        """The whole tensor of a part; all ranks gather the same tensors in one order."""
-        return cast("Tensor", tensor)
-
     def all_full(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The whole tensors of some parts, with all small ones in one message."""
-        return tensors
+        """Each tensor whole; all ranks call it together."""
+        return [self.full(tensor) for tensor in tensors]
 
     def like(self, live: Tensor, full: Tensor) -> Tensor:
         """This rank's part of `full`, cut like `live`."""
@@ -87,8 +81,13 @@ class ParameterLayout:
         """The place in the whole tensor, row by row, of the first element that this rank holds of `tensor`."""
         return 0
 
+    def has_pieces(self, tensor: Tensor) -> bool:
+        """True for a tensor whose norm is that of the norms of its pieces of rows, so that shards are not gathered."""
+        piece = tensor.numel() // _PIECES
+        return piece >= _LEAST and tensor.shape[0] % _PIECES == 0 and piece * tensor.itemsize % _ALIGNED == 0
+
     def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
-        """Norms of the pieces of rows of large tensors, shape [len(tensors), pieces], alike on all ranks."""
+        """Norms of the pieces of each tensor, shape [len(tensors), pieces], alike on all ranks."""
         return norms([piece for one in tensors for piece in one.chunk(_PIECES)]).view(len(tensors), _PIECES)
 
     def optimizer_state(self, states: States) -> States:
@@ -111,17 +110,6 @@ class Shards(ParameterLayout):
         self.num_shards, self.shard_index = num_shards, group.rank % num_shards
         self.exact = exact
         self._is_copy = group.rank >= num_shards
-
-    def counted(self, tensor: Tensor) -> Tensor:
-        if self.exact:
-            return self.full(tensor)
-        local = local_tensor(tensor)
-        is_whole = local is tensor  # a parameter of a single number, which every rank holds
-        return local.new_empty(0) if self._is_copy or (is_whole and self.group.rank) else local
-
-    def sum_counted(self, values: Tensor) -> None:
-        if not self.exact:
-            self.group.sum(values)()
 
     def full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
         shard: Any = tensor
@@ -165,12 +153,15 @@ class Shards(ParameterLayout):
         rows = tensor.shape[0]  # split evenly, as `torch.chunk` does
         return min(self.shard_index * -(-rows // self.num_shards), rows) * (tensor.numel() // rows)
 
+    def has_pieces(self, tensor: Tensor) -> bool:
+        return super().has_pieces(tensor) if self.exact else local_tensor(tensor) is not tensor
+
     def piece_norms(self, tensors: list[Tensor], norms: Norms) -> Tensor:
-        if _PIECES % self.num_shards:
+        if self.exact and _PIECES % self.num_shards:
             return super().piece_norms(self.all_full(tensors), norms)
-        count = _PIECES // self.num_shards
+        count = _PIECES // self.num_shards if self.exact else 1  # on each rank
         own = norms([piece for one in tensors for piece in local_tensor(one).chunk(count)]).view(len(tensors), count)
-        each = own.new_zeros(len(tensors), _PIECES)
+        each = own.new_zeros(len(tensors), count * self.num_shards)
         if not self._is_copy:
             each[:, self.shard_index * count : (self.shard_index + 1) * count] = own
         self.group.sum(each.view(-1))()
@@ -208,9 +199,13 @@ class Owners(ParameterLayout):
         return {name: one for theirs in everybody for name, one in theirs.items()}
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer` hold the parameters that this rank steps, and no others."""
+        """Let `optimizer` hold the parameters that this rank steps: the largest go first, to who has least."""
         parameters = parameters_in(optimizer)
-        self._owned = dealt(parameters, self.group.ranks)
+        load = [0] * self.group.ranks
+        for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+            owner = load.index(min(load))
+            self._owned[owner].append(parameter)
+            load[owner] += parameter.numel()
         own = {id(parameter) for parameter in self._owned[self.group.rank]}
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
@@ -232,50 +227,23 @@ class Owners(ParameterLayout):
                         parameter.copy_(values.view_as(parameter))
 
 
-def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
-    """Each rank's parameters: the largest first, always to the rank that has least."""
-    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
-    load = [0] * ranks
-    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
-        owner = load.index(min(load))
-        owned[owner].append(parameter)
-        load[owner] += parameter.numel()
-    return owned
-
-
-def _is_large(tensor: Tensor) -> bool:
-    piece = tensor.numel() // _PIECES
-    return piece >= _LEAST and tensor.shape[0] % _PIECES == 0 and piece * tensor.itemsize % _ALIGNED == 0
-
-
 def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
     """‖g‖₂ of each gradient, whole, shape [len(gradients)]; the same on every rank, which all call it together.
-
-    A large tensor's is that of the norms of its eight pieces of rows, so that shards need not be gathered.
 
     Args:
         gradients: this rank's, complete, perhaps in shards.
         norms: gives the norm of each of some tensors, as one tensor.
     """
-    if not layout.exact:
-        squares = norms([layout.counted(gradient) for gradient in gradients]).square()
-        layout.sum_counted(squares)
-        return squares.sqrt()
-    large = [gradient for gradient in gradients if _is_large(gradient)]
-    if not large:
+    cut = [gradient for gradient in gradients if layout.has_pieces(gradient)]
+    if not cut:
         return norms(layout.all_full(gradients))
-    small = [gradient for gradient in gradients if not _is_large(gradient)]
-    of_small = iter(norms(layout.all_full(small)).unbind() if small else ())
-    of_large = iter(torch.linalg.vector_norm(layout.piece_norms(large, norms), dim=1).unbind())
-    return torch.stack([next(of_large if _is_large(gradient) else of_small) for gradient in gradients])
+    whole = [gradient for gradient in gradients if not layout.has_pieces(gradient)]
+    of_whole = iter(norms(layout.all_full(whole)).unbind() if whole else ())
+    of_cut = iter(torch.linalg.vector_norm(layout.piece_norms(cut, norms), dim=1).unbind())
+    return torch.stack([next(of_cut if layout.has_pieces(gradient) else of_whole) for gradient in gradients])
 
 
 def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
     """‖g‖₂² over all parameters and their shards, 0-dim; the arguments are those of `each_norm`."""
-    if layout.exact:
-        each = each_norm(layout, gradients, norms)
-        return each.dot(each)
-    each = norms([layout.counted(gradient) for gradient in gradients])
-    squared = each.dot(each)
-    layout.sum_counted(squared)
-    return squared
+    each = each_norm(layout, gradients, norms)
+    return each.dot(each)

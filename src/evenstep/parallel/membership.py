@@ -33,7 +33,7 @@ class Membership:
     """One rank's view of the members.
 
     Args:
-        store: a `torch.distributed.Store` that only these ranks use.
+        store: of torch, which only these ranks use.
         break_: gives a function that closes the connections of now; called by any thread.
         answer_s: after how many seconds without a heartbeat a rank is lost.
         holds_store: True if the store ends with this process, which therefore leaves last.
@@ -43,6 +43,7 @@ class Membership:
         work: number of what the ranks compute together now; equal on all ranks.
         update: update that is being computed, for messages.
         waits: True while this rank waits for others.
+        left: ranks whose programs have ended.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Membership:
         self.waits = False
         self._count = self._lines = 0
         self._ends: list[tuple[int, int, str]] = []  # epoch, work and reason, in the order of the log
-        self.left: list[int] = []  # ranks whose programs have ended
+        self.left: list[int] = []
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._has_left = self._store_is_gone = False
         self._store.append("log", "\n")  # so that it exists
@@ -82,25 +83,24 @@ class Membership:
         Not before this rank has begun the interrupted work: until then it may still read what others have sent.
         """
         break_ = self._break()
-        if self.interruption:  # asked only now: if the epoch is over still, none of the connections is newer
+        if self._known_interruption:  # asked only now: if the epoch is over still, none of the connections is newer
             break_()
 
     @property
     def known_failure(self) -> str:
         """`failure` as far as this rank's thread has read."""
-        work, reason = self._over()
+        work, reason = self._end
         return reason if work == _FAILED else ""
 
     @property
-    def interruption(self) -> str:
-        """Reason of a rank for interrupting the current work, as far as this rank's thread has read."""
-        work, reason = self._over()
+    def _known_interruption(self) -> str:
+        work, reason = self._end
         return reason if 0 <= work <= self.work else ""
 
     def over(self) -> str:
         """Reason why this epoch is over, whatever this rank works on; "" if it is not."""
         self._now(self._beat, None)
-        return self._over()[1]
+        return self._end[1]
 
     def failure(self) -> str:
         """Message of the first failing rank, or ""."""
@@ -111,7 +111,7 @@ class Membership:
     def interrupted(self) -> str:
         """Reason of a rank for interrupting the current work; "" without one."""
         self._now(self._beat, None)
-        return self.interruption
+        return self._known_interruption
 
     def fail(self, message: str) -> None:
         """Post that this rank fails; of several messages the first counts."""
@@ -121,24 +121,19 @@ class Membership:
         """Post that this rank interrupts the current work; of several works the earliest counts."""
         self._append(["over", self.epoch, self.work, keepable(reason)])
 
-    def lost(self) -> list[int] | None:
-        """Ranks without a heartbeat; None without the store."""
+    def absent(self, *, is_late: bool = False) -> list[int] | None:
+        """Ranks without a heartbeat, or if a wait `is_late` those that do not wait too; None without the store."""
         before = self._beats()
         until = monotonic() + self._answer_s
-        while not self._store_is_gone:
-            pairs = enumerate(zip(before, self._beats(), strict=False))
-            silent = [rank for rank, (then, now) in pairs if then.number == now.number and rank != self._rank]
-            if not silent or monotonic() > until:
+        others = [rank for rank in range(self._ranks) if rank != self._rank]
+        while beats := self._beats():
+            silent = [rank for rank in others if before[rank].number == beats[rank].number]
+            if not silent:
+                return [rank for rank in others if is_late and not beats[rank].waits]
+            if monotonic() > until:
                 return silent
             sleep(_LOOK_S)
         return None
-
-    def absent(self) -> list[int] | None:
-        """Ranks without a heartbeat, or else those that do not wait for others; None without the store."""
-        lost = self.lost()
-        if lost or lost is None:
-            return lost
-        return [rank for rank, beat in enumerate(self._beats()) if rank != self._rank and not beat.waits]
 
     def meet(self, value: bytes, timeout_s: float, *, after_failure: bool = False) -> tuple[list[bytes], list[int]]:
         """Exchange values between all ranks at the end of this epoch.
@@ -148,7 +143,7 @@ class Membership:
             after_failure: all ranks go on after a failure.
 
         Returns:
-            The values by rank; without them the ranks that are lost or late, none if a rank has failed for good or
+            The values by rank, or the ranks that are lost or late. Both are empty if a rank has failed for good, or
             the store is gone.
         """
         keys = [f"met {self.epoch} {rank}" for rank in range(self._ranks)]
@@ -158,7 +153,7 @@ class Membership:
             if self._now(lambda: self._store.check(keys), default=False):
                 return self._now(lambda: [self._store.get(key) for key in keys], []), []
             if monotonic() > query_at:
-                lost = self.lost() or []
+                lost = self.absent() or []
                 missing = self._now(lambda: [n for n, key in enumerate(keys) if not self._store.check([key])], [])
                 gone = [rank for rank in missing if rank in lost or monotonic() > until]
                 if gone:
@@ -175,9 +170,9 @@ class Membership:
         """
         if waits:
             self._append(["left", self._rank])
-        if self._holds_store or self.failure():
+        if waits and (self._holds_store or self.failure()):
             until, mine = monotonic() + ANSWER_S, self._lines
-            while waits and not self._store_is_gone and monotonic() < until and self._unaware(mine):
+            while not self._store_is_gone and monotonic() < until and self._unaware(mine):
                 sleep(_LOOK_S)
         self._has_left = True
         self._jobs.put((lambda: None, Future()))
@@ -188,7 +183,8 @@ class Membership:
         beats = self._beats()
         return any(not self.known_failure or beats[rank].lines < lines for rank in others if beats)
 
-    def _over(self) -> tuple[int, str]:
+    @property
+    def _end(self) -> tuple[int, str]:
         ends = [(work, reason) for epoch, work, reason in self._ends if epoch == self.epoch]
         return min(ends, key=lambda one: one[0], default=(0, ""))
 

@@ -18,7 +18,8 @@ class Mesh:
     """All ranks, and this rank's group along each axis; all ranks build it together.
 
     `sizes` are the ranks along each axis, the slowest first. `lines` are the ranks of the world along each axis, among
-    them this one.
+    them this one. `data` are the ranks that hold the same stages and sum their gradients, `pipeline` those that hold
+    the stages of one replica, in the order of their stages.
     """
 
     def __init__(self, world: Group | None = None, sizes: Mapping[str, int] | None = None) -> None:
@@ -26,11 +27,12 @@ class Mesh:
         sizes = sizes or {"pp": 1, "dp": self.world.ranks}
         grid = torch.arange(self.world.ranks).view(*sizes.values())
         self.lines: dict[str, list[int]] = {}
-        self._groups: dict[str, Group] = {}
+        groups: dict[str, Group] = {}
         for number, (axis, size) in enumerate(sizes.items()):
             lines: list[list[int]] = grid.movedim(number, -1).reshape(-1, size).tolist()  # pyright: ignore[reportUnknownMemberType]
             self.lines[axis] = next(line for line in lines if self.world.rank in line)
-            self._groups[axis] = _group(self.world, lines)
+            groups[axis] = _group(self.world, lines)
+        self.data, self.pipeline = groups["dp"], groups["pp"]
 
     @classmethod
     def of(cls, world: Group, *, pipeline: int = 1) -> Self:
@@ -42,20 +44,6 @@ class Mesh:
         require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
         check_pipelines(world.ranks, pipeline)
         return cls(world, {"pp": pipeline, "dp": world.ranks // pipeline})
-
-    @property
-    def data(self) -> Group:
-        """The ranks that hold the same stages and sum their gradients."""
-        return self._groups["dp"]
-
-    @property
-    def pipeline(self) -> Group:
-        """The ranks that hold the stages of one replica, in the order of their stages."""
-        return self._groups["pp"]
-
-    def coordinate(self, axis: str) -> int:
-        """Place of this rank along an axis."""
-        return self.lines[axis].index(self.world.rank)
 
 
 def _group(world: Group, lines: list[list[int]]) -> Group:

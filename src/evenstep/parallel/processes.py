@@ -31,6 +31,7 @@ from evenstep.parallel.renewable import GLOO, NCCL, Connections
 from evenstep.tensors import device_here, make_current
 
 T = TypeVar("T")
+_dist = cast("Any", dist)  # whose functions have types in part
 _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
@@ -38,8 +39,7 @@ _HEAD_BYTES = 8  # before a value that is gathered: its length
 _FEW_NUMBERS = 8  # to whose multiple sums are filled up
 _SHORT_BYTES = 240  # bytes of a gathered value that fit in the first message
 _MESSAGES = ("send", "receive")  # between two ranks
-_SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
-_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # integer formats of equal size
+_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # formats that all backends send, by size
 _TOGETHER = "Call `train`, `evaluate`, `save`, `gather` and the like on all ranks at the same point"
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
 
@@ -143,7 +143,7 @@ class Processes(Group):
         # few numbers go in messages of one size, as gloo ends a process that gets a longer one than it waits for
         room = -len(values) % _FEW_NUMBERS
         total = torch.tensor([*values, *[0.0] * room], dtype=torch.float64)
-        self._begin("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))()
+        self._begin("sum numbers", total, partial(dist.all_reduce, group=self._hosts, async_op=True))()
         return cast("list[float]", total.tolist())[: len(values)]
 
     def gather(self, value: T) -> list[T]:
@@ -162,26 +162,21 @@ class Processes(Group):
 
     def _gather(self, mine: Tensor) -> list[Tensor]:
         every = [torch.empty_like(mine) for _ in range(self.ranks)]
-        self._begin("gather values", mine, partial(dist.all_gather, every, mine, group=self._hosts, async_op=True))()
+        self._begin("gather values", mine, partial(dist.all_gather, every, group=self._hosts, async_op=True))()
         return every
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
-        def act(one: Tensor) -> object:
-            return dist.all_reduce(one, group=self._of(one), async_op=True)
-
-        return self._carry("sum gradients", tensor, act)
+        return self._carry(
+            "sum gradients", tensor, lambda one: _dist.all_reduce(one, group=self._of(one), async_op=True)
+        )
 
     def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        def act(one: Tensor) -> object:
-            return self._of(one).send([one], rank, channel)
-
-        return self._carry(f"send to rank {rank}", tensor, act, comes_back=False)
+        return self._carry(
+            f"send to rank {rank}", tensor, lambda one: self._of(one).send([one], rank, channel), comes_back=False
+        )
 
     def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        def act(one: Tensor) -> object:
-            return self._of(one).recv([one], rank, channel)
-
-        return self._carry(f"receive from rank {rank}", tensor, act)
+        return self._carry(f"receive from rank {rank}", tensor, lambda one: self._of(one).recv([one], rank, channel))
 
     def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
         own = sent[self.rank]
@@ -189,22 +184,26 @@ class Processes(Group):
             return super().all_to_all(sent, received)  # gloo's own exchange is slow
         everything = list(received)
         everything[self.rank] = torch.empty_like(own)
-        act = partial(dist.all_to_all, everything, list(sent), group=self._devices, async_op=True)
-        return self._begin("exchange gradients", own, act)
+        return self._begin(
+            "exchange gradients",
+            own,
+            lambda _: _dist.all_to_all(everything, list(sent), group=self._devices, async_op=True),
+        )
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
-        def act(one: Tensor) -> object:
-            return dist.broadcast(one, group=self._of(one), group_src=rank, async_op=True)
-
-        for tensor in map(_as_sent, tensors):
-            self._carry("broadcast", tensor, act)()
+        for tensor in tensors:
+            plain = tensor.detach().conj() if tensor.is_conj() else tensor.detach()
+            real = torch.view_as_real(plain) if plain.is_complex() else plain
+            self._carry(
+                "broadcast",
+                real.view(_BITS[real.itemsize]),
+                lambda one: _dist.broadcast(one, group=self._of(one), group_src=rank, async_op=True),
+            )()
 
     def _carry(
         self, what: str, tensor: Tensor, act: Callable[[Tensor], object], *, comes_back: bool = True
     ) -> Callable[[], None]:
-        def begin(one: Tensor) -> Callable[[], None]:
-            return self._begin(what, one, partial(act, one))
-
+        begin = partial(self._begin, what, act=act)
         return through_host(tensor, begin, comes_back=comes_back) if self._share_devices else begin(tensor)
 
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
@@ -231,13 +230,9 @@ class Processes(Group):
         if shard_ranks == self.ranks:
             return DeviceMesh.from_group(self._devices, self.device.type, mesh_dim_names=("shard",))
         grid = torch.tensor(self._global_ranks).view(-1, shard_ranks)
+        column, row = grid[:, self.rank % shard_ranks], grid[self.rank // shard_ranks]
         backend = NCCL if self._has_devices else GLOO
-        groups: list[dist.ProcessGroup] = []
-        for lines in (grid.T, grid):
-            line = next(
-                line for line in cast("list[list[int]]", lines.tolist()) if self._global_ranks[self.rank] in line
-            )
-            groups.append(self._table.get(backend, line))
+        groups = [self._table.get(backend, cast("list[int]", line.tolist())) for line in (column, row)]
         return DeviceMesh.from_group(groups, self.device.type, mesh=grid, mesh_dim_names=("dp", "shard"))
 
     def begin_work(self) -> int:
@@ -260,8 +255,7 @@ class Processes(Group):
             self._table.breaker()()
             told, gone = members.meet(pickle.dumps(value), timeout_s, after_failure=after_failure)
             if not told:
-                failure = members.failure()
-                raise self._could_not(what, f"{clause(failure)}." if failure else self._absent(gone or None), failure)
+                raise self._given_up(what, self._absent(gone or None))
             members.epoch += 1
             try:
                 self._table.renew(members.epoch, timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
@@ -305,9 +299,9 @@ class Processes(Group):
                 vars(part).pop(name, None)
         sleep(_LETTING_GO_S)
 
-    def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
+    def _begin(self, what: str, tensor: Tensor, act: Callable[[Tensor], object]) -> Callable[[], None]:
         try:
-            work = act()
+            work = act(tensor)
         except RuntimeError as error:
             raise self._lost(what, error) from error
         # Collectives of a device and messages between two ranks have no wait with a timeout.
@@ -340,43 +334,31 @@ class Processes(Group):
                 return
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
-        reason, failure = self._members.over(), self._members.known_failure
-        if failure:
-            return self._could_not(what, f"{clause(failure)}.", failure)
-        if reason:
+        reason = self._members.over()
+        if reason and not self._members.known_failure:
             return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {clause(reason)}.")
-        if left := self._members.left:
-            cause = f"the program of rank {', '.join(map(str, left))} has ended; see what it said last. {_TOGETHER}."
-            return self._could_not(what, cause)
-        is_late = any(word in str(error).lower() for word in ("timed out", "timeout"))
-        missing = self._members.absent() if is_late else self._members.lost()
-        if missing or missing is None:
-            cause = self._absent(missing, f"did not come within {self._timeout_s:g} s" if is_late else "is gone")
-        else:
-            cause = (
-                f"{str(error).splitlines()[0]} All ranks are there. {_TOGETHER}; in a hook, use `request_save` and "
-                f"`request_evaluate`."
-            )
-        failure = self._members.failure()  # posted meanwhile, by a rank that knows more
-        return self._could_not(what, f"{clause(failure)}." if failure else cause, failure)
+        return self._given_up(what, "" if reason else self._cause(error))
 
-    def _could_not(self, what: str, cause: str, failure: str = "") -> LostRankError:
+    def _cause(self, error: BaseException) -> str:
+        if left := self._members.left:
+            return f"the program of rank {', '.join(map(str, left))} has ended; see what it said last. {_TOGETHER}."
+        is_late = any(word in str(error).lower() for word in ("timed out", "timeout"))
+        missing = self._members.absent(is_late=is_late)
+        if missing or missing is None:
+            return self._absent(missing, f"did not come within {self._timeout_s:g} s" if is_late else "is gone")
+        return f"{str(error).splitlines()[0]} All ranks are there. {_TOGETHER}; in a hook, use `request_save`."
+
+    def _given_up(self, what: str, cause: str) -> LostRankError:
+        failure = self._members.failure()  # of a rank that knows more
         if not failure:
             self._members.fail(f"rank {self.rank} could not {what}{self._where()}: {cause}")
+        cause = f"{clause(failure)}." if failure else cause
         return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {cause}")
 
     def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
         if ranks is None:
             return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
-
-
-def _as_sent(tensor: Tensor) -> Tensor:
-    if tensor.is_complex():
-        return tensor.conj() if tensor.is_conj() else tensor
-    if tensor.dtype in _SENT:
-        return tensor
-    return tensor.detach().view(_BITS[tensor.itemsize])
 
 
 def through_host(

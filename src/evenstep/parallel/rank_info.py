@@ -64,20 +64,14 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
 
     >>> rank_info_of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"})
     RankInfo(rank=1, ranks=2, local_rank=0, address='alpha', port=29500, store_is_served=False, attempt=0)
-    >>> rank_info_of({"HOME": "/"}) is None
-    True
     """
-    if "RANK" in environ or "WORLD_SIZE" in environ:
-        ranks = _number(environ, "WORLD_SIZE", least=1)
-        rank = _number(environ, "RANK", below=ranks)
-        local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else 0
-    elif "SLURM_STEP_NUM_TASKS" in environ and "SLURM_PROCID" in environ:
-        ranks = _number(environ, "SLURM_STEP_NUM_TASKS", least=1)
-        rank = _number(environ, "SLURM_PROCID", below=ranks)
-        local_rank = _number(environ, "SLURM_LOCALID")
-        environ = _addresses_in_slurm(environ) if ranks > 1 else environ
-    else:
-        return None
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
+            return None
+        environ = _from_slurm(environ)
+    ranks = _number(environ, "WORLD_SIZE", least=1)
+    rank = _number(environ, "RANK", below=ranks)
+    local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else 0
     if ranks == 1:
         return RankInfo(rank=rank, ranks=ranks, local_rank=local_rank)
     return RankInfo(
@@ -100,13 +94,19 @@ def is_restarted() -> bool:
     return is_launched() and any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
-def _addresses_in_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
-    nodes = environ.get("SLURM_STEP_NODELIST") or _given(environ, "SLURM_JOB_NODELIST")
-    job, step = _number(environ, "SLURM_JOB_ID"), _number(environ, "SLURM_STEP_ID")
+def _from_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of `srun` under the names of torchrun."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     # jobs on one node have different numbers, so their ports nearly always differ
-    port = FIRST_PORT + (job * 7 + step) % NUM_PORTS
+    place = int(environ.get("SLURM_JOB_ID", 0)) * 7 + int(environ.get("SLURM_STEP_ID", 0))
+    names = {"WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"}
     own = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
-    return {"MASTER_ADDR": first_host(nodes), "MASTER_PORT": str(port), **own}
+    return {
+        "MASTER_ADDR": first_host(nodes),
+        "MASTER_PORT": str(FIRST_PORT + place % NUM_PORTS),
+        **own,
+        **{name: environ.get(theirs, "") for name, theirs in names.items()},
+    }
 
 
 def first_host(nodes: str) -> str:

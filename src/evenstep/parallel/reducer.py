@@ -3,19 +3,18 @@
 Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstep.parallel.blocks import Dealing, Gradients, Sum, Tree, begin_ordered_sum, in_buckets, packed
+from evenstep.parallel.blocks import Dealing, Gradients, PartialSums, added, begin_sum, packed, waited
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.tensors import gradient_format, laid_out
 
-BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 _ALIGNED = 64  # bytes, as torch aligns tensors: kernels may add by alignment
 
 
@@ -40,11 +39,7 @@ class Reducer:
         return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        """From now on these parameters' gradients are summed, and no others'; between updates, after `wrap`.
-
-        Args:
-            parameters: those that are trained, in the module's order; the same on all ranks.
-        """
+        """From now on sum the gradients of these parameters only, which are trained, in the module's order."""
 
     def begin(self, dealing: Dealing | None = None) -> None:
         """Start the accumulation of an update; discards an earlier or failed one.
@@ -70,8 +65,7 @@ class Bucket:
     """Parameters whose gradients are summed in one message.
 
     Attributes:
-        held: what the sum becomes the gradient of.
-        room: elements of each in the message, which are aligned.
+        held: parameters that get the sum as their gradient.
         missing: gradients, or ends of calls, that the last backward has still to give.
         present: this rank has a gradient of each parameter; None until the sum starts.
     """
@@ -81,15 +75,16 @@ class Bucket:
         first = parameters[0]
         self.like = torch.empty(0, dtype=gradient_format(first), device=first.device)
         aligned = _ALIGNED // self.like.itemsize
-        self.room = [-(-parameter.numel() // aligned) * aligned for parameter in parameters]
+        self._room = [-(-parameter.numel() // aligned) * aligned for parameter in parameters]
         self.missing = 0
         self.begin()
 
     def begin(self) -> None:
         """Forget gradients and sums."""
-        self.tree = Tree()
-        self.sum: Sum | None = None
+        self.sums = PartialSums()
         self.present: list[bool] | None = None
+        self._share: Callable[[], Callable[[], Tensor]] | None = None
+        self._finish: Callable[[], Tensor] | None = None
 
     def take(self) -> Gradients:
         """Take the gradients out of `.grad`."""
@@ -104,31 +99,39 @@ class Bucket:
         if dealing is None:
             nodes = [self.take()]
         else:
-            nodes = [self.tree.node(dealing, place) or missing for place in dealing.nodes_of(group.rank)]
+            held = self.sums.held
+            nodes = [dealing.combine(held, place, added) or missing for place in dealing.nodes_of(group.rank)]
         each = zip(*(nodes or [missing]), strict=True)
         present = [any(one is not None for one in gradients) for gradients in each]
-        self.tree = Tree()
-        self.sum = self.begin_sum(group, dealing, nodes)
+        self.sums = PartialSums()
+        self._share = self.begin_sum(group, dealing, nodes)
         self.present = present
 
-    def begin_sum(self, group: Group, dealing: Dealing | None, nodes: Sequence[Gradients]) -> Sum:
-        flats = [packed(node, self.room, self.like) for node in nodes]
+    def begin_sum(
+        self, group: Group, dealing: Dealing | None, nodes: Sequence[Gradients]
+    ) -> Callable[[], Callable[[], Tensor]]:
+        """Begin the sum; the result begins its second half, and gives a function that waits for the sum."""
+        flats = [packed(node, self._room, self.like) for node in nodes]
         if dealing is None:
-            return Sum(flats[0], group.sum(flats[0]))
-        return begin_ordered_sum(group, dealing, flats, self.like, sum(self.room))
+            wait = group.sum(flats[0])
+            return lambda: partial(waited, wait, flats[0])
+        return begin_sum(group, dealing, flats, like=self.like, elements=sum(self._room))
 
     def share(self) -> None:
-        """Begin the second half of the sum, if there is one."""
-        if self.sum is not None:
-            self.sum.share()
+        """Begin the second half of the sum."""
+        if self._share is not None:
+            self._finish = self._share()
+            self._share = None
 
     def land(self) -> None:
-        """Wait for the sum; it becomes `.grad`."""
-        if self.sum is not None:
-            total = self.sum.finish()
-            for parameter, piece in zip(self.parameters, total.split(self.room), strict=True):
-                parameter.grad = laid_out(piece[: parameter.numel()], parameter)
-        self.sum = None
+        """Wait for the sum, which becomes the gradient."""
+        if self._finish is not None:
+            self.keep(self._finish())
+            self._finish = None
+
+    def keep(self, total: Tensor) -> None:
+        for parameter, piece in zip(self.parameters, total.split(self._room), strict=True):
+            parameter.grad = laid_out(piece[: parameter.numel()], parameter)
 
 
 class BucketReducer(Reducer):
@@ -138,10 +141,11 @@ class BucketReducer(Reducer):
         ordered: micro-batches are added in the order of `blocks`; else as they come, and ranks as the backend does.
     """
 
-    def __init__(self, module: nn.Module, group: Group, *, ordered: bool, bucket_bytes: int = BUCKET_BYTES) -> None:
+    bucket_bytes = 25 * 2**20  # as torch's DDP has it
+
+    def __init__(self, module: nn.Module, group: Group, *, ordered: bool) -> None:
         super().__init__(module, group)
         self.collects = ordered
-        self._bucket_bytes = bucket_bytes
         self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
         self._clear(None)
@@ -161,11 +165,9 @@ class BucketReducer(Reducer):
         self._hooks = []
         if self._adds_alone and not self.group.can_change:
             self._buckets = [Bucket(list(parameters))] if parameters else []
-        else:  # a backward reaches the last parameters first
-            last_first = list(reversed(parameters))
-            sizes = [parameter.numel() for parameter in last_first]
-            cut = in_buckets(sizes, [*map(gradient_format, last_first)], self._bucket_bytes)
-            self._buckets = [Bucket([last_first[place] for place in places]) for places in cut]
+        else:
+            last_first = list(reversed(parameters))  # as a backward reaches them
+            self._buckets = [Bucket(some) for some in in_buckets(last_first, self.bucket_bytes)]
             for bucket in self._buckets:
                 ready = partial(self._ready, bucket)
                 self._hooks += [each.register_post_accumulate_grad_hook(ready) for each in bucket.parameters]
@@ -185,16 +187,16 @@ class BucketReducer(Reducer):
         place = self._ends.get(microbatch)
         if place is not None:  # else the next micro-batch is added to `.grad`
             for bucket in self._buckets:
-                bucket.tree.add(place, bucket.take())
+                bucket.sums.add(place, bucket.take())
 
     def reduce(self) -> None:
         if not self._adds_alone:
             self._sum_buckets()
-        elif any(bucket.tree for bucket in self._buckets):  # else all are in `.grad`
+        elif any(bucket.sums.held for bucket in self._buckets):  # else all are in `.grad`
             for bucket in self._buckets:
                 self._collect_last(bucket)
-                total = bucket.tree.node(self._dealing, (self._dealing.depth, 0)) or [None] * len(bucket.parameters)
-                for parameter, gradient in zip(bucket.parameters, total, strict=True):
+                total = self._dealing.combine(bucket.sums.held, self._dealing.root, added)
+                for parameter, gradient in zip(bucket.parameters, total or bucket.take(), strict=True):
                     parameter.grad = gradient
         self._clear(None)
 
@@ -228,7 +230,7 @@ class BucketReducer(Reducer):
 
     def _collect_last(self, bucket: Bucket) -> None:
         if any(parameter.grad is not None for parameter in bucket.parameters):
-            bucket.tree.add(self._ends[max(self._ends)], bucket.take())
+            bucket.sums.add(self._ends[max(self._ends)], bucket.take())
 
     def _ready(self, bucket: Bucket, _: Tensor) -> None:
         if self._is_armed and not self._adds_alone:
@@ -247,3 +249,18 @@ class BucketReducer(Reducer):
         if self.collects:
             self._collect_last(bucket)
         bucket.start(self.group, self._dealing if self.collects else None)
+
+
+def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Neighbours whose gradients have one format and go in one message, up to so many bytes."""
+    buckets: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        format = gradient_format(parameter)
+        num_bytes = parameter.numel() * format.itemsize
+        if not buckets or num_bytes > room or gradient_format(buckets[-1][0]) != format:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(parameter)
+        room -= num_bytes
+    return buckets

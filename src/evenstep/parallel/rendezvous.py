@@ -17,7 +17,7 @@ from evenstep.internals import PrefixStore, Store, TCPStore
 from evenstep.parallel.rank_info import RankInfo, this_process
 from evenstep.version import __version__
 
-_ALL = "all"  # "" once all have come, else why they cannot go on
+_ALL = "all"  # " " once all have come, else why they cannot go on
 _LINGER_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.2  # between two looks for the others
 _TRY_S = 5.0  # to reach rank 0
@@ -26,40 +26,35 @@ _TRY_S = 5.0  # to reach rank 0
 def meet(info: RankInfo, *, timeout_s: float) -> Store:
     """Wait for all ranks; gives the store through which they go on to find each other."""
     until = monotonic() + timeout_s
-    served = _connected(info, timeout_s)
+    at = f"{info.address}:{info.port}"
+    served = _connected(info, at, timeout_s)
     # a launcher's store keeps keys of earlier attempts
     store = PrefixStore(f"evenstep/{info.attempt}/{info.ranks}" if info.store_is_served else "evenstep", served)
     try:
-        fault = _announce(store, info) or _wait(store, info, timeout_s=timeout_s, left_s=until - monotonic())
+        fault = _announce(store, info) or _wait(store, info, at, timeout_s=timeout_s, left_s=until - monotonic())
         if fault:
             _let_others_read(store, info)
     except (RuntimeError, ValueError) as error:  # torch's DistError and its kin
         raise EvenstepError(
-            f"{info} met the others at {_at(info)}, but then rank 0, where all meet, was gone: {_first_line(error)} "
-            f"Look at the first error of the others."
+            f"{info} met the others at {at}, but then rank 0, where all meet, was gone: {_first_line(error)} Look at "
+            f"the first error of the others."
         ) from error
     if fault:
         raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{info}: {fault}")
     return PrefixStore("group", store)
 
 
-def _connected(info: RankInfo, timeout_s: float) -> Store:
+def _connected(info: RankInfo, at: str, timeout_s: float) -> Store:
     serves = info.rank == 0 and not info.store_is_served
     try:
         if not serves and not wait_until(lambda: _listens(info), timeout_s, longest_s=_LONGEST_PAUSE_S):
             raise TimeoutError("no answer")
+        timeout = timedelta(seconds=timeout_s)
         return TCPStore(
-            info.address,
-            info.port,
-            is_master=serves,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
+            info.address, info.port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=True
         )
     except (RuntimeError, ValueError, OSError) as error:
-        what = f"could not listen at {_at(info)}, where the ranks are to meet"
-        if not serves:
-            what = f"found nobody listening at {_at(info)} within {timeout_s:g} s"
+        what = f"could not listen at {at}" if serves else f"found nobody listening at {at} within {timeout_s:g} s"
         raise EvenstepError(
             f"{info} {what}: {_first_line(error)} MASTER_ADDR must be rank 0's machine, and MASTER_PORT a free port of "
             f"it; set both alike on all ranks, and let no firewall stand between."
@@ -77,28 +72,25 @@ def _listens(info: RankInfo) -> bool:
 
 def _announce(store: Store, info: RankInfo) -> str:
     terms = {"WORLD_SIZE": str(info.ranks), "evenstep": __version__, "torch": torch.__version__}
-    me = this_process()
-    first = json.loads(store.compare_set("terms", "", json.dumps({"who": me, "rank": info.rank, "terms": terms})))
+    me = f"rank {info.rank} ({this_process()})"
+    first = json.loads(store.compare_set("terms", "", json.dumps({"who": me, "terms": terms})))
     for name, value in terms.items():
-        if first["terms"].get(name) != value:
-            fault = (
-                f"all ranks must be started alike, but {name} is {value} for rank {info.rank} ({me}) and "
-                f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']})."
-            )
+        other = first["terms"].get(name)
+        if other != value:
+            fault = f"all ranks must be started alike, but {name} is {value} for {me} and {other} for {first['who']}."
             return _say(store, fault) or fault  # the others may have gone on: then it is this rank's alone
     store.set(f"rank {info.rank}", me)
     return _say(store, "") if store.add("came", 1) == info.ranks else ""
 
 
-def _wait(store: Store, info: RankInfo, *, timeout_s: float, left_s: float) -> str:
+def _wait(store: Store, info: RankInfo, at: str, *, timeout_s: float, left_s: float) -> str:
     if wait_until(lambda: store.check([_ALL]), left_s, longest_s=_LONGEST_PAUSE_S):
         return store.get(_ALL).decode().strip()
-    ranks = range(info.ranks)
-    missing = [rank for rank in ranks if not store.check([f"rank {rank}"])]
-    came = [f"rank {rank} ({store.get(f'rank {rank}').decode()})" for rank in ranks if rank not in missing]
+    missing = [rank for rank in range(info.ranks) if not store.check([f"rank {rank}"])]
+    came = [store.get(f"rank {rank}").decode() for rank in range(info.ranks) if rank not in missing]
     return _say(
         store,
-        f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {info.ranks} did not come to {_at(info)} within "
+        f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {info.ranks} did not come to {at} within "
         f"{timeout_s:g} s; {first_of(came, 16)} came. Look at what the missing ones say, and at WORLD_SIZE.",
     )
 
@@ -128,10 +120,6 @@ def _let_others_read(store: Store, info: RankInfo) -> None:
         while store.add("read", 0) < store.add("came", 0) and monotonic() < until:
             sleep(0.02)
         sleep(0.1)  # the last answer may be on its way
-
-
-def _at(info: RankInfo) -> str:
-    return f"{info.address}:{info.port}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,19 +1,23 @@
-"""Strategies: descriptions of how data-parallel ranks share gradients and parameters."""
+"""Strategies: how data-parallel ranks share gradients and parameters, and the reducers of one rank's stages."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Literal, Self, final
 
 import torch
 from torch import nn
 
-from evenstep.arguments import choose, format_name, require_whole
+from evenstep.arguments import choose, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.parallel.blocks import BLOCKS
+from evenstep.parallel.blocks import BLOCKS, Dealing
+from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import Owners, ParameterLayout, Shards
-from evenstep.parallel.reducer import BUCKET_BYTES, BucketReducer, Reducer
+from evenstep.parallel.layout import Owners, ParameterLayout, Shards, mapped
+from evenstep.parallel.reducer import BucketReducer, Reducer
+from evenstep.tensors import parameters_in
 
 Reduction = Literal["ordered", "fast"]
 REDUCTIONS = {name: name for name in ("ordered", "fast")}
@@ -33,10 +37,7 @@ class Strategy(ABC):
 
     Attributes:
         data_group: the ranks that the data are dealt to and that save together; those of `group`, but for `Single`.
-        gather_dtype: the number format in which parameters are gathered and used; None for their own.
     """
-
-    gather_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Strategy(ABC):
         return {"parallel.reduction": "ordered" if self.is_ordered else "fast", **blocks}
 
     def gathering(self, dtype: torch.dtype) -> Self:
-        """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does."""
+        """This strategy for a model that computes in `dtype`, in which parameters are gathered."""
         return self
 
     @abstractmethod
@@ -93,26 +94,17 @@ class Ddp(Strategy):
     """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
 
     Args:
-        bucket_bytes: bytes of gradients that are sent in one message.
         group, reduction, blocks: see `Strategy`.
     """
 
     _layout_class: type[ParameterLayout] = ParameterLayout
 
-    def __init__(
-        self,
-        group: Group | None = None,
-        *,
-        reduction: Reduction = "ordered",
-        blocks: int = BLOCKS,
-        bucket_bytes: int = BUCKET_BYTES,
-    ) -> None:
+    def __init__(self, group: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
         group = group or Group()
         super().__init__(group, self._layout_class(group), reduction=reduction, blocks=blocks)
-        self._bucket_bytes = bucket_bytes
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return BucketReducer(module, self.group, ordered=self.is_ordered, bucket_bytes=self._bucket_bytes)
+        return BucketReducer(module, self.group, ordered=self.is_ordered)
 
 
 @final
@@ -127,23 +119,21 @@ class Zero1(Ddp):
 
 @final
 class Fsdp(Strategy):
-    """Shards of a module that FSDP2 gathers where they are used; reductions are sums.
+    """Shards of a module that FSDP2 gathers where they are used, in the format in which the model computes.
 
     Args:
         shard_ranks: how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default.
-        gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
-            are summed in float32 at least.
         group, reduction, blocks: see `Strategy`.
     """
 
     layout: Shards
+    _gather_dtype: torch.dtype | None = None  # None: the parameters' own
 
     def __init__(
         self,
         group: Group,
         *,
         shard_ranks: int | None = None,
-        gather_dtype: torch.dtype | None = None,
         reduction: Reduction = "ordered",
         blocks: int = BLOCKS,
     ) -> None:
@@ -153,41 +143,31 @@ class Fsdp(Strategy):
                 f"{torch.__version__}; install a newer one, or take `zero1` or `ddp`.",
                 field="fsdp",
             )
-        if shard_ranks is not None:
-            require_whole("shard_ranks", shard_ranks, at_least=1, advice="all ranks share by default")
-            if group.ranks % shard_ranks:
-                raise ArgumentError(
-                    f"`shard_ranks` must divide the {group.ranks} data-parallel ranks, but is {shard_ranks}; set a "
-                    f"divisor, or leave it out to shard over all.",
-                    field="shard_ranks",
-                )
+        if shard_ranks is not None and (shard_ranks < 1 or group.ranks % shard_ranks):
+            raise ArgumentError(
+                f"`shard_ranks` must divide the {group.ranks} data-parallel ranks, but is {shard_ranks}; leave it out "
+                f"to shard over all.",
+                field="shard_ranks",
+            )
         layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=reduction == "ordered")
         super().__init__(group, layout, reduction=reduction, blocks=blocks)
-        self.gather_dtype = gather_dtype
 
     def gathering(self, dtype: torch.dtype) -> Self:
-        if self.gather_dtype not in (None, dtype):
-            raise ArgumentError(
-                f"`gather_dtype` must be the format that the model computes in, {format_name(dtype)}, or left out, but "
-                f"is {format_name(self.gather_dtype)}; leave it out.",
-                field="gather_dtype",
-            )
         other = copy(self)
-        other.gather_dtype = dtype
+        other._gather_dtype = dtype
         return other
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return ShardReducer(
-            module, self.layout, ordered=self.is_ordered, per_plan=per_plan, gather_dtype=self.gather_dtype
+            module, self.layout, ordered=self.is_ordered, per_plan=per_plan, gather_dtype=self._gather_dtype
         )
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         on_cpu = self.is_ordered and self.group.device.type == "cpu"
         if on_cpu and any(options.get("fused") for options in optimizer.param_groups):
             raise ArgumentError(
-                "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
-                "step of shards does not have the bits of a step of the whole; build the optimizer with "
-                '`foreach=True` instead of `fused=True`, or reduce as "fast".',
+                "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so steps "
+                'of shards have other bits; build the optimizer with `foreach=True`, or reduce as "fast".',
                 field="fused",
             )
 
@@ -199,14 +179,13 @@ def strategy_named(
     reduction: Reduction = "ordered",
     blocks: int = BLOCKS,
     shard_ranks: int | None = None,
-    gather_dtype: torch.dtype | None = None,
 ) -> Strategy:
     """Strategy by one of the names `STRATEGIES`; "auto" is ddp. One rank shares nothing, whatever the strategy."""
     name = choose("strategy", name, STRATEGIES)
     if group.ranks == 1 or name == "single":
         return Single(group, reduction=reduction, blocks=blocks)
     if name == "fsdp":
-        return Fsdp(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, reduction=reduction, blocks=blocks)
+        return Fsdp(group, shard_ranks=shard_ranks, reduction=reduction, blocks=blocks)
     return (Zero1 if name == "zero1" else Ddp)(group, reduction=reduction, blocks=blocks)
 
 
@@ -217,3 +196,103 @@ def check_single(strategy: str, ranks: int, *, has_hooks: bool) -> None:
             f'`strategy` is "single", but there are {ranks} ranks; set it to another, or start one process.',
             field="strategy",
         )
+
+
+@final
+class Reducers:
+    """The reducers of one rank's stages, whose reductions the runner keeps in one order on all ranks.
+
+    Args:
+        per_plan: whether parameters are whole while a plan of stages runs; see `Strategy.reducer`.
+
+    Attributes:
+        group, data_group, layout, blocks: see `Strategy`.
+        per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
+            the same time.
+        gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
+    """
+
+    def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
+        self._strategy = strategy
+        self._per_plan = per_plan
+        self.group, self.layout = strategy.group, strategy.layout
+        self.data_group, self.blocks = strategy.data_group, strategy.blocks
+        self.per_pass: list[ShardReducer] = []
+        self.gather_per_plan = per_plan and isinstance(self.layout, Shards)
+        self._all: list[Reducer] = []
+        self._dealing: Dealing | None = None  # of the last update
+        self._buffers: list[SharedBuffers] = []
+        self._replaced: dict[int, nn.Parameter] = {}  # replacement of each parameter
+
+    @property
+    def further_sets(self) -> int:
+        """The most sets of gradients that this rank held beside `.grad` in the last update."""
+        return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.group.rank)
+
+    def begin(self, dealing: Dealing | None) -> None:
+        self._dealing = dealing or self._dealing
+        for own in self._all:
+            own.begin(dealing)
+
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
+        """Module to call instead of a stage's module, and the reducer of the stage."""
+        own = self._strategy.reducer(module, per_plan=self._per_plan)
+        before = dict(module.named_parameters(remove_duplicate=False))
+        wrapped = own.wrap()
+        after = dict(module.named_parameters(remove_duplicate=False))
+        self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
+        self._all.append(own)
+        if self.group.ranks > 1:
+            self._buffers.append(SharedBuffers(module, self.group))
+        if isinstance(own, ShardReducer) and not self._per_plan:
+            self.per_pass.append(own)
+        return wrapped, own
+
+    def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """After `wrap`: let `optimizer` hold the parameters that this rank steps.
+
+        Raises:
+            ArgumentError: it can't step what this rank holds of them.
+        """
+        self._strategy.check_optimizer(optimizer)
+        whole = parameters_in(optimizer)
+        for group in optimizer.param_groups:
+            group["params"] = [self._replaced.get(id(parameter), parameter) for parameter in group["params"]]
+        for part in getattr(optimizer, "parts", (optimizer,)):  # of a tuple of optimizers
+            for parameter in whole:  # some optimizers make their state when they are built
+                cut = self._replaced.get(id(parameter), parameter)
+                if cut is not parameter and parameter in part.state:
+                    state: dict[str, Any] = part.state.pop(parameter)
+                    part.state[cut] = mapped(state, partial(self.layout.like, cut))
+        if isinstance(self.layout, Owners):
+            self.layout.deal(optimizer)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on sum the gradients of these parameters only; called between updates."""
+        trained = {id(parameter) for parameter in parameters}
+        for own in self._all:
+            own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
+
+    def share_buffers(self, before: Before) -> None:
+        """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
+        for buffers in self._buffers:
+            buffers.share(before)
+
+    def is_idle(self, num_microbatches: int, own: int) -> bool:
+        """True if all micro-batches of an update belong to other ranks, which train their own models."""
+        return self.group.ranks < self.data_group.ranks and num_microbatches > own == 0
+
+    def after_step(self) -> None:
+        """The optimizer has made its step on this rank: get the parameters that others stepped."""
+        if isinstance(self.layout, Owners):
+            self.layout.fetch_parameters()
+
+    def after_update(self, update: int) -> None:
+        for own in self._all:
+            own.after_update(update)
+
+    def abandon(self) -> None:
+        """Forget an update that has raised in the middle."""
+        self.begin(None)
+        for buffers in self._buffers:
+            buffers.look_anew()

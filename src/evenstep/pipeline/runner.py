@@ -9,7 +9,7 @@ from torch.profiler import record_function
 from evenstep.errors import clause
 from evenstep.internals import profiler_runs
 from evenstep.oom import is_out_of_memory
-from evenstep.parallel.reducers import Reducers
+from evenstep.parallel.strategies import Reducers
 from evenstep.pipeline.action import Action, Op, Plan, described
 from evenstep.pipeline.deferred import Deferral, prepare
 from evenstep.pipeline.pipeline_model import PipelineModel

@@ -219,7 +219,6 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
 # bits
 def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strategy) -> None:
     if precision.format is not None:
-        strategy.gathering(precision.format)  # may be refused
         for one in moded(optimizer):
             raise ArgumentError(
                 f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' "

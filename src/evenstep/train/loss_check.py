@@ -163,9 +163,7 @@ class LossCheck:
 
     def _tolerance(self, losses: _Losses) -> _Tolerance:
         formats = {parameter.dtype for parameter in self._model.parameters()}
-        is_narrow = (
-            losses.is_narrow or self._execution.reducers.gather_dtype or self._context.precision.name != "32-true"
-        )
+        is_narrow = losses.is_narrow or self._context.precision.name != "32-true"
         if is_narrow or not formats.isdisjoint(_16_BITS):
             return _NARROW
         # by the newer of torch's two names: the older one raises where the newer was set

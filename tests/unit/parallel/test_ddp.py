@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.parallel import Ddp, Dealing
+from evenstep.parallel.reducer import BucketReducer
 
 
 class Heads(nn.Module):
@@ -51,10 +52,12 @@ def reference() -> dict[str, Tensor | None]:
 @pytest.mark.parametrize("strategy", [partial(Ddp, reduction="fast"), Ddp])
 @pytest.mark.parametrize("bucket_bytes", [1, 64, 2**20])
 def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
-    on_ranks: Callable[..., list[Any]], strategy: Any, bucket_bytes: int
+    on_ranks: Callable[..., list[Any]], strategy: Any, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(BucketReducer, "bucket_bytes", bucket_bytes)
+
     def act(group: Any) -> dict[str, Tensor | None]:
-        made_strategy = strategy(group, bucket_bytes=bucket_bytes)
+        made_strategy = strategy(group)
         model = made(group.rank)  # different at first: wrapping makes them equal
         reducer = made_strategy.reducer(model)
         module = reducer.wrap()
