@@ -738,7 +738,7 @@ def silent_corruption() -> None:
 
     ends = on_ranks(2, act)
     for ended in ends:  # whoever is the first to say so
-        failed(ended, EvenstepError, "rank 1 differs from rank 0, first in parameter `first.weight`")
+        failed(ended, EvenstepError, "rank 1 differs from rank 0, first in `first.weight`")
     assert any(isinstance(ended.error, ReplicaError) for ended in ends)
 
 

@@ -51,10 +51,10 @@ class ForgetfulReducer(BucketReducer):
 class VerboseReducer(BucketReducer):
     """One rank sends more."""
 
-    def after_update(self, update: int) -> None:
+    def reduce(self) -> None:
+        super().reduce()
         if self.group.rank == 3:
             self.group.gather("a word of rank 3")
-        super().after_update(update)
 
 
 class Mistaken(Strategy):

@@ -105,7 +105,7 @@ class Replica:
         first = next(number for number, (other, _) in enumerate(everybody) if other == place)
         name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
         raise ReplicaError(
-            f"after update {update} rank {rank} differs from rank {first}, first in parameter `{name}`, so no "
+            f"after update {update} rank {rank} differs from rank {first}, first in `{name}`, so no "
             f"checkpoint was published: a hook or a task has changed it on one rank only, or memory is faulty. "
             f"Find the cause, and resume from the last checkpoint.",
             field=name,

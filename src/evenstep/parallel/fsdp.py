@@ -20,8 +20,7 @@ from evenstep.internals.fsdp import begin, forget_gathers, parts, records, set_g
 from evenstep.parallel.blocks import NEUTRAL, Dealing, Gradients, begin_slice
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
-from evenstep.parallel.reducer import Bucket, BucketReducer, in_buckets
-from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.parallel.reducer import Bucket, BucketReducer, in_buckets, synchronise
 
 T = TypeVar("T")
 _STAMPS = 2**20  # so the squares of all ranks' stamps are summed exactly
@@ -187,9 +186,6 @@ class ShardReducer(BucketReducer):
                 "use a block's parameters in its forward only, or use `ddp` or `zero1`."
             )
         super().reduce()
-
-    def after_update(self, update: int) -> None:
-        compare_replicas(self.module, self.group, update, replica_ranks=self._layout.num_shards)
 
     def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
         """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from evenstep.errors import ArgumentError
 from evenstep.parallel.blocks import Dealing, Gradients, PartialSums, added, begin_sum, packed, waited
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.tensors import gradient_format, laid_out
 
 _ALIGNED = 64  # bytes, as torch aligns tensors: kernels may add by alignment
@@ -56,9 +56,6 @@ class Reducer:
 
     def reduce(self) -> None:
         """Return when the module's gradients are summed over all ranks, or will be before they are read."""
-
-    def after_update(self, update: int) -> None:
-        """Called after `update` was committed; now and then replicas are compared."""
 
 
 class Bucket:
@@ -200,9 +197,6 @@ class BucketReducer(Reducer):
                     parameter.grad = gradient
         self._clear(None)
 
-    def after_update(self, update: int) -> None:
-        compare_replicas(self.module, self.group, update)
-
     def _clear(self, dealing: Dealing | None) -> None:
         self._dealing = dealing or Dealing.of_one(0)
         # micro-batches after which gradients leave `.grad`
@@ -249,6 +243,24 @@ class BucketReducer(Reducer):
         if self.collects:
             self._collect_last(bucket)
         bucket.start(self.group, self._dealing if self.collects else None)
+
+
+def synchronise(module: nn.Module, group: Group) -> None:
+    """Give every rank rank 0's parameters and buffers."""
+    for name, part in module.named_modules() if group.ranks > 1 else ():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            raise ArgumentError(
+                f"`{name}` has `max_norm`, whose forward writes to rows of this rank's samples only; build the layer "
+                f"without `max_norm`, and scale all rows in `before_update`.",
+                field="max_norm",
+            )
+        if getattr(part, "sparse", False) is True:
+            raise ArgumentError(
+                f"gradients of `{name}` are sparse, which several ranks can't sum; build it without `sparse=True`.",
+                field="sparse",
+            )
+    with torch.no_grad():
+        group.broadcast([*module.parameters(), *module.buffers()])
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -287,10 +287,6 @@ class Reducers:
         if isinstance(self.layout, Owners):
             self.layout.fetch_parameters()
 
-    def after_update(self, update: int) -> None:
-        for own in self._all:
-            own.after_update(update)
-
     def abandon(self) -> None:
         """Forget an update that has raised in the middle."""
         self.begin(None)

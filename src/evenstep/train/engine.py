@@ -219,7 +219,6 @@ class Engine:
                 pending = ledger.add(self.parts.compute(batch, self.progress))
                 aborted = ledger.settle()
                 if aborted is None:
-                    self.reducers.after_update(update)
                     self._last_loss = SummedLoss(self.storage.pending(LOSS, update=update), self.group)
                     return Committed.of(pending, self._last_loss, partial(self._metrics, update))
                 if aborted.incident.kind != "overflow":

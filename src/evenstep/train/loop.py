@@ -192,9 +192,7 @@ class Loop:
                 self.settle()
             lap("apply")  # or the rest of it, where the update is one graph
         self.number = 0
-        if engine.progress.update >= number:
-            engine.reducers.after_update(number)
-        elif not engine.ledger.num_pending:
+        if engine.progress.update < number and not engine.ledger.num_pending:
             engine.storage.discard_from(number)  # values that hooks put after it: it is made again
         lap("hooks")
 

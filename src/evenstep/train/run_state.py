@@ -17,7 +17,7 @@ from evenstep.errors import CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.options import Reset
 from evenstep.parallel import mapped
-from evenstep.tensors import named_parameters
+from evenstep.tensors import state_of
 from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
@@ -99,12 +99,13 @@ class RunState:
         return {**state, **others.get(str(group.rank), {})}
 
     def replica(self) -> Replica | None:
-        """Replicated parameters, to compare before a save; None where each rank trains its own model."""
+        """Replicated parameters and buffers, to compare before a save; None where each rank trains its own model."""
         if self.holds_own_model:
             return None
         execution, layout = self.engine.parts.execution, self.engine.reducers.layout
         place = execution.pipeline.rank, layout.shard_index if layout.divides == "elements" else 0
-        return Replica(place=place, tensors=named_parameters(unwrapped(self.engine.model)))
+        state = state_of(unwrapped(self.engine.model))
+        return Replica(place=place, tensors={name: one for name, one in state.items() if isinstance(one, Tensor)})
 
     @property
     def holds_own_model(self) -> bool:
