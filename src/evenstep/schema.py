@@ -6,7 +6,8 @@ pydantic is imported when the first value is checked, so ranges are written by `
 
 import ast
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field as DataclassField
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, wraps
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Never, NotRequired, TypeVar, c
 
 from annotated_types import Ge, Gt, Interval
 
+from evenstep.arguments import advice, meant
 from evenstep.errors import ArgumentError
 from evenstep.lazy import load
 
@@ -25,14 +27,13 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False, "arbitrary_types_allowed": True}
-NO_VALUE = ("missing", "missing_argument", "missing_keyword_only_argument", "unexpected_keyword_argument")
-"""Types of pydantic's errors that are about a name, not a value."""
 
 Count = Annotated[int, Ge(1)]
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
+Path = tuple[str, ...]
 
 T = TypeVar("T")
 
@@ -48,66 +49,86 @@ def option(kind: type[T]) -> type[T]:
     made: Any = dataclass(frozen=True)(kind)
     made.__pydantic_config__ = STRICT | {"extra": getattr(kind, "extra", "forbid")}
     build = made.__init__
+    positional = [one.name for one in fields(made) if not one.kw_only]
 
     @wraps(build)
     def __init__(self: object, *args: Any, **kwargs: Any) -> None:
-        if args or kwargs:
-            _check(made, self, args, kwargs)
-        else:
+        if not (args or kwargs):
             build(self)
+            return
+        from pydantic import ValidationError
+        from pydantic_core import ArgsKwargs
+
+        given = dict(zip(positional, args, strict=False)) | kwargs
+        try:
+            checked = ArgsKwargs(args[len(positional) :], given)
+            arguments_of(made).validator.validate_python(checked, self_instance=self)
+        except ValidationError as error:
+            cause = error.errors()[0].get("ctx", {}).get("error")
+            if isinstance(cause, ArgumentError):
+                raise cause from None
+            (path, text), *_ = faults_of(
+                error, given, lambda path: advice(path[-1], signature(build).parameters)
+            ).items()
+            field = ".".join(path)
+            raise ArgumentError(f"`{field}` of {made.__name__} {text}", field=field) from None
 
     made.__init__ = __init__
     return made
 
 
-def _check(kind: type[Any], made: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    from pydantic import ValidationError
-    from pydantic_core import ArgsKwargs
-
-    try:
-        arguments_of(kind).validator.validate_python(ArgsKwargs(args, kwargs), self_instance=made)
-    except ValidationError as error:
-        names = [field.name for field in fields(kind) if field.init and not field.kw_only]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        raise _first_fault(kind, error, given, names) from None
-
-
-def _first_fault(
-    kind: type[Any], error: "ValidationError", given: Mapping[str, object], names: Sequence[str]
-) -> ArgumentError:
-    fault = error.errors(include_url=False)[0]
-    cause = fault.get("ctx", {}).get("error")
-    if isinstance(cause, ArgumentError):
-        return cause
-    first, *inner = fault["loc"]
-    if isinstance(first, int) and first < len(names):
-        first = names[first]
-    field = ".".join(map(str, path_of([first, *inner], given, missing="missing" in fault["type"])))
-    text = fault["msg"][:1].lower() + fault["msg"][1:]
-    given_as = "" if fault["type"] in NO_VALUE else f", but is {fault['input']!r}"
-    return ArgumentError(f"`{field}` of {kind.__name__}: {text}{given_as}.", field=field)
-
-
-def path_of(location: Sequence[str | int], given: object, *, missing: bool = False) -> tuple[str | int, ...]:
-    """Keys of a location of pydantic's, without the labels that it adds for the members of a union.
+def faults_of(error: "ValidationError", given: object, advise: Callable[[Path], str]) -> dict[Path, str]:
+    """The end of a sentence on each wrong value, by its path: allowed values, given value, closest name.
 
     Args:
-        given: the validated value, such as nested dicts.
-        missing: True if the last key is not in it.
+        given: the validated value, such as nested tables.
+        advise: end of a sentence on the path of an unknown name.
     """
+    texts: dict[Path, list[str]] = {}
+    ends: dict[Path, str] = {}
+    for fault in error.errors(include_url=False):
+        kind, value, context = fault["type"], fault["input"], fault.get("ctx", {})
+        path = _path_of(fault["loc"], given, missing="missing" in kind)
+        cause = context.get("error")
+        if isinstance(cause, ArgumentError) and cause.field:
+            path += (cause.field,)
+        if kind == "kind" and isinstance(value, dict):
+            path += ("kind",)
+            value = cast("dict[str, object]", value).get("kind", "")
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            text, end = "is unknown", f"; {advise(path)}"
+        elif "missing" in kind:
+            text, end = "is missing", "; set it."
+        elif isinstance(cause, ArgumentError):
+            text = str(cause).rstrip(".")
+            end = "" if text.endswith("?") else "."
+        else:
+            close = meant(str(value), re.findall(r"'([^']+)'", str(context.get("expected", ""))))
+            text = (fault["msg"][:1].lower() + fault["msg"][1:]).removeprefix("input ")
+            end = f", but is {quoted(value)}" + (f'; did you mean "{close}"?' if close else ".")
+        if kind not in ("object", "needs_python_object") or path not in texts:  # a file can't hold objects
+            texts.setdefault(path, []).append(text)
+            ends[path] = end
+    return {path: f"{' or '.join(dict.fromkeys(several))}{ends[path]}" for path, several in texts.items()}
+
+
+def _path_of(location: Sequence[str | int], given: Any, *, missing: bool) -> Path:
     path: list[str | int] = []
-    inside: Any = given
-    for place, part in enumerate(location):
-        if isinstance(inside, Mapping):
-            table = cast("Mapping[object, object]", inside)
-            if part in table or (missing and place == len(location) - 1):
-                path.append(part)
-                inside = table.get(part)
-        elif isinstance(inside, list | tuple) and isinstance(part, int):
-            path.append(part)
-            items = cast("Sequence[object]", inside)
-            inside = items[part] if part < len(items) else None  # an item that is missing
-    return tuple(path or location[:1])
+    for part in location:
+        try:
+            given = given[part]
+        except (KeyError, IndexError, TypeError):  # a label that pydantic adds for the member of a union
+            continue
+        path.append(part)
+    if missing:
+        path.append(location[-1])
+    return tuple(map(str, path or location[:1]))
+
+
+def quoted(value: object) -> str:
+    """A value as a user would write it, cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Matching:
@@ -160,7 +181,7 @@ class Made(Instance):
 
     def checked(self, value: object) -> object:
         if isinstance(value, Mapping):
-            return from_table(load(self.target), cast("Mapping[str, object]", value))
+            return _from_table(load(self.target), cast("Mapping[str, object]", value))
         return super().checked(value)
 
 
@@ -199,15 +220,14 @@ class OneOf(Instance):
     def checked(self, value: object) -> object:
         if isinstance(value, Mapping):
             table = dict(cast("Mapping[str, object]", value))
-            return from_table(self.kind(table.pop("kind", self.default)), table)
+            return _from_table(self.kind(table.pop("kind", self.default)), table)
         if self.named and isinstance(value, str):
             self.kind(value)
             return value
         return super().checked(value)
 
 
-def from_table(kind: type[T], table: Mapping[str, object]) -> T:
-    """Object of a class, from a table of the arguments of its constructor."""
+def _from_table(kind: type, table: Mapping[str, object]) -> object:
     made: Any = arguments_of(kind).validate_json(json.dumps(table, default=str))
     return made if is_dataclass(kind) else cast("Any", kind)(**made)
 
@@ -220,77 +240,49 @@ def arguments_of(kind: type) -> "TypeAdapter[Any]":
     if is_dataclass(kind):
         return TypeAdapter(kind)
     texts = {name: text for base in reversed(kind.__mro__) for name, text in _written_as_args(base.__doc__).items()}
-    return arguments_table(kind, signature(kind).parameters.values(), texts)
+    return arguments_table(kind, [*signature(kind).parameters.values()], texts)
 
 
 def arguments_table(
-    function: Callable[..., Any], parameters: Iterable[Parameter], texts: Mapping[str, str] | None = None
+    function: Callable[..., Any], parameters: Sequence[Parameter], texts: Mapping[str, str] | None = None
 ) -> "TypeAdapter[Any]":
     """Schema of a table of some arguments of a function or class, with their texts.
 
-    Annotations that pydantic can't read allow anything; a function that takes any keyword arguments any further keys.
+    A function with annotations that pydantic can't read takes any values; one with `**more` any further keys.
     """
     from pydantic import Field, TypeAdapter
+    from pydantic.errors import PydanticUserError
+    from pydantic_core import to_jsonable_python
     from typing_extensions import TypedDict
 
-    hints = _hints(function)
-    rows: dict[str, Any] = {}
-    extra = "forbid"
-    for one in parameters:
-        if one.kind is one.VAR_KEYWORD:
-            extra = "allow"
-        if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-            continue
-        shown = None if one.default is one.empty else _default(one.default)
-        about: Any = Field(description=(texts or {}).get(one.name), json_schema_extra=shown)
-        hint: Any = Annotated[_readable(hints.get(one.name, Any)), about]
-        rows[one.name] = hint if shown is None else NotRequired[hint]
-    table: Any = cast("Any", TypedDict)(getattr(function, "__name__", "Arguments"), rows)
-    table.__doc__ = function.__doc__
-    table.__pydantic_config__ = STRICT | {"extra": extra}
-    return TypeAdapter(table)
+    extra = "allow" if any(one.kind is one.VAR_KEYWORD for one in parameters) else "forbid"
 
+    def table(hints: Mapping[str, Any]) -> "TypeAdapter[Any]":
+        rows: dict[str, Any] = {}
+        for one in parameters:
+            if one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                continue
+            is_needed = one.default is one.empty
+            shown = None if is_needed else {"default": to_jsonable_python(one.default, fallback=repr)}
+            about: Any = Field(description=(texts or {}).get(one.name), json_schema_extra=shown)
+            hint: Any = Annotated[hints.get(one.name, Any), about]
+            rows[one.name] = hint if is_needed else NotRequired[hint]
+        made: Any = cast("Any", TypedDict)(getattr(function, "__name__", "Arguments"), rows)
+        made.__doc__ = function.__doc__
+        made.__pydantic_config__ = STRICT | {"extra": extra}
+        return TypeAdapter(made)
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    annotated = function.__init__ if isinstance(function, type) else function
     try:
-        return get_type_hints(function.__init__ if isinstance(function, type) else function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        return {}  # annotations that only a type checker can read say nothing at run time
-
-
-def _readable(hint: Any) -> Any:
-    from pydantic import TypeAdapter
-    from pydantic.errors import PydanticUserError
-
-    try:
-        TypeAdapter(cast("Any", list)[hint], config=cast("Any", STRICT))
-    except (PydanticUserError, NameError, TypeError):
-        return Any
-    return hint
-
-
-def _default(value: object) -> Callable[[dict[str, Any]], None]:
-    def add(schema: dict[str, Any]) -> None:
-        from pydantic_core import to_jsonable_python
-
-        schema["default"] = to_jsonable_python(value, fallback=repr)
-
-    return add
+        return table(get_type_hints(annotated, include_extras=True))
+    except (PydanticUserError, NameError, TypeError, AttributeError):
+        return table({})
 
 
 def _written_as_args(docstring: str | None) -> dict[str, str]:
-    _, _, section = cleandoc(docstring or "").partition("\nArgs:\n")
-    texts: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line.startswith("        "):
-            texts[name] += f" {line.strip()}"
-        elif line.startswith("    "):
-            name, _, text = line.strip().partition(": ")
-            texts[name] = text
-        else:
-            break
-    return texts
+    section = cleandoc(docstring or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def json_schema(kind: type) -> dict[str, Any]:
@@ -302,15 +294,17 @@ def json_schema(kind: type) -> dict[str, Any]:
         def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
             made = super().dataclass_schema(schema)
             made["properties"] = _described(schema["cls"], made.get("properties", {}))
-            made["description"] = _first_paragraph(made.get("description", ""))
-            return made
+            return _briefly(made)
 
         def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> dict[str, Any]:
-            made = super().typed_dict_schema(schema)
-            made["description"] = _first_paragraph(made.get("description", ""))
-            return made
+            return _briefly(super().typed_dict_schema(schema))
 
     return arguments_of(kind).json_schema(schema_generator=Described)
+
+
+def _briefly(table: dict[str, Any]) -> dict[str, Any]:
+    first, _, _ = table.get("description", "").partition("\n\n")
+    return table | {"description": " ".join(first.split())}
 
 
 def _described(kind: type[Any], properties: dict[str, Any]) -> dict[str, Any]:
@@ -319,7 +313,7 @@ def _described(kind: type[Any], properties: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in properties.items() if name not in left_out}
     for name, value in found.items():
         if name in texts:
-            value["description"] = " ".join(texts[name].split())
+            value["description"] = texts[name]
         if name in getattr(kind, "may_change", ()):
             value["mayChange"] = True
     return found
@@ -328,30 +322,7 @@ def _described(kind: type[Any], properties: dict[str, Any]) -> dict[str, Any]:
 def _written_in(kind: type) -> list[tuple[str, str]]:
     (written,) = ast.parse(dedent(getsource(kind))).body
     return [
-        (one.target.id, text.value.value)
-        for one, text in pairwise(cast("ast.ClassDef", written).body)
-        if isinstance(one, ast.AnnAssign)
-        and isinstance(one.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
+        (ast.unparse(field.target), " ".join(str(text.value.value).split()))
+        for field, text in pairwise(cast("ast.ClassDef", written).body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
     ]
-
-
-def _first_paragraph(text: str) -> str:
-    return " ".join(text.partition("\n\n")[0].split())
-
-
-def plain_values(options: object) -> dict[str, object]:
-    """Fields of an option class as plain values, which ranks and runs can compare; other objects by their class."""
-    return {one.name: _plain(getattr(options, one.name)) for one in fields(cast("Any", options))}
-
-
-def _plain(value: object) -> object:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__, **plain_values(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in cast("Mapping[object, object]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in cast("Sequence[object]", value)]
-    return value if isinstance(value, int | float | str | None) else type(value).__name__

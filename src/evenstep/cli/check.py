@@ -18,12 +18,13 @@ from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.session import on_ranks
 from evenstep.config.build import RunParts, build_parts
 from evenstep.config.load import settings_of
+from evenstep.config.open import OpenRun, open_run
 from evenstep.config.run import DataTable
-from evenstep.config.target import OpenRun, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.events.hooks.target import MetricTarget
+from evenstep.optim.groups import described_groups
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
 from evenstep.pipeline import PipelineModel
@@ -66,7 +67,7 @@ class OneUpdate(Hook):
 def _check(run: OpenRun, folder: Path, group: Group) -> int:
     config = run.config
     saved = complete_checkpoints(folder / "checkpoints") if config.resume == "auto" else []
-    with closing(build_parts(run, group, begins=not saved)) as parts:
+    with closing(build_parts(config, group, begins=not saved)) as parts:
         for data in parts.evaluations.values():
             data.limit_batches = 1
         one = OneUpdate()
@@ -137,7 +138,8 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
         lines.append(f"memory      computed again in the backward: {_some(engine.recomputed.names)}")
     if engine.linear_layers.names:
         lines.append(f"float8      {_some(engine.linear_layers.names)}")
-    lines += [f"group       {group}" for group in parts.groups]
+    if config.optimizer.is_divided:
+        lines += [f"group       {group}" for group in described_groups(parts.optimizer)]
     sets = {"train": parts.data, **parts.evaluations}
     lines.append(f"data        {', '.join(_samples(name, data) for name, data in sets.items())}")
     if config.limit_batches is not None:

@@ -14,7 +14,7 @@ from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import BEGUN, CONFIG, IN_ONE_PROCESS, find_config
 from evenstep.config.build import evaluated_weights, make_model
 from evenstep.config.load import refused_at, settings_in
-from evenstep.config.target import open_run
+from evenstep.config.open import open_run
 from evenstep.errors import ConfigError
 from evenstep.process import EXIT_DONE
 
@@ -92,7 +92,7 @@ def _evaluated(path: Path) -> Path | StoredWeights:
     if not config.is_file() or not open_weights(path).trained_by:
         return path
     with open_run(config, settings_in({**BEGUN, **IN_ONE_PROCESS, "device": "cpu"}, "evenstep export")) as run:
-        return evaluated_weights(run, path)
+        return evaluated_weights(run.config, path)
 
 
 def _run_of(path: Path) -> Path:
@@ -104,7 +104,7 @@ def _save_pretrained(path: Path, weights: Path | StoredWeights, to: Path, **opti
     from evenstep.integrations.hf.saved import save_pretrained
 
     with open_run(find_config(_run_of(path))) as run:
-        model = make_model(run)
+        model = make_model(run.config)
         if not isinstance(model, nn.Module):
             raise ConfigError("`--layout hf` needs a model of transformers, but this run's model is given in layers.")
         return save_pretrained(model, to, weights=weights, **options)

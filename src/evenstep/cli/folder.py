@@ -19,8 +19,9 @@ import torch
 from tomli_w import dumps
 
 from evenstep.checkpoint import Mirror, complete_checkpoints
+from evenstep.config.open import OpenRun
 from evenstep.config.run import RunConfig
-from evenstep.config.target import OpenRun, loaded_from
+from evenstep.config.target import loaded_from
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
 from evenstep.files import replacing

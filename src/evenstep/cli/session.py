@@ -4,8 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from evenstep.cli.launch import end_with_parent, launch
-from evenstep.config.ranks import joined
-from evenstep.config.target import OpenRun
+from evenstep.config.open import OpenRun, joined
 from evenstep.lazy import load
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched

@@ -21,7 +21,7 @@ from evenstep.cli.session import on_ranks
 from evenstep.cli.train import train
 from evenstep.config.build import build_parts
 from evenstep.config.load import refused_at, schema, settings_of
-from evenstep.config.target import open_run
+from evenstep.config.open import open_run
 from evenstep.errors import ConfigError
 from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel
@@ -80,7 +80,7 @@ def recipes() -> dict[str, Path]:
 
 def summary(path: Path, settings: list[str], depth: int) -> int:
     """Print the modules of a run's model, to a depth, with shapes and numbers of parameters; gives the exit code."""
-    with open_run(path, settings_of(settings)) as run, closing(build_parts(run)) as parts:
+    with open_run(path, settings_of(settings)) as run, closing(build_parts(run.config)) as parts:
         if isinstance(parts.model, PipelineModel):
             raise ConfigError("`parallel.pipeline` divides the model into stages; add `--parallel none`.")
         device = device_of_rank(parts.config.device)
@@ -145,7 +145,7 @@ def try_rates(path: Path, settings: list[str], *, lowest: float, highest: float,
             raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 
         def work(group: Group) -> int:
-            with closing(build_parts(run, group)) as parts:
+            with closing(build_parts(run.config, group)) as parts:
                 found = finder.find_lr(parts.for_trial().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)

@@ -5,7 +5,7 @@ All parts are built before the folder is made. A run that fails before its first
 
 import shutil
 import sys
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from shlex import quote
@@ -18,8 +18,18 @@ from evenstep.cli.launch import submit_run
 from evenstep.cli.screen import Screen
 from evenstep.cli.session import on_ranks
 from evenstep.config.build import build_parts
-from evenstep.config.load import Setting, Tree, from_arguments, may_change, read, settings_in, settings_of
-from evenstep.config.target import OpenRun, open_run
+from evenstep.config.load import (
+    Setting,
+    Tree,
+    flat,
+    from_arguments,
+    may_change,
+    read,
+    settings_in,
+    settings_of,
+    validated,
+)
+from evenstep.config.open import OpenRun, open_run
 from evenstep.errors import ConfigError
 from evenstep.events import Watchdog
 from evenstep.options import Reset
@@ -65,11 +75,9 @@ def resume(folder: Path, settings: list[str]) -> int:
             )
     own = [_from_here(each) for each in settings_of(settings, without=OWN)]
     begun = settings_in(BEGUN, str(file))
-    before, tables = read(file, begun)
+    changed = _changes(read(file, begun), read(file, [*begun, *own]), own)
+    _check_changes(changed, file)
     with open_run(file, [*begun, *own]) as run:
-        values = {key: (_held(before, key), _held(run.config, key)) for key in changed_keys(tables, run.tables)}
-        changed = {key: f"{key} {old} -> {new}" for key, (old, new) in values.items() if old != new}
-        _check_changes(changed, file)
         if run.config.launch.slurm is not None and not is_launched():
             return _submit(run, folder, ["resume", str(folder), *settings, "--launch.slurm", "none"])
         if not is_launched():
@@ -90,31 +98,18 @@ def _submit(run: OpenRun, folder: Path, arguments: list[str]) -> int:
     return submit_run(slurm, arguments, name=run.config.name, folder=logs)
 
 
-def changed_keys(before: Tree, after: Tree, outer: str = "") -> list[str]:
-    """The dotted keys whose values differ.
-
-    >>> changed_keys({"seed": 1, "train": {"updates": 5}}, {"seed": 1, "train": {"updates": 6}})
-    ['train.updates']
-    """
-    changed: list[str] = []
-    for key in dict.fromkeys((*before, *after)):
-        old, new = before.get(key), after.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            changed += changed_keys(cast("Tree", old), cast("Tree", new), f"{outer}{key}.")
-        elif old != new:
-            changed.append(outer + key)
-    return changed
+def _changes(before: Tree, after: Tree, settings: Sequence[Setting]) -> dict[str, str]:
+    """Changes by dotted key, of values that are not equal by default."""
+    old, new = flat(before), flat(after)
+    was, now = validated(before, ()), validated(after, settings)
+    values = {key: (_held(was, key), _held(now, key)) for key in {**old, **new} if old.get(key) != new.get(key)}
+    return {key: f"{key} {one} -> {other}" for key, (one, other) in values.items() if one != other}
 
 
 def _held(value: Any, key: str) -> Any:
     """The value of a key, or the object that it is an argument of; defaults included."""
     for name in key.split("."):
-        if isinstance(value, Mapping):
-            value = cast("Tree", value).get(name)
-        elif hasattr(value, name):
-            value = getattr(value, name)
-        else:
-            break
+        value = cast("Tree", value).get(name) if isinstance(value, Mapping) else getattr(value, name, value)
     return value
 
 
@@ -135,7 +130,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
     with (
         redirect_stdout(cast("Any", Screen(sys.stdout))),
-        closing(build_parts(run, group, begins=not resumes)) as parts,
+        closing(build_parts(run.config, group, begins=not resumes)) as parts,
     ):
         hooks = parts.hooks
         if group.ranks > 1:

@@ -4,7 +4,7 @@ So the same file gives the same initial parameters. Nothing is trained here, and
 """
 
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -19,14 +19,13 @@ from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.build_data import build_sets
 from evenstep.config.load import refused_at
-from evenstep.config.ranks import build_layout
-from evenstep.config.run import ParallelTable, RunConfig, Target
-from evenstep.config.target import Call, OpenRun
+from evenstep.config.open import build_layout
+from evenstep.config.run import GroupTable, ParallelTable, RunConfig, Target
 from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import TaskError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Hook, Writer
-from evenstep.optim.groups import ParameterGroup, described_groups, grouped_optimizer
+from evenstep.optim.groups import ParameterGroup, grouped_optimizer
 from evenstep.optim.optimizers import Modes, joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
@@ -50,7 +49,6 @@ class RunParts:
     """The parts of a run, its model on the CPU.
 
     Args:
-        groups: of the optimizer, in words, where the configuration makes some.
         loaded: weights that the model begins with, or None.
     """
 
@@ -62,7 +60,6 @@ class RunParts:
     evaluations: Mapping[str, Data]
     hooks: Sequence[Hook]
     writers: Sequence[Writer | WriterName]
-    groups: Sequence[str] = ()
     loaded: LoadedWeights | None = None
     strategy: Strategy | None = None
 
@@ -141,45 +138,47 @@ def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
     return None if whole == Constant() else whole
 
 
-def build_parts(run: OpenRun, group: Group | None = None, *, begins: bool = True) -> RunParts:
-    """Call everything that the run names; torch has the run's number of threads from here on.
+def build_parts(
+    config: RunConfig,
+    group: Group | None = None,
+    *,
+    begins: bool = True,
+    reduce: Callable[[str, Any], Any] = lambda _key, dataset: dataset,
+) -> RunParts:
+    """Call everything that an open run names; torch has the run's number of threads from here on.
 
     Args:
         group: the ranks of the run; None to run all stages in this process, one after the other.
         begins: False for a run that goes on, whose model does not take the weights that it once began with.
+        reduce: makes a smaller training set of the whole one; it gets the key of the set.
 
     Raises:
         ConfigError: data and their settings that don't fit each other, or an argument that a target refuses.
         TaskError: a target that gives something else than it must.
     """
-    config = run.config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with refused_at("parallel.pipeline"):
         mesh = None if group is None else Mesh.of(group, pipeline=config.parallel.pipeline)
-    made = make_model(run)
-    loaded = None
-    if begins and isinstance(made, nn.Module):
-        loaded = _load_weights(config, made)
+    made = make_model(config)
+    is_whole = isinstance(made, nn.Module)
+    loaded = _load_weights(config, made) if begins and is_whole else None
     model = build_model(config, made, mesh)
-    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
+    if begins and not is_whole:  # its layers are only made in its stages
         loaded = _load_weights(config, model)
-    hooks, task = prepared(run, model)
-    optimizer = make_optimizer(run, model)
-    keys = [f"{key}.train" for key in config.sets]
-    keys += [f"{key}.evaluations.{name}" for key, table in config.sets.items() for name in table.evaluations]
-    data, evaluations = build_sets(config, {key: _make(run, key, object) for key in keys}, run.calls)
+    hooks, task = prepared(config, model)
+    optimizer = make_optimizer(config, model)
+    data, evaluations = build_sets(config, lambda key, table: reduce(key, _make(config, key, table, object)))
     return RunParts(
         config=config,
         model=model,
         task=task.get("", task),
         optimizer=optimizer,
-        groups=described_groups(optimizer) if config.optimizer.is_divided else (),
         data=data,
         evaluations=evaluations,
         hooks=hooks,
         writers=[
-            _make(run, f"log.writers.{index}", Writer) if isinstance(one, Target) else one
+            _make(config, f"log.writers.{index}", one, Writer) if isinstance(one, Target) else one
             for index, one in enumerate(config.log.writers)
         ],
         loaded=loaded,
@@ -197,26 +196,25 @@ def _strategy(parallel: ParallelTable, group: Group) -> Strategy:
     )
 
 
-def prepared(run: OpenRun, model: nn.Module) -> tuple[list[Hook], dict[str, Task]]:
+def prepared(config: RunConfig, model: nn.Module) -> tuple[list[Hook], dict[str, Task]]:
     """The hooks, which may have changed layers, and the tasks by name, whose parameters are part of the model now."""
-    config = run.config
-    hooks = [_make(run, f"hooks.{index}", Hook) for index in range(len(config.hooks))]
+    hooks = [_make(config, f"hooks.{index}", one, Hook) for index, one in enumerate(config.hooks)]
     for hook in hooks:
         hook.prepare(model)
     tables = config.tasks if config.task is None else {"": config.task}
     tasks: dict[str, Task] = {}
     for name, table in tables.items():
         key = f"tasks.{name}" if name else "task"
-        task = tasks[name] = _make(run, key, Task)
-        for metric in table.metrics:
-            task.metrics = {**task.metrics, metric: _make(run, f"{key}.metrics.{metric}", object)}
+        task = tasks[name] = _make(config, key, table, Task)
+        own = {metric: _make(config, f"{key}.metrics.{metric}", one, object) for metric, one in table.metrics.items()}
+        task.metrics = {**task.metrics, **own}
     attach_modules(model, tasks)
     return hooks, tasks
 
 
-def _make(run: OpenRun, key: str, kind: type[_Made]) -> _Made:
-    with seeded(run.config.seed), refused_at(key):
-        made: object = run.calls[key]()
+def _make(config: RunConfig, key: str, table: Callable[[], object], kind: type[_Made]) -> _Made:
+    with seeded(config.seed), refused_at(key):
+        made = table()
     return _checked(key, made, kind)
 
 
@@ -235,10 +233,9 @@ def seeded(seed: int) -> Generator[None]:
         yield
 
 
-def make_model(run: OpenRun) -> nn.Module | Layers:
+def make_model(config: RunConfig) -> nn.Module | Layers:
     """The model as its target gives it, its parameters drawn from the run's seed."""
-    with seeded(run.config.seed), refused_at("model"):
-        made: object = run.calls["model"]()
+    made = _make(config, "model", config.model, object)
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
 
@@ -271,45 +268,45 @@ def build_model(config: RunConfig, made: nn.Module | Layers, mesh: Mesh | None) 
         )
 
 
-def make_optimizer(run: OpenRun, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters, in groups where the run has some.
 
     A class is called with the trained parameters, any other callable with the model. A class of `torch.optim` that can
     do its work in one fused kernel is told to: loss scale, clipping and the check for finite gradients then cost
     nothing extra. On a CPU the bits of a fused step depend on how tensors are sharded, so ordered shards are not fused.
     """
-    config, table = run.config, run.config.optimizer
-    shards = config.parallel.strategy == "fsdp"
-    on_cpu = device_of_rank(config.device).type == "cpu"
-    fuses = not (shards and on_cpu and config.parallel.reduction == "ordered")
-    call = run.calls["optimizer"]
-    calls = {name: run.calls[f"optimizer.groups.{name}"] for name in table.groups}
-    fused = {cast("type", one.function): _fused(one, model, shards) for one in (*calls.values(), call) if fuses}
+    table = config.optimizer
+    kind: Any = table.target or table.name
+    groups = {name: _group(one) for name, one in table.groups.items()}
+    fused = {
+        one.optimizer or kind: _fused(config, one.optimizer or kind, one.options, model) for one in groups.values()
+    }
+    fused[kind] = _fused(config, kind, table.args, model)
     with refused_at("optimizer"):
         if table.is_divided:
+            if not isinstance(kind, type):
+                raise ArgumentError("`target` must name a class, as there are groups, but names a function.")
             return grouped_optimizer(
                 model,
-                cast("type[torch.optim.Optimizer]", call.function),
+                kind,
                 lr=table.lr,
-                groups={name: _group(run, name, one) for name, one in calls.items()},
+                groups=groups,
                 weight_decay_on=table.weight_decay_on,
-                options=call.arguments,
+                options=table.args,
                 options_of=fused,
             )
-        if isinstance(call.function, type):
-            made = cast("torch.optim.Optimizer", call(_groups(model), lr=table.lr, **fused.get(call.function, {})))
+        if isinstance(kind, type):
+            made = cast("torch.optim.Optimizer", kind(_groups(model), lr=table.lr, **table.args, **fused[kind]))
         else:
-            made = joined(call(model, lr=table.lr))
+            made = joined(kind(model, lr=table.lr, **table.args))
     for one in parts_of(made):
         _checked("optimizer", one, torch.optim.Optimizer)
     return made
 
 
-def _group(run: OpenRun, name: str, call: Call) -> ParameterGroup:
-    table = run.config.optimizer.groups[name]
-    own = table.name is not None or table.target is not None
-    kind = cast("type[torch.optim.Optimizer]", call.function) if own else None
-    return replace(_plain(ParameterGroup, table), optimizer=kind, options=call.arguments)
+def _group(table: GroupTable) -> ParameterGroup:
+    kind = cast("type[torch.optim.Optimizer] | None", table.target or table.name)
+    return replace(_plain(ParameterGroup, table), optimizer=kind, options=table.args)
 
 
 def _plain(kind: type[_Made], table: _Made) -> _Made:
@@ -328,29 +325,28 @@ def _groups(model: nn.Module) -> list[Any]:
     return own or [{"params": []}]
 
 
-def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
-    fusible = [
-        kind
-        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-        if not (shards and kind in NO_FUSED_SHARDS)
-    ]
-    decided = {"fused", "foreach", "capturable", "differentiable"} & call.arguments.keys()
+def _fused(config: RunConfig, kind: Any, args: Mapping[str, Any], model: nn.Module) -> dict[str, bool]:
+    shards = config.parallel.strategy == "fsdp"
+    if shards and config.parallel.reduction == "ordered" and device_of_rank(config.device).type == "cpu":
+        return {}
+    can = kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW) and not (shards and kind in NO_FUSED_SHARDS)
+    decided = {"fused", "foreach", "capturable", "differentiable"} & args.keys()
     dense = all(
         one.is_floating_point() and torch.empty_like(one).stride() == one.stride() for one in model.parameters()
     ) and not any(getattr(module, "sparse", False) for module in model.modules())
-    return {"fused": True} if call.function in fusible and not decided and dense else {}
+    return {"fused": True} if can and dense and not decided else {}
 
 
-def evaluated_weights(run: OpenRun, path: Path | str) -> StoredWeights:
+def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
     """The weights of a checkpoint, or of the newest one of a folder, as the run's optimizer evaluates them.
 
     Schedule-free optimizers train other weights than they evaluate, and only they can make these of their state.
     """
     reader = read_checkpoint(path)
-    made = make_model(run)
-    model = made if isinstance(made, nn.Module) else build_model(run.config, made, None)
-    prepared(run, model)
-    optimizer = make_optimizer(run, model)
+    made = make_model(config)
+    model = made if isinstance(made, nn.Module) else build_model(config, made, None)
+    prepared(config, model)
+    optimizer = make_optimizer(config, model)
     groups = parameter_names(model, optimizer)
     saved = reader.state["optimizer"]
     check_optimizer(saved, optimizer, groups)

@@ -1,7 +1,7 @@
 """Data of a run: datasets as global batches, map-style or streams. No sample is read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
@@ -9,90 +9,29 @@ from typing import Any
 import torch
 
 from evenstep.config.load import refused_at
-from evenstep.config.run import DataTable, RunConfig, Target
-from evenstep.config.target import Call
+from evenstep.config.run import DataTable, EvaluationSet, RunConfig, Target
 from evenstep.data import Data, MapData, Mixture, StreamData
 from evenstep.data.batching import largest
-from evenstep.errors import ConfigError
+from evenstep.errors import ArgumentError
 
 
-def build_data(
-    table: DataTable, dataset: Any, collate: Call | None, *, key: str = "data", pipeline_ranks: int = 1
-) -> Data:
-    """The training set, as a map-style dataset or, where it has no length, as a stream.
-
-    With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must;
-    each pipeline as many as overlap well.
-    """
-    kind = StreamData if is_stream(dataset) else MapData
-    taken = signature(kind).parameters
-    default = DataTable(train=Target(target="a:b"), global_batch_size=1)
-    options: dict[str, Any] = {}
-    unused: list[str] = []
-    for one in fields(table):
-        value = getattr(table, one.name)
-        if one.name in taken:
-            options[one.name] = value
-        elif one.name not in ("train", "evaluations") and value != getattr(default, one.name) and value is not None:
-            unused.append(f"`{key}.{one.name}` has no effect, as `{key}.train` gives a {kind.__name__}; leave it out.")
-    if unused:
-        raise ConfigError(unused)
-    del options["collate"]
-    if collate is not None:
-        options["collate"] = collate.function
-    if table.micro_batch_size == "auto":
-        options["micro_batch_size"] = _largest(table, pipeline_ranks)
-    if kind is MapData:
-        options["lengths"] = _lengths(dataset, table)
-    with refused_at(f"{key}.train"):
-        return kind(dataset, **options)
-
-
-def build_evaluation(name: str, table: DataTable, dataset: Any, collate: Call | None, *, key: str = "data") -> Data:
-    """An evaluation set: in its own order, a micro-batch at a time; nothing is left out."""
-    evaluation = table.evaluations[name]
-    size = evaluation.micro_batch_size or (None if table.micro_batch_size == "auto" else table.micro_batch_size)
-    if size is None and table.micro_batch_tokens is None:
-        size = largest(table.global_batch_size)
-    options: dict[str, Any] = {"global_batch_size": size, "limit_batches": evaluation.first_batches}
-    if collate is not None:
-        options["collate"] = collate.function
-    with refused_at(f"{key}.evaluations.{name}"):
-        if is_stream(dataset):
-            if size is None:
-                raise ConfigError(f"`{key}.evaluations.{name}.micro_batch_size` is missing; streams need it.")
-            whole = size if table.shared else None
-            return StreamData(dataset, shared=table.shared, micro_batch_size=whole, **options)
-        if size is None:
-            options |= {
-                "global_batch_tokens": table.micro_batch_tokens or table.global_batch_tokens,
-                "lengths": _lengths(dataset, table),
-                "oversized": table.oversized,
-                "packed": table.packed,
-            }
-        reading = replace(table.reading, skip_failing=False)
-        options |= {"num_workers": table.num_workers, "reading": reading}
-        return MapData(dataset, micro_batch_size=size, shuffle=False, **options)
-
-
-def build_sets(
-    config: RunConfig, datasets: Mapping[str, Any], collates: Mapping[str, Call]
-) -> tuple[Data, dict[str, Data]]:
+def build_sets(config: RunConfig, make: Callable[[str, Target], Any]) -> tuple[Data, dict[str, Data]]:
     """The training data, mixed if there are several tasks, and the evaluation sets by name.
 
     Args:
-        datasets: by their keys, such as `data.train` and `data.evaluations.valid`.
-        collates: functions by their keys, such as `data.collate`.
+        make: calls the target of a dataset, which has a key.
     """
     train: dict[str, Data] = {}
     evaluations: dict[str, dict[str, Data]] = {name: {} for name in config.evaluations}
     for key, table in config.sets.items():
-        task, collate = key.removeprefix("tasks.").removesuffix(".data"), collates.get(f"{key}.collate")
-        ranks = config.parallel.pipeline
-        train[task] = build_data(table, datasets[f"{key}.train"], collate, key=key, pipeline_ranks=ranks)
-        for name in table.evaluations:
-            dataset = datasets[f"{key}.evaluations.{name}"]
-            evaluations[name][task] = build_evaluation(name, table, dataset, collate, key=key)
+        task = key.removeprefix("tasks.").removesuffix(".data")
+        dataset = make(f"{key}.train", table.train)
+        with refused_at(f"{key}.train"):
+            train[task] = build_data(table, dataset, pipeline_ranks=config.parallel.pipeline)
+        for name, evaluation in table.evaluations.items():
+            dataset = make(f"{key}.evaluations.{name}", evaluation)
+            with refused_at(f"{key}.evaluations.{name}"):
+                evaluations[name][task] = _build_evaluation(evaluation, table, dataset)
     if config.tasks:
         with refused_at("mixture"):
             data: Data = Mixture(train, mixing=config.mixture.mixing, end=config.mixture.end)
@@ -105,6 +44,47 @@ def build_sets(
         for one in (data, *sets.values()):
             one.limit_batches = min(limit, one.limit_batches or limit)
     return data, sets
+
+
+def build_data(table: DataTable, dataset: Any, *, pipeline_ranks: int = 1) -> Data:
+    """The training set, as a map-style dataset or, where it has no length, as a stream.
+
+    With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must;
+    each pipeline as many as overlap well.
+    """
+    kind = StreamData if is_stream(dataset) else MapData
+    own = {one.name: one.default for one in fields(table) if one.name not in ("train", "evaluations")}
+    options = {name: getattr(table, name) for name, default in own.items() if getattr(table, name) != default}
+    unused = options.keys() - signature(kind).parameters
+    if unused:
+        raise ArgumentError(f"`{min(unused)}` has no effect on a {kind.__name__}; leave it out.")
+    if table.micro_batch_size == "auto":
+        options["micro_batch_size"] = _largest(table, pipeline_ranks)
+    if kind is MapData:
+        options["lengths"] = _lengths(dataset, table)
+    return kind(dataset, **options)
+
+
+def _build_evaluation(evaluation: EvaluationSet, table: DataTable, dataset: Any) -> Data:
+    """An evaluation set: in its own order, a micro-batch at a time; nothing is left out."""
+    size = evaluation.micro_batch_size or (None if table.micro_batch_size == "auto" else table.micro_batch_size)
+    if size is None and table.micro_batch_tokens is None:
+        size = largest(table.global_batch_size)
+    options: dict[str, Any] = {"global_batch_size": size, "limit_batches": evaluation.first_batches}
+    if table.collate is not None:
+        options["collate"] = table.collate
+    if is_stream(dataset):
+        return StreamData(dataset, shared=table.shared, micro_batch_size=size if table.shared else None, **options)
+    if size is None:
+        options |= {
+            "global_batch_tokens": table.micro_batch_tokens or table.global_batch_tokens,
+            "lengths": _lengths(dataset, table),
+            "oversized": table.oversized,
+            "packed": table.packed,
+        }
+    reading = replace(table.reading, skip_failing=False)
+    options |= {"num_workers": table.num_workers, "reading": reading}
+    return MapData(dataset, micro_batch_size=size, shuffle=False, **options)
 
 
 def is_stream(dataset: object) -> bool:
@@ -128,5 +108,5 @@ def _lengths(dataset: Any, table: DataTable) -> Any:
     if table.global_batch_tokens is None and table.micro_batch_tokens is None:
         return None
     if not hasattr(dataset, "lengths"):
-        raise ConfigError(f"batches by tokens need `lengths` of the dataset ({type(dataset).__name__}); add it.")
+        raise ArgumentError(f"batches by tokens need `lengths` of the dataset ({type(dataset).__name__}); add it.")
     return dataset.lengths

@@ -6,9 +6,8 @@ as text where they aren't TOML; `none` takes a key away.
 
 import json
 import os
-import re
 import tomllib
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
@@ -19,15 +18,13 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import ValidationError
 
-from evenstep.arguments import meant
 from evenstep.config.run import RunConfig
 from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError, clause
-from evenstep.schema import arguments_of, json_schema, path_of
+from evenstep.schema import arguments_of, faults_of, json_schema
 from evenstep.usual_words import KEYS
 
 PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
-_EXTRA = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 class Setting(NamedTuple):
@@ -83,9 +80,7 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
     rest = list(arguments)
     while rest:
         name, equals, text = rest.pop(0).partition("=")
-        if not name.startswith("--"):
-            faults.append(f"`{name}` is not a setting; write settings as `--section.key value`.")
-        elif not equals and (not rest or rest[0].startswith("--")):
+        if not equals and (not rest or rest[0].startswith("--")):
             faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
         else:
             path = tuple(name.removeprefix("--").split("."))
@@ -106,21 +101,20 @@ def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> l
     return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
 
 
-def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
-    """A copy of `tree` with the settings put in, later ones over earlier ones, and the faults of the impossible ones.
+def merge(tree: Tree, settings: Sequence[Setting]) -> Tree:
+    """A copy of `tree` with the settings put in, later ones over earlier ones.
 
     A text whose keys are set becomes the `kind` of a table. In a list of hooks a name stands for the hook of that name,
     which is added if there is none.
 
     >>> merge({"train": {"epochs": 3}}, from_arguments(["--train.epochs", "none", "--train.updates", "9"]))
-    ({'train': {'updates': 9}}, [])
+    {'train': {'updates': 9}}
     >>> merge({"precision": "16-mixed"}, from_arguments(["--precision.initial", "8"]))
-    ({'precision': {'kind': '16-mixed', 'initial': 8}}, [])
+    {'precision': {'kind': '16-mixed', 'initial': 8}}
     >>> merge({}, from_arguments(["--hooks.time_budget.max_minutes", "55"]))
-    ({'hooks': [{'use': 'time_budget', 'max_minutes': 55}]}, [])
+    {'hooks': [{'use': 'time_budget', 'max_minutes': 55}]}
     """
     tree = deepcopy(tree)
-    faults: list[str] = []
     for setting in settings:
         table: Any = tree
         *outer, last = setting.path
@@ -131,59 +125,75 @@ def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
             if setting.text != "none":
                 table.append({"use": last, **cast("Tree", setting.value)})
         elif not isinstance(table, dict):
-            faults.append(f"`{'.'.join(setting.path)}` (set by {setting.origin}) is in no table.")
+            raise ConfigError(f"`{'.'.join(setting.path)}` (set by {setting.origin}) is in no table.")
         elif setting.text == "none":
             table.pop(last, None)
         else:
             table[last] = setting.value
-    return tree, faults
+    return tree
 
 
 def _inner(table: Any, key: str) -> Any:
-    if isinstance(table, dict):
-        inner = table.setdefault(key, [] if key == "hooks" else {})
-        if isinstance(inner, str):
-            inner = table[key] = {"kind": inner}
-        return inner
-    if not isinstance(table, list):
+    if isinstance(table, list):
+        tables = cast("list[Tree]", table)
+        named = next((one for one in tables if one.get("use") == key), None)
+        if named is None:
+            named = {"use": key}
+            tables.append(named)
+        return named
+    if not isinstance(table, dict):
         return None
-    tables = cast("list[Tree]", table)
-    if key.isdecimal() and int(key) < len(tables):
-        return tables[int(key)]
-    named = [one for one in tables if one.get("use") == key]
-    if not named:
-        named = [{"use": key}]
-        tables += named
-    return named[0]
+    inner = table.setdefault(key, [] if key == "hooks" else {})
+    if isinstance(inner, str):
+        inner = table[key] = {"kind": inner}
+    return inner
 
 
-def read(path: Path, settings: Sequence[Setting]) -> tuple[RunConfig, Tree]:
-    """The run of a file, and its tables with the settings put in, the later the stronger.
+def read(path: Path, settings: Sequence[Setting]) -> Tree:
+    """The tables of a run file with the settings put in, the later the stronger."""
+    tree = merge(read_file(path), settings)
+    hooks = tree.get("hooks")
+    for hook in cast("list[Any]", hooks) if isinstance(hooks, list) else ():
+        if isinstance(hook, dict):
+            table = cast("Tree", hook)
+            args = {name: table.pop(name) for name in [*table] if name not in ("use", "target", "args")}
+            if args:  # further keys of a hook's table are its arguments
+                table["args"] = {**table.get("args", {}), **args}
+    return tree
+
+
+def flat(tree: Tree, outer: str = "") -> dict[str, object]:
+    """The values of tables by dotted key.
+
+    >>> flat({"seed": 1, "train": {"updates": 5}})
+    {'seed': 1, 'train.updates': 5}
+    """
+    found: dict[str, object] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{outer}{name}.") if isinstance(value, dict) else {outer + name: value}
+    return found
+
+
+def validated(tree: Tree, settings: Sequence[Setting], folders: Mapping[str, Path] | None = None) -> RunConfig:
+    """The run of a file's tables.
+
+    Args:
+        settings: those that are put in.
+        folders: `recipe`, from which targets are imported, and `paths`, from which relative paths count. Without them
+            targets stay names.
 
     Raises:
-        ConfigError: the file can't be read, or with a sentence for each value that is wrong.
+        ConfigError: with a sentence for each value that is wrong: its key, allowed values, given value, closest name.
     """
-    tree, misplaced = merge(read_file(path), settings)
     try:
-        config = arguments_of(RunConfig).validate_json(as_json(tree))
+        return arguments_of(RunConfig).validate_json(json.dumps(tree, default=str), context=folders)
     except ValidationError as error:
-        origins = {one.path: one.origin for one in settings}
-        raise ConfigError([*misplaced, *faults_of(error, tree, origins=origins)]) from None
-    if misplaced:
-        raise ConfigError(misplaced)
-    return config, tree
-
-
-def as_json(value: object) -> str:
-    return json.dumps(value, default=lambda other: other.isoformat())  # dates and times
-
-
-def at(tree: Tree, path: Sequence[str | int]) -> Any:
-    """The value in `tree` at `path`, such as `hooks`, `0`, `target`."""
-    found: Any = tree
-    for key in path:
-        found = found[int(key) if isinstance(found, list | tuple) else key]
-    return found
+        faults: list[str] = []
+        for path, text in faults_of(error, tree, advice_for).items():
+            origins = [one.origin for one in settings if path[: len(one.path)] == one.path]
+            faults.append(f"`{'.'.join(path)}`{f' (set by {origins[-1]})' if origins else ''} {text}")
+        causes = [fault.get("ctx", {}).get("error") for fault in error.errors()]
+        raise ConfigError(faults) from next((one.__cause__ for one in causes if isinstance(one, ArgumentError)), None)
 
 
 @cache
@@ -202,29 +212,17 @@ def all_keys() -> dict[str, bool]:
 
 
 def _keys(node: Mapping[str, Any], outer: str, may_change: bool) -> Iterator[tuple[str, bool]]:
-    for table in _tables(node):
-        for name, value in table["properties"].items():
-            may = may_change or value.get("mayChange", False)
-            yield outer + name, may
-            yield from _keys(value, f"{outer}{name}.", may)
-            inner = next((one for one in _tables_by_name(value) if list(_tables(one))), None)
-            if inner is not None:
-                yield f"{outer}{name}.NAME", may
-                yield from _keys(inner, f"{outer}{name}.NAME.", may)
-
-
-def _tables(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if "$ref" in node:
-        node = schema()["$defs"][node["$ref"].rpartition("/")[2]]
-    if "properties" in node:
-        yield node
     for one in (*node.get("anyOf", ()), *node.get("oneOf", ())):
-        yield from _tables(one)
-
-
-def _tables_by_name(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    several = [one.get("additionalProperties") for one in (node, *node.get("anyOf", ()))]
-    return [one for one in several if isinstance(one, dict)]
+        yield from _keys(one, outer, may_change)
+    if "$ref" in node:
+        yield from _keys(schema()["$defs"][node["$ref"].rpartition("/")[2]], outer, may_change)
+    inner = dict(node.get("properties", {}))
+    if isinstance(node.get("additionalProperties"), dict):
+        inner["NAME"] = node["additionalProperties"]
+    for name, value in inner.items():
+        may = may_change or value.get("mayChange", False)
+        yield outer + name, may
+        yield from _keys(value, f"{outer}{name}.", may)
 
 
 def may_change(path: Sequence[str]) -> bool:
@@ -233,16 +231,18 @@ def may_change(path: Sequence[str]) -> bool:
     >>> may_change(("train", "updates")), may_change(("tasks", "box", "data", "num_workers")), may_change(("seed",))
     (True, True, False)
     """
-    return any(may and _names(key, path[: key.count(".") + 1]) for key, may in all_keys().items())
+    return any(may and _named(key, path) == ".".join(path[: key.count(".") + 1]) for key, may in all_keys().items())
 
 
-def _names(key: str, path: Sequence[str]) -> bool:
+def _named(key: str, path: Sequence[str]) -> str:
+    """A key with the names of a path for the user's own."""
     parts = key.split(".")
-    return len(parts) == len(path) and all(one in ("NAME", other) for one, other in zip(parts, path, strict=True))
+    own = [path[place] if part == "NAME" and place < len(path) else part for place, part in enumerate(parts)]
+    return ".".join(own)
 
 
 def advice_for(path: Sequence[str]) -> str:
-    """End of a sentence about an unknown key: the key that was most likely meant, or those that there are.
+    """End of a sentence about an unknown key: the key that was most likely meant.
 
     >>> advice_for(("train", "update")), advice_for(("clip_norm",)), advice_for(("learning_rate",))
     ('did you mean `train.updates`?', 'did you mean `train.clip_norm`?', 'did you mean `optimizer.lr`?')
@@ -250,64 +250,12 @@ def advice_for(path: Sequence[str]) -> str:
     *outer, last = path
     if last in KEYS:
         return f"did you mean `{KEYS[last]}`?"
-    known = sorted(all_keys(), key=lambda key: ("NAME" in key, key.count("."), key))
-    siblings = [key.rpartition(".")[2] for key in known if _names(key, [*outer, key.rpartition(".")[2]])]
-    close = [".".join([*outer, one]) for one in get_close_matches(last, siblings, n=1)]
+    known = sorted((_named(key, path) for key in all_keys()), key=lambda key: key.count("."))
+    siblings = [key for key in known if key.split(".")[:-1] == outer]
+    close = get_close_matches(".".join(path), siblings, n=1)
     close += [key for key in known if key.rpartition(".")[2] == last]
     close += get_close_matches(".".join(path), known, n=1)
-    if close:
-        return f"did you mean `{close[0]}`?"
-    return f"there are {', '.join(siblings)}." if siblings else "leave it out."
-
-
-def faults_of(
-    error: ValidationError,
-    tree: Mapping[str, Any],
-    *,
-    inside: Sequence[str] = (),
-    origins: Mapping[tuple[str, ...], str] | None = None,
-    advise: Callable[[Sequence[str]], str] = advice_for,
-) -> list[str]:
-    """A sentence for each wrong value: key, allowed values, given value, and the closest key or value.
-
-    Args:
-        tree: the validated tables.
-        inside: key of `tree` in the run file.
-        origins: the places that keys were set from, if not in the file.
-        advise: end of the sentence about the path of an unknown key.
-    """
-    texts: dict[str, list[str]] = {}
-    ends: dict[str, str] = {}
-    for fault in error.errors(include_url=False):
-        path = [*inside, *map(str, path_of(fault["loc"], tree, missing="missing" in fault["type"]))]
-        given, cause = fault["input"], fault.get("ctx", {}).get("error")
-        if isinstance(cause, ArgumentError) and cause.field:
-            path.append(cause.field)
-        if fault["type"] == "kind" and isinstance(given, dict):
-            path.append("kind")
-            given = given.get("kind", "")
-        origin = next((name for key, name in (origins or {}).items() if tuple(path[: len(key)]) == key), "")
-        where = f"`{'.'.join(path)}`" + (f" (set by {origin})" if origin else "")
-        if fault["type"] in _EXTRA:
-            text, end = "is not a key", f"; {advise(path)}"
-        elif "missing" in fault["type"]:
-            text, end = "is missing", "; set it."
-        elif isinstance(cause, ArgumentError):
-            text, end = str(cause).rstrip("."), "."
-        else:
-            close = meant(str(given), re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected", ""))))
-            text = (fault["msg"][:1].lower() + fault["msg"][1:]).removeprefix("input ")
-            end = f", but is {quoted(given)}" + (f'; did you mean "{close}"?' if close else ".")
-        if fault["type"] not in ("object", "needs_python_object") or where not in texts:  # a file can't hold objects
-            texts.setdefault(where, []).append(text)
-            ends[where] = end
-    return [f"{where} {' or '.join(dict.fromkeys(those))}{ends[where]}" for where, those in texts.items()]
-
-
-def quoted(value: object) -> str:
-    """A value as a user would write it, cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"did you mean `{close[0]}`?" if close else "leave it out."
 
 
 @contextmanager

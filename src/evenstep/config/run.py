@@ -3,14 +3,14 @@
 Tables that a trainer takes are its option classes. The classes here are of what a file alone has.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Lt
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
+from evenstep.config.target import bind, find
 from evenstep.data.batching import Oversized
 from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End
@@ -27,43 +27,13 @@ from evenstep.options import (
     Training,
     Writer,
     WriterName,
+    check_length,
 )
 from evenstep.parallel.blocks import BLOCKS
 from evenstep.schema import Count, Matching, Natural, OneOf, Positive, option
 
-Args = dict[str, Any]
 Names = tuple[str, ...]
 Pairs = tuple[tuple[Count, Count], ...]
-TargetName = Annotated[str, Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME")]
-
-
-if TYPE_CHECKING:
-    from evenstep.data.mixture import Mixing
-    from evenstep.precision import Precision
-
-    AnyMixing = Mixing
-    AnyPrecision = Precision | str
-else:
-    AnyMixing = Annotated[Any, OneOf("evenstep.data.mixture:Mixing", "evenstep.data.mixture:MIXINGS", default="all")]
-    AnyPrecision = Annotated[Any, OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)]
-
-
-def _split(value: Any) -> Any:
-    given = value.split(",") if isinstance(value, str) else value
-    return tuple(given) if isinstance(given, list) else given
-
-
-@option
-class Target:
-    """A Python object to call, and its arguments."""
-
-    _: KW_ONLY
-    target: TargetName
-    """`FILE.py:NAME` with the file relative to the recipe's folder, or `package.module:NAME`."""
-    args: Args = field(default_factory=dict[str, Any])
-    """Keyword arguments. A relative path counts from the run file's folder, if the parameter is a `Path`."""
-
-
 HOOKS = {
     "best": "evenstep.events:Best",
     "early_stop": "evenstep.events:EarlyStop",
@@ -79,6 +49,63 @@ HOOKS = {
 """Hooks of evenstep by the names that run files have for them, as "module:name"."""
 
 
+def _found(target: str, info: ValidationInfo) -> Any:
+    """The object of that name, in a run that is opened; else the name."""
+    return target if info.context is None else find(target, info.context["recipe"])
+
+
+def _bound(args: dict[str, Any], info: ValidationInfo, **given: Any) -> dict[str, Any]:
+    function = next((info.data[name] for name in ("target", "name", "use") if info.data.get(name)), None)
+    return bind(function, args, cast("Any", info.context)["paths"], **given) if callable(function) else args
+
+
+if TYPE_CHECKING:
+    from evenstep.data.mixture import Mixing
+    from evenstep.precision import Precision
+
+    AnyMixing = Mixing
+    AnyPrecision = Precision | str
+    Function = Callable[..., Any] | str
+    Args = OptimizerArgs = dict[str, Any]
+    TorchOptimizer = HookName = Function
+else:
+    AnyMixing = Annotated[Any, OneOf("evenstep.data.mixture:Mixing", "evenstep.data.mixture:MIXINGS", default="all")]
+    AnyPrecision = Annotated[Any, OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)]
+    Function = Annotated[
+        str,
+        Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME"),
+        AfterValidator(_found),
+    ]
+    TorchOptimizer = Annotated[str, AfterValidator(lambda name, info: _found(f"torch.optim:{name}", info))]
+    HookName = Annotated[Literal[tuple(HOOKS)], AfterValidator(lambda name, info: _found(HOOKS[name], info))]
+    Args = Annotated[dict[str, Any], AfterValidator(_bound), Field(validate_default=True)]
+    OptimizerArgs = Annotated[
+        dict[str, Any],
+        AfterValidator(lambda args, info: _bound(args, info, num_given=1, without=("lr",))),
+        Field(validate_default=True),
+    ]
+
+
+def _split(value: Any) -> Any:
+    given = value.split(",") if isinstance(value, str) else value
+    return tuple(given) if isinstance(given, list) else given
+
+
+@option
+class Target:
+    """A Python object to call, and its arguments."""
+
+    _: KW_ONLY
+    target: Function
+    """`FILE.py:NAME` with the file relative to the recipe's folder, or `package.module:NAME`."""
+    args: Args = field(default_factory=dict[str, Any])
+    """Keyword arguments. A relative path counts from the run file's folder, if the parameter is a `Path`."""
+
+    def __call__(self, *given: object, **more: object) -> Any:
+        """Call it, in a run that is opened."""
+        return cast("Any", self.target)(*given, **self.args, **more)
+
+
 @option
 class HookTable:
     """A hook of evenstep by name, or a callable with its arguments."""
@@ -86,9 +113,9 @@ class HookTable:
     extra: ClassVar[str] = "allow"
 
     _: KW_ONLY
-    use: Literal[tuple(HOOKS)] | None = None  # type: ignore[valid-type]
+    use: HookName | None = None
     """Name of a hook of evenstep. Its arguments are further keys of this table."""
-    target: TargetName | None = None
+    target: Function | None = None
     """`FILE.py:NAME` or `package.module:NAME`: a callable that returns an `evenstep.Hook`."""
     args: Args = field(default_factory=dict[str, Any])
     """Keyword arguments of `target`."""
@@ -96,14 +123,9 @@ class HookTable:
     def __post_init__(self) -> None:
         if (self.use is None) == (self.target is None):
             raise ArgumentError("give one of `use` and `target`.", field="target")
-        further = {name: value for name, value in vars(self).items() if name not in ("use", "target", "args")}
-        if self.target is not None and further:
-            raise ArgumentError("is not a key; put it into `args`.", field=next(iter(further)))
-        if self.use is not None and self.args:
-            raise ArgumentError(
-                "is for `target`; write arguments of a hook by name as keys of its table.", field="args"
-            )
-        object.__setattr__(self, "args", self.args or further)
+
+    def __call__(self) -> Any:
+        return cast("Any", self.target or self.use)(**self.args)
 
 
 @option
@@ -150,7 +172,7 @@ class DataTable:
     """Processes that load data, as in a `DataLoader`. 0 loads in the training process."""
     reading: Reading = Reading()
     """Reading of samples: waiting, repeating, leaving out."""
-    collate: TargetName | None = None
+    collate: Function | None = None
     """`FILE.py:NAME` or `package.module:NAME`: makes a batch from a list of samples. By default as a `DataLoader`."""
     shared: bool = False
     """Streams only: all ranks read the same stream, and each uses its part of every batch."""
@@ -226,6 +248,10 @@ class TrainTable(Training):
     format; `-true` also keeps the model in that format, with float32 master weights in the optimizer; `-no-master` does
     without those. A table of `kind` and arguments sets the loss scale, the casts, or the layers in float8."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_length(self.updates, self.epochs)
+
 
 @option
 class GroupTable(ParameterGroup):
@@ -234,18 +260,14 @@ class GroupTable(ParameterGroup):
     not_in_files: ClassVar[frozenset[str]] = frozenset({"optimizer", "options"})
 
     _: KW_ONLY
-    name: str | None = None
+    name: TorchOptimizer | None = None
     """Another optimizer for this group: a class of `torch.optim`, such as `Muon`. By default the one of `optimizer`."""
-    target: TargetName | None = None
+    target: Function | None = None
     """Another optimizer for this group, as `FILE.py:NAME` or `package.module:NAME`."""
-    args: Args = field(default_factory=dict[str, Any])
+    args: OptimizerArgs = field(default_factory=dict[str, Any])
     """Additional keyword arguments of that optimizer."""
     lr_schedule: AnySchedule | None = None
     """LR schedule of this group. By default the run's `lr_schedule`."""
-
-    def __post_init__(self) -> None:
-        if self.options:
-            raise ArgumentError("is `args` in run files.", field="options")
 
 
 @option
@@ -253,13 +275,13 @@ class OptimizerTable:
     """The optimizer and its parameter groups."""
 
     _: KW_ONLY
-    name: str | None = None
+    name: TorchOptimizer | None = None
     """A class of `torch.optim`, such as `AdamW`. Give either this or `target`."""
-    target: TargetName | None = None
+    target: Function | None = None
     """`FILE.py:NAME` or `package.module:NAME`: an optimizer class, or a function of the model that returns one."""
     lr: Positive
     """Learning rate, which `lr_schedule` multiplies."""
-    args: Args = field(default_factory=dict[str, Any])
+    args: OptimizerArgs = field(default_factory=dict[str, Any])
     """Additional keyword arguments of the optimizer, such as `weight_decay`."""
     groups: Mapping[str, GroupTable] = field(default_factory=dict[str, GroupTable])
     """Parameter groups with their own settings, by name. All other parameters form the group `others`."""
@@ -324,7 +346,7 @@ class SlurmTable:
     """Processes on each machine, with one accelerator each if there are any."""
     timeout_minutes: Count = 60
     """Time limit of the job, in minutes. 90 s before it, the run saves and the job is queued again."""
-    additional: Args = field(default_factory=dict[str, Any])
+    additional: dict[str, Any] = field(default_factory=dict[str, Any])
     """Additional options of `sbatch`, such as `partition`, `account`, `cpus_per_task` or `gpus_per_node`."""
 
 
@@ -375,6 +397,8 @@ class RunConfig:
     """Folder that holds the folders of runs, relative to the working directory."""
     recipe: str = "."
     """Folder of the recipe's Python files, relative to this file. A run keeps a copy of them in its `recipe` folder."""
+    paths: str = "."
+    """Folder that relative paths in `args` count from, relative to this file. A run keeps where it was."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 42
     """Seed of everything random: initial parameters, order of the data, dropout."""
     device: Annotated[str, Matching(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N")] = "auto"
@@ -449,8 +473,6 @@ class RunConfig:
 
     def faults(self) -> Iterator[str]:
         """Faults between tables, each with its key."""
-        if (self.train.updates is None) == (self.train.epochs is None):
-            yield "`train.updates` or `train.epochs`: give one of the two."
         for key, given in (("task", self.task), ("data", self.data)):
             if (given is None) != bool(self.tasks):
                 yield f"`{key}`: give `task` and `data` for one task, or tables `[tasks.NAME]` for several."
@@ -459,13 +481,8 @@ class RunConfig:
         for name, task in self.tasks.items():
             if task.data.micro_batch_size == "auto":
                 yield f'`tasks.{name}.data.micro_batch_size` must be a number in runs of several tasks, but is "auto".'
-        from_another = self.resume not in ("never", "auto")
-        if self.reset and not from_another:
+        if self.reset and self.resume in ("never", "auto"):
             yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
-        if from_another and not Path(self.resume).is_dir():
-            yield f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{self.resume}".'
-        if from_another and self.init_from is not None:
-            yield "`init_from.path` and `resume` both name weights to begin with; leave one out."
         if self.launch.lost_rank == "continue":
             excluded = {
                 "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),

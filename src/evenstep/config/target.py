@@ -1,4 +1,4 @@
-"""Opens a run: its values, and the Python objects that they name, with their arguments checked. Nothing is called.
+"""Finds the Python objects that a run file names, and checks their arguments. Nothing is called.
 
 A target is `FILE.py:NAME`, the file within the recipe's folder, or `package.module:NAME`; the former is the module
 that Python would find in that folder, so files of a recipe import each other as usual.
@@ -9,22 +9,16 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast, final
-
-from pydantic import ValidationError
+from typing import Any
 
 from evenstep.arguments import advice
-from evenstep.config.load import Setting, Tree, as_json, at, faults_of, quoted, read
-from evenstep.config.ranks import build_layout, check_ranks
-from evenstep.config.run import HOOKS, RunConfig, Target
-from evenstep.errors import ArgumentError, ConfigError, clause
+from evenstep.errors import ArgumentError, clause
 from evenstep.process import user_line
-from evenstep.schema import arguments_table
+from evenstep.schema import arguments_table, quoted
 
 
 @contextmanager
@@ -94,160 +88,32 @@ def _load(place: str, name: str) -> ModuleType:
         raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{at}.") from error
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A target with its arguments, converted to what its signature asks for."""
-
-    function: Callable[..., Any]
-    arguments: Mapping[str, object]
-
-    def __call__(self, *given: object, **more: object) -> Any:
-        return self.function(*given, **self.arguments, **more)
-
-
 def bind(
-    key: str,
     function: Callable[..., Any],
     args: Mapping[str, Any],
     folder: Path,
     *,
-    at: str | None = None,
     num_given: int = 0,
-    named: Sequence[str] = (),
-) -> tuple[Call, list[str]]:
-    """Check `args` against the signature of `function` and convert them: lists to tuples, text to paths, tables to
-    dataclasses; gives the call and the faults.
+    without: Collection[str] = (),
+) -> dict[str, Any]:
+    """Arguments converted to what the signature of `function` says: lists to tuples, texts to paths, tables to
+    dataclasses; ValidationError if they don't fit.
 
     Args:
-        key: of the target.
         folder: base of relative paths.
-        at: key of the table with the arguments; `KEY.args` by default.
-        num_given: positional arguments that the engine gives, and `named` keyword arguments.
+        num_given: number of positional arguments that the engine gives, and `without` the names of others.
     """
     try:
-        parameters = list(inspect.signature(function).parameters.values())[num_given:]
+        parameters = [*inspect.signature(function).parameters.values()][num_given:]
     except ValueError:  # some built-in classes don't have one
-        return Call(function, args), []
-    known = {one.name: one for one in parameters}
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    missing = [name for name in named if name not in known and not takes_any]
-    faults = [f"`{key}` must take an argument `{name}`, but does not." for name in missing]
-    own = [one for one in parameters if one.name not in named]
-    inside = (f"{key}.args" if at is None else at).split(".")
-    try:
-        made = arguments_table(function, own).validate_json(as_json(args), strict=True)
-    except ValidationError as error:
-        names = [one.name for one in own if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        wrong = faults_of(
-            error, args, inside=inside, advise=lambda path: advice(path[-1], names if path[:-1] == inside else [])
-        )
-        return Call(function, args), [*faults, *wrong]
+        return {**args}
+    own = [one for one in parameters if one.name not in without]
+    names = [one.name for one in own if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    unknown = [name for name in args if name not in names]
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in own):
+        raise ArgumentError(f"is unknown; {advice(unknown[0], names)}", field=unknown[0])
+    made: dict[str, Any] = arguments_table(function, own).validate_json(json.dumps(args, default=str))
     for name, value in made.items():
         if isinstance(value, Path):
             made[name] = (folder / value.expanduser()).resolve()
-    return Call(function, made), faults
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRun:
-    """A run without faults.
-
-    Args:
-        tables: its run file with its overrides; paths are absolute.
-        calls: the objects that the run file names, ready to be called, by their keys, such as `data.train`.
-        recipe: the folder of the recipe's Python files, importable while the run is open.
-    """
-
-    config: RunConfig
-    tables: Tree
-    calls: Mapping[str, Call]
-    recipe: Path
-
-    def resolved(self) -> Tree:
-        """The run file as plain tables with its overrides, as a run folder keeps it."""
-        return {**self.tables, "recipe": "recipe"}
-
-    def plain(self) -> Tree:
-        """The same in values that JSON has, which checkpoints keep."""
-        return cast("Tree", json.loads(json.dumps(self.resolved(), default=str)))
-
-
-@contextmanager
-def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]:
-    """Read the run of `path`, and keep its recipe importable inside the `with`.
-
-    Args:
-        settings: values over those of the file, the later the stronger: the environment's, then the command line's.
-
-    Raises:
-        ConfigError: with everything that is wrong.
-    """
-    config, tables = read(path, settings)
-    folder = path.resolve().parent
-    recipe = folder / config.recipe
-    faults = list(config.faults())
-    for check in (build_layout, check_ranks):
-        try:
-            check(config)
-        except ConfigError as error:
-            faults += error.faults
-    if not recipe.is_dir():
-        raise ConfigError([*faults, f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one."])
-    calls: dict[str, Call] = {}
-    cause: BaseException | None = None
-    with importable(recipe):
-        for key, place, target, args, more in _named(config):
-            try:
-                found = find(target, recipe)
-            except ArgumentError as error:
-                faults.append(f"`{place}` {error}")
-                cause = cause or error.__cause__
-                continue
-            if key.startswith("optimizer") and config.optimizer.is_divided and not isinstance(found, type):
-                faults.append(f"`{place}` must name a class, as there are groups, but names a function.")
-            calls[key], wrong = bind(key, found, args, folder, **more)
-            faults += wrong
-        if faults:
-            raise ConfigError(faults) from cause
-        for key, call in calls.items():
-            paths = {name: str(value) for name, value in call.arguments.items() if isinstance(value, Path)}
-            if paths:
-                table = at(tables, key.split("."))
-                (table if "use" in table else table["args"]).update(paths)
-        yield OpenRun(config=config, tables=tables, calls=calls, recipe=recipe.resolve())
-
-
-def _named(config: RunConfig) -> Iterator[tuple[str, str, str, Mapping[str, Any], dict[str, Any]]]:
-    """Objects that a run file names: key, key of the name, target, arguments, options of `bind`."""
-    for key, table in _targets(config):
-        yield key, f"{key}.target", table.target, table.args, {}
-    for number, hook in enumerate(config.hooks):
-        key = f"hooks.{number}"
-        named, at = ("use", {"at": key}) if hook.target is None else ("target", {})
-        yield key, f"{key}.{named}", hook.target or HOOKS[str(hook.use)], hook.args, at
-    for key, table in config.sets.items():
-        if table.collate is not None:
-            yield f"{key}.collate", f"{key}.collate", table.collate, {}, {"num_given": 1}
-    whole = config.optimizer
-    given = {"num_given": 1, "named": ("lr",)}
-    for name, group in {"": whole, **whole.groups}.items():
-        key = f"optimizer.groups.{name}" if name else "optimizer"
-        own = group if group.name or group.target else whole
-        place = "target" if own.target else "name"
-        yield key, f"{key}.{place}", own.target or f"torch.optim:{own.name}", group.args, given
-
-
-def _targets(value: object, key: str = "") -> Iterator[tuple[str, Target]]:
-    if isinstance(value, Target):
-        yield key, value
-    inner: list[tuple[object, object]] = []
-    if is_dataclass(value) and type(value).__module__ == RunConfig.__module__:
-        inner = [(one.name, getattr(value, one.name)) for one in fields(value)]
-    elif isinstance(value, dict):
-        inner = list(cast("dict[object, object]", value).items())
-    elif isinstance(value, tuple):
-        inner = list(enumerate(cast("tuple[object, ...]", value)))
-    for name, one in inner:
-        yield from _targets(one, f"{key}.{name}".removeprefix("."))
+    return made

@@ -14,7 +14,6 @@ from evenstep.events import Incident
 from evenstep.events.files import replace_text
 from evenstep.internals import unwrapped
 from evenstep.optim.optimizers import parts_of
-from evenstep.schema import plain_values
 from evenstep.tensors import named_parameters
 from evenstep.train.build import Parts
 from evenstep.train.checks import check_same_on_all_ranks, check_ties
@@ -54,7 +53,7 @@ def check_agreement(loop: "Loop") -> None:
         "tasks": [*parts.context.tasks],
         "config": loop.checkpointer.state.config,
         "folder": "given" if loop.checkpointer.enabled else "none in which anything is saved",
-        "train": plain_values(parts.train),
+        "train": plain(parts.train),
         "log.every_updates": loop.log_every_updates,
         "settle_every_updates": loop.settle_every_updates,
         **parts.settings,

@@ -20,7 +20,7 @@ from evenstep.checkpoint import read_checkpoint, write_checkpoint
 from evenstep.cli import main
 from evenstep.cli.tools import recipes, shapes_of, table_of
 from evenstep.config.build import build_parts
-from evenstep.config.target import open_run
+from evenstep.config.open import open_run
 from evenstep.pipeline import SCHEDULES
 from evenstep.tools.planning.text import read_plans
 
@@ -83,7 +83,7 @@ def test_of_an_optimizer_that_evaluates_other_parameters_those_are_exported(even
     assert evenstep("export", "runs/tiny", "--to", "model.safetensors").code == 0
     exported = load_file("model.safetensors")
     with open_run(Path("runs/tiny/config.toml")) as opened:
-        parts = build_parts(opened)
+        parts = build_parts(opened.config)
         trainer = parts.trainer()
         trainer.resume("runs/tiny")
         trained = {name: value.clone() for name, value in trainer.model.state_dict().items()}

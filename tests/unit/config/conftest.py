@@ -7,7 +7,7 @@ from textwrap import dedent
 import pytest
 
 from evenstep.config.load import from_arguments, from_environment
-from evenstep.config.target import open_run
+from evenstep.config.open import open_run
 from evenstep.errors import ConfigError
 
 RUN = """

@@ -8,7 +8,7 @@ import torch
 from evenstep.config.build import RunParts, build_parts
 from evenstep.config.build_data import build_data
 from evenstep.config.load import from_arguments
-from evenstep.config.target import open_run
+from evenstep.config.open import open_run
 from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.errors import ConfigError, TaskError
 from refused import refused
@@ -70,7 +70,7 @@ def build(tmp_path: Path) -> Build:
 
     def run(*settings: str) -> RunParts:
         with open_run(tmp_path / "run.toml", from_arguments(settings)) as opened:
-            return build_parts(opened)
+            return build_parts(opened.config)
 
     return run
 
@@ -123,7 +123,7 @@ def test_auto_begins_with_the_share_of_a_replica_or_pipeline(
     config = build("--data.micro_batch_size", "auto", "--data.global_batch_size", "64").config
     assert config.data is not None
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    data = build_data(config.data, range(64), None, pipeline_ranks=pipeline)
+    data = build_data(config.data, range(64), pipeline_ranks=pipeline)
     batch = next(data.batches(ReadOptions(seed=0)))
     assert batch.microbatches[0].num_samples == samples
 

@@ -94,16 +94,16 @@ def run(
 
 def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.config.build import build_parts, make_model
-    from evenstep.config.target import open_run
+    from evenstep.config.open import open_run
     from evenstep.parallel import device_of_rank
     from evenstep.pipeline.layers import flows
     from evenstep.train.build import precision_of
     from evenstep.train.update.context import build_cast
 
-    with open_run(path, settings_of(settings)) as opened, closing(build_parts(opened)) as parts:
+    with open_run(path, settings_of(settings)) as opened, closing(build_parts(opened.config)) as parts:
         parallel = opened.config.parallel
         device = device_of_rank(opened.config.device)
-        layers = Layers.of(make_model(opened))
+        layers = Layers.of(make_model(opened.config))
         batch, inputs = parts.first_inputs(device)
         precision = precision_of(opened.config.train.precision)
         precision.check(device)

@@ -22,9 +22,8 @@ from evenstep.cli.launch import end_with_parent
 from evenstep.config.build import RunParts, build_lr_schedule, build_parts, make_model
 from evenstep.config.build_data import is_stream
 from evenstep.config.load import Setting, settings_in
-from evenstep.config.ranks import joined
-from evenstep.config.run import DataTable
-from evenstep.config.target import Call, OpenRun, open_run
+from evenstep.config.open import OpenRun, joined, open_run
+from evenstep.config.run import DataTable, RunConfig
 from evenstep.data import Data
 from evenstep.data.batching import largest
 from evenstep.errors import DataError, EvenstepError, LostRankError, clause
@@ -77,8 +76,8 @@ class RunFileBench:
     def open(self, variant: Variant) -> Generator[Subject]:
         """Build a variant, which is closed at the end of the `with`."""
         with open_run(self._path, self._settings(variant)) as opened:
-            few, share = _of_few_samples(opened)
-            with closing(build_parts(few, self._group)) as parts:
+            share: dict[str, float] = {}
+            with closing(build_parts(opened.config, self._group, reduce=_few_samples(opened.config, share))) as parts:
                 epochs = opened.config.train.epochs
                 if epochs is not None:  # as long as with all samples
                     train = replace(opened.config.train, epochs=math.ceil(epochs / min([1.0, *share.values()])))
@@ -124,7 +123,7 @@ class RunFileBench:
         """Reason why the model can't be cut into stages, or ""."""
         with open_run(self._path, self._settings(Variant())) as opened:
             try:
-                Layers.of(make_model(opened))
+                Layers.of(make_model(opened.config))
             except EvenstepError as error:
                 return f"its layers are not known: {error}"
         return ""
@@ -200,31 +199,27 @@ def _be_rank(
     return made if rank == 0 else None
 
 
-def _of_few_samples(opened: OpenRun) -> tuple[OpenRun, dict[str, float]]:
-    """The run with so few samples that an epoch is two updates, the second a short one, and the share that is left."""
-    shares: dict[str, float] = {}
+def _few_samples(config: RunConfig, shares: dict[str, float]) -> Callable[[str, Any], Any]:
+    """Reduces training sets so that an epoch is two updates, the second a short one; notes the share that is left."""
 
-    def few(key: str, call: Call, count: int) -> Call:
-        def made(*given: object, **more: object) -> object:
-            dataset: Any = call.function(*given, **more)
-            if is_stream(dataset) or len(dataset) <= count:
-                return dataset
-            shares[key] = count / len(dataset)
-            places = [place * len(dataset) // count for place in range(count)]  # from all over a sorted dataset
-            some: Any = Subset(dataset, places)
-            if hasattr(dataset, "lengths"):
-                lengths: Any = dataset.lengths
-                of_sample: Any = lengths if callable(lengths) else lengths.__getitem__
-                some.lengths = [int(of_sample(one)) for one in places]
-            return some
-
-        return replace(call, function=made)
-
-    calls = dict(opened.calls)
-    for key, table in opened.config.sets.items():
+    def reduce(key: str, dataset: Any) -> Any:
+        table = config.sets.get(key.removesuffix(".train"))
+        if table is None or is_stream(dataset):
+            return dataset
         whole = SAMPLES if table.global_batch_tokens is not None else largest(table.global_batch_size) or SAMPLES
-        calls[f"{key}.train"] = few(key, calls[f"{key}.train"], whole + -(-whole * 2 // 3))
-    return replace(opened, calls=calls), shares
+        count = whole + -(-whole * 2 // 3)
+        if len(dataset) <= count:
+            return dataset
+        shares[key] = count / len(dataset)
+        places = [place * len(dataset) // count for place in range(count)]  # from all over a sorted dataset
+        some: Any = Subset(dataset, places)
+        if hasattr(dataset, "lengths"):
+            lengths: Any = dataset.lengths
+            of_sample: Any = lengths if callable(lengths) else lengths.__getitem__
+            some.lengths = [int(of_sample(one)) for one in places]
+        return some
+
+    return reduce
 
 
 def _cut(key: str, table: DataTable, cut: Cut, tokens: int) -> dict[str, object]:
