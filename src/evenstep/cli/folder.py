@@ -90,7 +90,7 @@ def publish(run: OpenRun, folder: Path) -> None:
         if run.recipe != (folder / RECIPE).resolve():
             _copy_recipe(run.recipe, folder)
     replace_text(folder / "environment.json", json.dumps(_environment(), indent=2) + "\n")
-    replace_text(folder / CONFIG, dumps(run.resolved()))
+    replace_text(folder / CONFIG, dumps(run.tables))
 
 
 def _environment() -> dict[str, object]:
