@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from evenstep.precision.float8 import Float8Mixed, Recipe
+from evenstep.precision.float8 import Float8Mixed
 from evenstep.precision.precision import (
     Bf16Mixed,
     Bf16NoMaster,
@@ -36,6 +36,5 @@ __all__ = [
     "LossScale",
     "LossScaled",
     "Precision",
-    "Recipe",
     "SixteenBits",
 ]

@@ -1,7 +1,4 @@
-"""float8-mixed: bf16-mixed, with the matrix products of chosen linear layers in float8, by torchao.
-
-Parameters, gradients, optimizer state and checkpoints stay float32.
-"""
+"""float8-mixed: linear layers multiply in float8, by torchao; parameters, gradients and checkpoints stay float32."""
 
 import logging
 from collections.abc import Iterable
@@ -60,27 +57,21 @@ class Float8Mixed(Precision):
                 f"roundings slowly.",
                 field="precision",
             )
-        _import("torchao.float8")
-
-    def convert_standalone(self, module: nn.Module) -> None:
-        inner = [part for part in module.modules() if part is not module]
-        self.convert_layers(part for part in inner if type(part) is nn.Linear and not why_not(part))
+        _torchao()
 
     def convert_layers(self, layers: Iterable[nn.Linear]) -> None:
         """Change the class of linear layers, in place; parameters, names and hooks stay."""
-        torchao = _import("torchao.float8")
         config = replace(
-            torchao.Float8LinearConfig.from_recipe_name(self.recipe),
+            _torchao().Float8LinearConfig.from_recipe_name(self.recipe),
             emulate=self.emulate,
             round_scales_to_power_of_2=True,
             pad_inner_dim=self.recipe != "rowwise_with_gw_hp",
         )
         for layer in layers:
             restore(layer)
-            made = vars(torchao.convert_to_float8_training(layer, config=config))
-            own = vars(layer)
-            added = [name for name in made if name not in own]
-            own.update({name: made[name] for name in added}, **{_ADDED: added})
+            made = vars(_torchao().convert_to_float8_training(layer, config=config))
+            added = {name: value for name, value in made.items() if name not in vars(layer)}
+            vars(layer).update(added, **{_ADDED: list(added)})
             layer.__class__ = _linear_class()
 
 
@@ -92,9 +83,8 @@ def why_not(layer: nn.Linear) -> str:
     """
     if layer.in_features % 16 or layer.out_features % 16:
         return f"has {layer.in_features} → {layer.out_features} features"
-    if layer.weight.dtype not in (torch.float32, torch.bfloat16):
-        return f"is {format_name(layer.weight.dtype)}"
-    return ""
+    is_taken = layer.weight.dtype in (torch.float32, torch.bfloat16)
+    return "" if is_taken else f"is {format_name(layer.weight.dtype)}"
 
 
 def is_converted(layer: nn.Module) -> bool:
@@ -109,21 +99,18 @@ def restore(layer: nn.Module) -> None:
             del vars(layer)[name]
 
 
-def _import(module: str) -> Any:
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    before = [one.level for one in loggers]
-    for one in loggers:  # they list kernels of other devices
-        one.setLevel(logging.ERROR)
+def _torchao() -> Any:
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # it lists kernels of other devices
     try:
-        return load_optional(module, "float8", "torchao")
+        return load_optional("torchao.float8", "float8", "torchao")
     finally:
-        for one, level in zip(loggers, before, strict=True):
-            one.setLevel(level)
+        logging.disable(before)
 
 
 @cache
 def _linear_class() -> Any:
-    base: Any = _import("torchao.float8.float8_linear").Float8Linear
+    base: Any = _torchao().float8_linear.Float8Linear
 
     class Float8Linear(base):
         """An `nn.Linear` in float8. Under autocast its input is cast on every device, and its products are not."""

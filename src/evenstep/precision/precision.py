@@ -103,16 +103,43 @@ class Precision:
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         """Cast the model to this format, in place; gives the `id`s of the parameters in `held` that have it then.
 
-        Parameters with masters get the format later. `held` are `id`s of the parameters of the optimizer.
+        Parameters with masters get the format later. `held` are `id`s of the parameters of the optimizer. Layers with
+        running statistics stay float32, since small moves would be lost.
         """
-        return frozenset()
-
-    def convert_standalone(self, module: nn.Module) -> None:
-        """Give a single module the formats of parameters and gradients during an update."""
+        if self.format is None:
+            return frozenset()
+        rounded: set[int] = set()
+        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may have several places
+        for module in model.modules():
+            stays = stays_float32(module)
+            format = torch.float32 if stays else self.format
+            for parameter in parameters_of(module).values():
+                if parameter is None or parameter.dtype not in _REAL:
+                    continue
+                is_rounded = id(parameter) in held and not stays
+                parameter.data = parameter.data.to(torch.float32 if is_rounded and self.keeps_masters else format)
+                if is_rounded:
+                    parameter.grad_dtype = torch.float32
+                    rounded.add(id(parameter))
+            own = buffers_of(module)
+            for name, buffer in own.items():
+                if buffer is not None and buffer.dtype in _REAL:
+                    _, own[name] = cast.setdefault(id(buffer), (buffer, buffer.to(format)))
+        return frozenset(rounded)
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
         return nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
+
+
+def stays_float32(module: nn.Module) -> bool:
+    """True for layers with running statistics, and for modules with `stays_float32 = True`.
+
+    >>> stays_float32(nn.BatchNorm1d(3)), stays_float32(nn.LayerNorm(3))
+    (True, False)
+    """
+    statistics = buffers_of(module).get("running_mean")
+    return statistics is not None or getattr(module, "stays_float32", False) is True
 
 
 @option
@@ -151,12 +178,7 @@ class LossScaled(Precision):
 
 @option
 class SixteenBits(Precision):
-    """Base of precisions with parameters, activations and gradients of 16 bits.
-
-    Sums of gradients, the optimizer's step and losses are float32. *Master* weights in float32 are kept, and the model
-    has their rounded values; or they are made for the step and rounded at random. Layers with running statistics stay
-    float32, since small moves would be lost.
-    """
+    """Base of precisions with parameters, activations and gradients of 16 bits; their sums and steps are float32."""
 
     _: KW_ONLY
     float32_outputs: bool = True
@@ -166,42 +188,6 @@ class SixteenBits(Precision):
     @property
     def output_format(self) -> torch.dtype | None:
         return torch.float32 if self.float32_outputs else None
-
-    def convert_standalone(self, module: nn.Module) -> None:
-        self.convert(module, ())
-        for parameter in module.parameters():
-            parameter.grad_dtype = torch.float32
-
-    def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
-        assert self.format is not None
-        rounded: set[int] = set()
-        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may have several places
-        for module in model.modules():
-            stays = stays_float32(module)
-            format = torch.float32 if stays else self.format
-            for parameter in parameters_of(module).values():
-                if parameter is None or parameter.dtype not in _REAL:
-                    continue
-                is_rounded = id(parameter) in held and not stays
-                parameter.data = parameter.data.to(torch.float32 if is_rounded and self.keeps_masters else format)
-                if is_rounded:
-                    parameter.grad_dtype = torch.float32
-                    rounded.add(id(parameter))
-            own = buffers_of(module)
-            for name, buffer in own.items():
-                if buffer is not None and buffer.dtype in _REAL:
-                    _, own[name] = cast.setdefault(id(buffer), (buffer, buffer.to(format)))
-        return frozenset(rounded)
-
-
-def stays_float32(module: nn.Module) -> bool:
-    """True for layers with running statistics, and for modules with `stays_float32 = True`.
-
-    >>> stays_float32(nn.BatchNorm1d(3)), stays_float32(nn.LayerNorm(3))
-    (True, False)
-    """
-    statistics = buffers_of(module).get("running_mean")
-    return statistics is not None or getattr(module, "stays_float32", False) is True
 
 
 @option
@@ -221,15 +207,6 @@ class Fp16Mixed(LossScaled):
 
 
 @option
-class Bf16True(SixteenBits):
-    """bf16-true: a bfloat16 model with float32 master weights and without a loss scale."""
-
-    name = "bf16-true"
-    format = torch.bfloat16
-    keeps_masters = True
-
-
-@option
 class Bf16NoMaster(SixteenBits):
     """bf16-true-no-master: a bfloat16 model, rounded stochastically (Gupta et al., 2015)."""
 
@@ -238,11 +215,10 @@ class Bf16NoMaster(SixteenBits):
 
 
 @option
-class Fp16True(SixteenBits, LossScaled):
-    """16-true: a float16 model with float32 master weights; numbers above 65504 are inf, in forwards too."""
+class Bf16True(Bf16NoMaster):
+    """bf16-true: a bfloat16 model with float32 master weights and without a loss scale."""
 
-    name = "16-true"
-    format = torch.float16
+    name = "bf16-true"
     keeps_masters = True
 
 
@@ -252,3 +228,11 @@ class Fp16NoMaster(SixteenBits, LossScaled):
 
     name = "16-true-no-master"
     format = torch.float16
+
+
+@option
+class Fp16True(Fp16NoMaster):
+    """16-true: a float16 model with float32 master weights; numbers above 65504 are inf, in forwards too."""
+
+    name = "16-true"
+    keeps_masters = True

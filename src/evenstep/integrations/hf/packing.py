@@ -8,12 +8,12 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evenstep.data.batching import pack
 from evenstep.errors import DataError
 
 _IGNORED = -100
-_PADDING = {"input_ids": 0, "labels": _IGNORED, "weights": 0.0}
 
 
 @final
@@ -37,23 +37,23 @@ class Packing:
     def __init__(self, *, max_tokens: int | None = None, fixed: bool = False, pad_token_id: int = 0) -> None:
         self._max_tokens = max_tokens
         self._fixed = fixed
-        self._pad = pad_token_id
+        self._padding = {"input_ids": pad_token_id, "labels": _IGNORED, "weights": 0.0}
 
     def __call__(self, samples: Sequence[Any]) -> dict[str, Tensor]:
         """Batch of samples, `[rows, length]`; DataError for a document that is longer than a row."""
         documents = [_document(sample, number) for number, sample in enumerate(samples)]
         lengths = [len(document["input_ids"]) for document in documents]
         rows = rows_of(lengths, self._max_tokens)
-        longest = max(sum(lengths[number] for number in row) for row in rows)
-        length = self._max_tokens if self._fixed and self._max_tokens else longest
-        padding = {**_PADDING, "input_ids": self._pad}
-        batch = {
-            name: _joined([[documents[number][name] for number in row] for row in rows], length, padding[name])
-            for name in documents[0]
-        }
-        places = [[torch.arange(lengths[number]) for number in row] for row in rows]
-        filled = [[*some, torch.arange(length - sum(map(len, some)))] for some in places]
-        return {**batch, "position_ids": _joined(filled, length, 0)}
+        sizes = [sum(lengths[number] for number in row) for row in rows]
+        length = self._max_tokens if self._fixed and self._max_tokens else max(sizes)
+        batch: dict[str, Tensor] = {}
+        for name in documents[0]:
+            whole = [torch.cat([documents[number][name] for number in row]) for row in rows]
+            padded = [functional.pad(one, (0, length - len(one)), value=self._padding[name]) for one in whole]
+            batch[name] = torch.stack(padded)
+        counts = [[*(lengths[number] for number in row), length - size] for row, size in zip(rows, sizes, strict=True)]
+        batch["position_ids"] = torch.stack([torch.cat([*map(torch.arange, several)]) for several in counts])
+        return batch
 
 
 def rows_of(lengths: Sequence[int], max_tokens: int | None = None) -> list[list[int]]:
@@ -87,11 +87,3 @@ def _document(sample: Any, number: int) -> dict[str, Tensor]:
         )
     labels[0] = _IGNORED
     return document
-
-
-def _joined(rows: Sequence[Sequence[Tensor]], length: int, padding: float) -> Tensor:
-    joined = rows[0][0].new_full((len(rows), length), padding)
-    for row, parts in zip(joined, rows, strict=True):
-        whole = torch.cat(list(parts))
-        row[: len(whole)] = whole
-    return joined

@@ -89,15 +89,13 @@ class SavePretrained(Hook):
         tokenizer: Path | str | None = None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._average = average
-        self._tokenizer = tokenizer
-        self._dtype: ExportFormat | None = dtype
+        self._options: dict[str, Any] = {"average": average, "dtype": dtype, "tokenizer": tokenizer}
 
     def before_train(self, event: TrainEvent) -> None:
-        bus = self.trainer.engine.bus
-        if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in bus.hooks):
+        engine = self.trainer.engine
+        if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in engine.bus.hooks):
             raise HookError(f"hook `{self.name}` needs `checkpoint.best`; set it.", field="checkpoint.best")
-        if self._average and self.trainer.engine.state.saved.ema is None:
+        if self._options["average"] and engine.state.saved.ema is None:
             raise HookError(f"hook `{self.name}` writes the average, which needs `ema`; set it.", field="ema")
         run_folder(self)
 
@@ -108,13 +106,10 @@ class SavePretrained(Hook):
             group.first_rank_does(job.result)
 
     def _write(self, folder: Path) -> None:
-        best = folder / "best"
-        weights = folder / "checkpoints" / best.read_text().strip() if self._checkpoint == "best" else folder
+        is_best = self._checkpoint == "best"
+        weights = folder / "checkpoints" / (folder / "best").read_text().strip() if is_best else folder
         with replacing(folder / "pretrained") as new, torch.random.fork_rng(devices=[]):
-            model = _like(unwrapped(self.trainer.model))
-            save_pretrained(
-                model, new, weights=weights, average=self._average, dtype=self._dtype, tokenizer=self._tokenizer
-            )
+            save_pretrained(_like(unwrapped(self.trainer.model)), new, weights=weights, **self._options)
 
 
 def _like(model: nn.Module) -> nn.Module:

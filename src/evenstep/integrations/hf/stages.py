@@ -1,7 +1,8 @@
 """Causal models of transformers as layers, which a pipeline can cut."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast, final
 
 from torch import Tensor, nn
@@ -24,10 +25,7 @@ class _Names(NamedTuple):
 _LLAMA = _Names("model", "embed_tokens", "rotary_emb", "layers", "norm")
 _KNOWN: Mapping[str, _Names] = {
     "GPT2LMHeadModel": _Names("transformer", "wte", "wpe", "h", "ln_f"),
-    "LlamaForCausalLM": _LLAMA,
-    "MistralForCausalLM": _LLAMA,
-    "Qwen2ForCausalLM": _LLAMA,
-    "Qwen3ForCausalLM": _LLAMA,
+    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), _LLAMA),
 }
 
 
@@ -52,68 +50,37 @@ def layers_of(model: nn.Module) -> Layers:
             f"`layers()`.",
             field="model",
         )
-    trunk = cast("Any", model.get_submodule(names.trunk))
-    blocks = list(cast("nn.ModuleList", getattr(trunk, names.blocks)))
-    prefix = names.trunk
+    trunk = model.get_submodule(names.trunk)
+
+    def layer(name: str, call: Callable[..., Any], *, inputs: bool = False) -> Layer:
+        return Layer(f"{names.trunk}.{name}", _Part(trunk.get_submodule(name), call), inputs=inputs)
+
+    count = len(cast("nn.ModuleList", trunk.get_submodule(names.blocks)))
     return Layers(
         (
-            Layer(f"{prefix}.{names.embedding}", _Embedding(getattr(trunk, names.embedding)), inputs=True),
-            Layer(f"{prefix}.{names.entry}", _Entry(trunk, names)),
-            *(Layer(f"{prefix}.{names.blocks}.{number}", _Block(one, number)) for number, one in enumerate(blocks)),
-            Layer(f"{prefix}.{names.norm}", _Norm(getattr(trunk, names.norm))),
-            Layer("lm_head", _Head(cast("nn.Module", model.lm_head))),
+            layer(names.embedding, _embed, inputs=True),
+            layer(names.entry, partial(_enter, *_shell_of(trunk, names, count))),
+            *(layer(f"{names.blocks}.{number}", partial(_run_block, number)) for number in range(count)),
+            layer(names.norm, _norm),
+            Layer("lm_head", _Part(cast("nn.Module", model.lm_head), _give_scores)),
         )
     )
 
 
-class _View(nn.Module):
-    """A module with its parameters under their own names, called in another way."""
+@final
+class _Part(nn.Module):
+    """A module with its parameters under their own names, called by `call(module, …)`."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
         share_contents(self, module)
         self.__dict__["_module"] = module  # not a child, which would change the names
+        self.__dict__["_call"] = call
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        module = cast("nn.Module", self.__dict__["_module"])
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        module: nn.Module = self.__dict__["_module"]
         module.training = self.training
-        return module(*args, **kwargs)
-
-
-@final
-class _Embedding(_View):
-    def forward(self, input_ids: Tensor, **given: Any) -> tuple[Tensor, dict[str, Any]]:
-        return self._call(input_ids), given
-
-
-@final
-class _Entry(_View):
-    """The trunk's own code before its blocks: positions, masks, dropout."""
-
-    def __init__(self, trunk: Any, names: _Names) -> None:
-        super().__init__(getattr(trunk, names.entry))
-        calls = [_Recorder() for _ in getattr(trunk, names.blocks)]
-        parts = {name: part for name, part in children_of(trunk).items() if name != names.embedding}
-        shell = copy.copy(trunk)
-        shell.__dict__["_modules"] = {**parts, names.blocks: nn.ModuleList(calls), names.norm: nn.Identity()}
-        self.__dict__["_shell"] = shell
-        self.__dict__["_calls"] = calls
-
-    def forward(self, embedded: tuple[Tensor, dict[str, Any]]) -> dict[str, Any]:
-        inputs, given = embedded
-        shell = cast("nn.Module", self.__dict__["_shell"])
-        shell.train(self.training)
-        hidden = shell(inputs_embeds=inputs, **{**given, "use_cache": False}).last_hidden_state
-        calls: list[_Recorder] = self.__dict__["_calls"]
-        distinct: dict[tuple[int, ...], Any] = {}  # blocks with the same masks share them
-        keys = [tuple(map(id, pytree.tree_leaves(one.call))) for one in calls]
-        for key, one in zip(keys, calls, strict=True):
-            distinct.setdefault(key, one.call)
-        places = {key: place for place, key in enumerate(distinct)}
-        state = {"hidden": hidden, "calls": list(distinct.values()), "call_of": [places[key] for key in keys]}
-        for one in calls:
-            one.call = None
-        return state
+        return self.__dict__["_call"](module, *args, **kwargs)
 
 
 @final
@@ -127,24 +94,42 @@ class _Recorder(nn.Module):
         return hidden
 
 
-@final
-class _Block(_View):
-    def __init__(self, block: nn.Module, number: int) -> None:
-        super().__init__(block)
-        self._number = number
-
-    def forward(self, state: dict[str, Any]) -> dict[str, Any]:
-        args, kwargs = state["calls"][state["call_of"][self._number]]
-        return {**state, "hidden": self._call(state["hidden"], *args, **kwargs)}
+def _shell_of(trunk: nn.Module, names: _Names, count: int) -> tuple[nn.Module, list[_Recorder]]:
+    """The trunk with recorders in place of its blocks: its own code for positions, masks and dropout."""
+    recorders = [_Recorder() for _ in range(count)]
+    parts = {name: part for name, part in children_of(trunk).items() if name != names.embedding}
+    shell = copy.copy(trunk)
+    shell.__dict__["_modules"] = {**parts, names.blocks: nn.ModuleList(recorders), names.norm: nn.Identity()}
+    return shell, recorders
 
 
-@final
-class _Norm(_View):
-    def forward(self, state: dict[str, Any]) -> Tensor:
-        return self._call(state["hidden"])
+def _embed(module: nn.Module, input_ids: Tensor, **given: Any) -> tuple[Tensor, dict[str, Any]]:
+    return module(input_ids), given
 
 
-@final
-class _Head(_View):
-    def forward(self, hidden: Tensor) -> dict[str, Tensor]:
-        return {"logits": self._call(hidden)}
+def _enter(
+    shell: nn.Module, recorders: Sequence[_Recorder], module: nn.Module, embedded: tuple[Tensor, dict[str, Any]]
+) -> dict[str, Any]:
+    inputs, given = embedded
+    shell.train(module.training)
+    hidden = shell(inputs_embeds=inputs, **{**given, "use_cache": False}).last_hidden_state
+    distinct: dict[tuple[int, ...], Any] = {}  # blocks with the same masks share them
+    keys = [tuple(map(id, pytree.tree_leaves(one.call))) for one in recorders]
+    for key, one in zip(keys, recorders, strict=True):
+        distinct.setdefault(key, one.call)
+        one.call = None
+    places = {key: place for place, key in enumerate(distinct)}
+    return {"hidden": hidden, "calls": list(distinct.values()), "call_of": [places[key] for key in keys]}
+
+
+def _run_block(number: int, module: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    args, kwargs = state["calls"][state["call_of"][number]]
+    return {**state, "hidden": module(state["hidden"], *args, **kwargs)}
+
+
+def _norm(module: nn.Module, state: dict[str, Any]) -> Tensor:
+    return module(state["hidden"])
+
+
+def _give_scores(module: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
+    return {"logits": module(hidden)}

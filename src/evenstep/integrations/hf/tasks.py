@@ -6,6 +6,7 @@ w · (−log p(y)) to the loss and w to the batch's weight. The label −100 is 
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, cast
 from weakref import ref
 
@@ -15,9 +16,9 @@ from torch.nn import functional
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.integrations.hf.checks import check_causal, check_documents
-from evenstep.integrations.hf.head import ChunkedHead
 from evenstep.internals import unwrapped
-from evenstep.train import Loss, Task
+from evenstep.train import Loss, Task, chunked_cross_entropy
+from evenstep.train.forwards import evaluating
 
 IGNORED = -100  # label that is not counted
 Problem = Literal["single_label", "multi_label", "regression"]
@@ -44,6 +45,10 @@ def _weight(counts: Tensor, weights: Tensor | None) -> Tensor:
     return counts.sum() if weights is None else weights.double().mul(counts).sum()
 
 
+def _weighted(losses: Tensor, weights: Tensor | None) -> Tensor:
+    return losses if weights is None else losses.flatten().mul(weights.flatten()).sum()
+
+
 def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, label_smoothing: float) -> Tensor:
     losses = functional.cross_entropy(
         logits.flatten(0, -2),
@@ -52,7 +57,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None, labe
         label_smoothing=label_smoothing,
         reduction="sum" if weights is None else "none",
     )
-    return losses if weights is None else losses.mul(weights.flatten()).sum()
+    return _weighted(losses, weights)
 
 
 class _Tokens(_Labelled):
@@ -64,16 +69,26 @@ class _Tokens(_Labelled):
                 "`label_smoothing` does not go with `chunked`; leave one of them out.", field="label_smoothing"
             )
         self._label_smoothing = float(label_smoothing)
-        self._head = ChunkedHead() if chunked else None
+        self._chunked = chunked
+        self._expected: tuple[Tensor, Tensor | None] | None = None  # targets that the head of the next forward takes
 
     def prepare(self, model: nn.Module) -> None:
-        if self._head is not None:
-            self._head.attach(model)
+        if self._chunked:
+            head = _linear_head(model)
+            head.forward = partial(self._run_head, head)
+
+    def _run_head(self, head: nn.Linear, input: Tensor) -> Tensor:
+        if self._expected is None:
+            return nn.Linear.forward(head, input)
+        targets, weights = self._expected
+        self._expected = None
+        # within the model's forward, where shards are whole
+        return chunked_cross_entropy(input, head.weight, targets, bias=head.bias, weights=weights)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         given = super().inputs(batch)
-        if self._head is not None and "labels" in batch:
-            self._head.expect(*self._counted(batch))
+        if self._chunked and "labels" in batch:
+            self._expected = self._counted(batch)
         return {"use_cache": False, **given}
 
     def weight(self, batch: Any) -> Tensor:
@@ -82,7 +97,7 @@ class _Tokens(_Labelled):
 
     def loss(self, output: Any, batch: Any) -> Loss:
         logits = self._logits(output)
-        if self._head is not None:
+        if self._chunked:
             return Loss(logits)  # the summed loss that the head gave in place of scores
         targets, weights = self._counted(batch)
         return Loss(_cross_entropy(logits, targets, weights, self._label_smoothing))
@@ -90,6 +105,40 @@ class _Tokens(_Labelled):
     def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """Target of each place, −100 where none is counted, and the targets' weights."""
         return batch["labels"], batch.get("weights")
+
+
+def _linear_head(model: nn.Module) -> nn.Linear:
+    """The last linear layer of a model; ArgumentError if it has none, or changes its scores."""
+    asked: Any = getattr(model, "get_output_embeddings", None)
+    linear: object = None if asked is None else asked()
+    name = type(model).__name__
+    if type(linear) is not nn.Linear:
+        raise ArgumentError(
+            f"`chunked` needs a model whose head is one `nn.Linear`, but that of {name} is a {type(linear).__name__}.",
+            field="chunked",
+        )
+    device = linear.weight.device
+    tokens = torch.arange(3, device=device).unsqueeze(0)
+    decoder = {"decoder_input_ids": tokens} if getattr(cast(Any, model).config, "is_encoder_decoder", False) else {}
+    given: list[Tensor] = []
+
+    def scores(input: Tensor) -> Tensor:
+        given.append(100 * torch.randn(*input.shape[:-1], linear.out_features).to(input))
+        return given[-1]
+
+    with evaluating(model, device):
+        linear.forward = scores
+        try:
+            output: Any = model(input_ids=tokens, use_cache=False, **decoder)
+        finally:
+            del linear.forward
+    logits = cast(Tensor, output["logits"])
+    if len(given) != 1 or not torch.equal(logits.to(given[0].dtype), given[0]):
+        raise ArgumentError(
+            f"`chunked` needs a model that gives its head's scores as they are, but {name} changes them; leave it out.",
+            field="chunked",
+        )
+    return linear
 
 
 class CausalLM(_Tokens):
@@ -115,43 +164,44 @@ class CausalLM(_Tokens):
             check_documents(model)
 
     def weight(self, batch: Any) -> Tensor:
-        self._check_row(batch)
-        return super().weight(batch)
-
-    def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
-        labels, weights = super()._counted(batch)
-        counted = labels != IGNORED
-        mask = _mask_of(batch)
-        if mask is not None:
-            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0))
-        positions = batch.get("position_ids")
-        if positions is not None:
-            counted = counted & ~_restarts(positions, mask)
-        shift = (-1, 1)
-        targets = functional.pad(labels.masked_fill(~counted, IGNORED), shift, value=IGNORED)
-        return targets, None if weights is None else functional.pad(weights, shift)
-
-    def _check_row(self, batch: Mapping[str, Any]) -> None:
-        positions = batch.get("position_ids")
-        if positions is None or not bool(_restarts(positions, _mask_of(batch)).any()):
-            return
-        if not self._packed or batch.get("attention_mask") is not None:
+        restarts = _restarts(batch)
+        unclear = not self._packed or batch.get("attention_mask") is not None
+        if restarts is not None and unclear and bool(restarts.any()):
             raise TaskError(
                 "a row of several documents (`position_ids` restart) needs `CausalLM(packed=True)` and no "
                 "`attention_mask`, or they see each other.",
                 field="packed",
             )
+        return super().weight(batch)
+
+    def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        labels, weights = super()._counted(batch)
+        counted = labels != IGNORED
+        follows = _follows_token(batch)
+        if follows is not None:
+            counted = counted & follows
+        restarts = _restarts(batch)
+        if restarts is not None:
+            counted = counted & ~restarts
+        shift = (-1, 1)
+        targets = functional.pad(labels.masked_fill(~counted, IGNORED), shift, value=IGNORED)
+        return targets, None if weights is None else functional.pad(weights, shift)
 
 
-def _restarts(positions: Tensor, mask: Tensor | None) -> Tensor:
+def _restarts(batch: Mapping[str, Any]) -> Tensor | None:
     """Places `[rows, length]` where a document begins that is not the first of its row; after padding none does."""
+    positions = batch.get("position_ids")
+    if positions is None:
+        return None
     begins = functional.pad(positions[:, 1:] == 0, (1, 0))
-    return begins if mask is None else begins & functional.pad(mask[:, :-1] != 0, (1, 0))
+    follows = _follows_token(batch)
+    return begins if follows is None else begins & follows
 
 
-def _mask_of(batch: Mapping[str, Any]) -> Tensor | None:
+def _follows_token(batch: Mapping[str, Any]) -> Tensor | None:
+    """Places `[rows, length]` right after a token that is no padding; None without a mask."""
     mask: Any = batch.get("attention_mask")
-    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    return functional.pad(mask[:, :-1] != 0, (1, 0)) if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 class Seq2Seq(_Tokens):
@@ -204,7 +254,12 @@ class Classification(_Labelled):
         self._more = dict[str, bool]()
 
     def prepare(self, model: nn.Module) -> None:
-        self._more = _without_cache(model)
+        whole: Any = unwrapped(model)
+        kinds = [type(whole)]
+        if hasattr(whole, "get_base_model"):  # a model of peft hands on arguments that it does not know
+            kinds.append(type(whole.get_base_model()))
+        takes = any("use_cache" in inspect.signature(kind.forward).parameters for kind in kinds)
+        self._more = {"use_cache": False} if takes else {}  # a decoder keeps no keys and values for generation
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         return self._more | super().inputs(batch)
@@ -232,19 +287,7 @@ class Classification(_Labelled):
             right = (logits.argmax(-1) == labels) & counts
             total = _cross_entropy(logits, labels, weights, self._label_smoothing)
             return Loss(total, metrics={"accuracy": (right.sum(), counts.sum())})
+        is_numbers = self._problem == "regression"
+        function = functional.mse_loss if is_numbers else functional.binary_cross_entropy_with_logits
         reduction = "sum" if weights is None else "none"
-        if self._problem == "multi_label":
-            losses = functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction=reduction)
-        else:
-            losses = functional.mse_loss(logits, labels.to(logits.dtype), reduction=reduction)
-        return Loss(losses if weights is None else losses.flatten().mul(weights.flatten()).sum())
-
-
-def _without_cache(model: nn.Module) -> dict[str, bool]:
-    """Argument by which a decoder keeps no keys and values for generation; none where its `forward` lists none."""
-    whole: Any = unwrapped(model)
-    kinds = [type(whole)]
-    if hasattr(whole, "get_base_model"):  # a model of peft hands on arguments that it does not know
-        kinds.append(type(whole.get_base_model()))
-    takes = any("use_cache" in inspect.signature(kind.forward).parameters for kind in kinds)
-    return {"use_cache": False} if takes else {}
+        return Loss(_weighted(function(logits, labels.to(logits.dtype), reduction=reduction), weights))

@@ -3,10 +3,10 @@
 Costs are measured for the layers of a run's model on this machine; without a run, all computations take 1 ms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenstep.config.load import settings_of
 from evenstep.errors import ConfigError, PlanError, clause
@@ -21,11 +21,10 @@ _SHARE_S = 1e-3  # of each computation of a rank, in a run without a model
 
 
 class Measured(NamedTuple):
-    """Layers of a run's model, with their costs; `edges` gives the edges between stages for the layers' places."""
+    """Layers of a run's model with their costs, and what the run file says of its pipeline."""
 
-    names: Sequence[str]
+    layers: Layers
     costs: Sequence[Cost]
-    edges: Callable[[Sequence[range]], tuple[tuple[int, int], ...]]
     microbatches: int
     ranks: int | None
     stages_per_rank: int | None
@@ -86,7 +85,11 @@ def run(
         raise PlanError(f"`--schedule` can't be used here: {left_out[-1]}")
     print(f"{row.schedule.name}: {_time(row.simulation.makespan_s)}")
     if measured is not None:
-        _print_stages(measured, row.stages)
+        cuts = measured.cut(row.stages)
+        names = ", ".join(f'"{measured.layers.layers[places[0]].name}"' for places in cuts[1:])
+        times = [_time(sum(measured.costs[place].seconds for place in places)) for places in cuts]
+        print(f"\nthe most balanced {len(cuts)} stages: {', '.join(times)} per micro-batch")
+        print(f"parallel.split_at = [{names}]")
     if out is not None:
         _write(row, out)
     return EXIT_DONE
@@ -96,7 +99,6 @@ def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.config.build import build_parts, make_model
     from evenstep.config.open import open_run
     from evenstep.parallel import device_of_rank
-    from evenstep.pipeline.layers import flows
     from evenstep.train.build import precision_of
     from evenstep.train.update.context import build_cast
 
@@ -108,25 +110,9 @@ def _measured(path: Path, settings: Sequence[str]) -> Measured:
         precision = precision_of(opened.config.train.precision)
         precision.check(device)
         cast = build_cast(precision.format)
-        costs = measure(
-            layers,
-            inputs if cast is None else cast(inputs),
-            device=device,
-            context=lambda: precision.forward(device),
-            convert=precision.convert_standalone,
-        )
-
-    def edges(cuts: Sequence[range]) -> tuple[tuple[int, int], ...]:
-        return tuple(flows(layers, cuts))
-
-    return Measured(
-        names=[layer.name for layer in layers.layers],
-        costs=costs,
-        edges=edges,
-        microbatches=batch.num_microbatches,
-        ranks=parallel.pipeline if parallel.pipeline > 1 else None,
-        stages_per_rank=parallel.stages_per_rank,
-    )
+        costs = measure(layers, inputs if cast is None else cast(inputs), device=device, precision=precision)
+    ranks = parallel.pipeline if parallel.pipeline > 1 else None
+    return Measured(layers, costs, batch.num_microbatches, ranks, parallel.stages_per_rank)
 
 
 def _chosen(name: str) -> Schedule:
@@ -144,9 +130,11 @@ def _chosen(name: str) -> Schedule:
 def _simulated(
     ranks: int, count: int, measured: Measured | None, chosen: Schedule | None
 ) -> tuple[list[Row], list[str]]:
+    from evenstep.pipeline.layers import flows
+
     rows: list[Row] = []
     left_out: list[str] = []
-    written = [chosen] if chosen is not None and chosen.name not in SCHEDULES else []
+    written: list[Any] = [chosen] if chosen is not None and chosen.name not in SCHEDULES else []
     for schedule in (*SCHEDULES.values(), *written):
         takes_any = schedule.max_stages_per_rank is None and schedule.min_stages_per_rank > 1
         try:
@@ -158,7 +146,7 @@ def _simulated(
                 cuts = measured.cut(layout.stages)
                 by_stage = [[measured.costs[place] for place in places] for places in cuts]
                 costs = [Cost(*map(sum, zip(*stage, strict=True))) for stage in by_stage]
-                layout = Layout(rank_of=layout.rank_of, edges=measured.edges(cuts))
+                layout = Layout(rank_of=layout.rank_of, edges=tuple(flows(measured.layers, cuts)))
             if schedule in written:
                 schedule.plans(layout, range(count))  # raises for an order that is no complete update
             plans = schedule.order(layout, range(count))
@@ -171,14 +159,6 @@ def _simulated(
     if not rows:
         raise PlanError("; ".join(left_out))
     return rows, left_out
-
-
-def _print_stages(measured: Measured, stages: int) -> None:
-    cuts = measured.cut(stages)
-    names = ", ".join(f'"{measured.names[places[0]]}"' for places in cuts[1:])
-    times = [_time(sum(measured.costs[place].seconds for place in places)) for places in cuts]
-    print(f"\nthe most balanced {len(cuts)} stages: {', '.join(times)} per micro-batch")
-    print(f"parallel.split_at = [{names}]")
 
 
 def _write(row: Row, path: Path) -> None:

@@ -1,7 +1,6 @@
 """Costs of a model's layers, measured on this machine, and their division into stages."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, pairwise
 from statistics import median
 from time import perf_counter
@@ -14,6 +13,7 @@ from evenstep.errors import PlanError
 from evenstep.internals import pytree
 from evenstep.pipeline.layers import Layers, arguments
 from evenstep.pipeline.wire import tensors
+from evenstep.precision import FullPrecision, Precision
 from evenstep.tensors import gradient_format
 from evenstep.tools.planning.simulate import Cost
 
@@ -49,8 +49,7 @@ def measure(
     inputs: Any,
     *,
     device: torch.device,
-    context: Callable[[], AbstractContextManager[object]] = nullcontext,
-    convert: Callable[[nn.Module], object] = lambda module: None,
+    precision: Precision = FullPrecision(),  # noqa: B008 - frozen
     repeats: int = 5,
 ) -> list[Cost]:
     """Measure the cost of each layer for one micro-batch.
@@ -62,12 +61,12 @@ def measure(
     for place, layer in enumerate(layers.layers):
         module = layer.build if isinstance(layer.build, nn.Module) else layer.build()
         module.to(device)
-        convert(module)
+        precision.convert(module, ())
         taken = [_fresh(values[source]) for source in layers.sources(place)]
         positional, named = arguments(taken, inputs, layers.inputs(place))
 
         def forward(module: nn.Module = module, positional: Any = positional, named: Any = named) -> Any:
-            with context():
+            with precision.forward(device):
                 return module(*positional, **named)
 
         cost, output = _measured(module, taken, forward, device, repeats)
