@@ -30,13 +30,21 @@ def arguments(node: ast.FunctionDef | ast.ClassDef, classes: dict[str, ast.Class
     return {one.arg for one in every if one is not None}
 
 
+def definitions(tree: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.ClassDef]:
+    """Classes, functions and methods that others may call."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node)
+
+
 def misnamed(*sources: str) -> list[str]:
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    nodes = [node for source in sources for node in definitions(ast.parse(source))]
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     return [
         f"{node.name}: {name}"
         for node in nodes
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
         for name in described(ast.get_docstring(node) or "")
         if name not in arguments(node, classes)
     ]

@@ -1,11 +1,8 @@
-"""What is used of torch beside its public names is still as it was found, and stands in one folder."""
+"""What is used of torch beside its public names stands in one folder, and FSDP2 is still as it was found."""
 
-import ast
-import functools
 import inspect
-from importlib import import_module
+import re
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import torch
@@ -14,64 +11,31 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from evenstep import internals
-
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
-OURS = sorted((SOURCE / "internals").glob("*.py"))
+TEXTS = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py")) if path.parent.name != "internals"}
+OWN = {"self", "cls", *(name for text in TEXTS.values() for name in re.findall(r"^ *class (\w+)", text, re.M))}
 PYTHONS = {"_asdict", "_exit", "_fields", "_on_queue_feeder_error", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
-FILES = sorted(SOURCE.rglob("*.py"))
 
 
-@functools.cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(path.read_text())))
-
-
-@functools.cache
-def own_classes() -> set[str]:
-    return {node.name for path in FILES for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
-
-
-def is_own(node: ast.Attribute) -> bool:
-    """Whether it is asked of the object itself, of its class, or of one above."""
-    value = node.value
-    if isinstance(value, ast.Call):
-        return isinstance(value.func, ast.Name) and value.func.id == "super"
-    return isinstance(value, ast.Name) and (value.id in ("self", "cls") or value.id in own_classes())
-
-
-def is_asked_by_name(node: ast.AST) -> bool:
-    """Whether it is a `getattr`, `hasattr` or `setattr` of a name that is written there."""
-    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("attr")
-    return called and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
-
-
-def private(node: ast.AST) -> str:
-    """What begins with one underscore and is asked of another object, or of torch's modules."""
-    names: list[str] = []
-    if isinstance(node, ast.Attribute) and not is_own(node):
-        names = [node.attr]
-    elif is_asked_by_name(node):
-        names = [str(cast("Any", node).args[1].value)]
-    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
-        names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-    elif isinstance(node, ast.Import):
-        names = [part for alias in node.names if alias.name.startswith("torch") for part in alias.name.split(".")]
-    return next((name for name in names if name.startswith("_") and not name.startswith("__")), "")
-
-
-def private_names(path: Path) -> set[str]:
-    nodes = nodes_of(path)
-    made = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    made |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_own(node)}
-    return {name for node in nodes if (name := private(node))} - made
+def private_names(text: str) -> set[str]:
+    """Names that begin with one underscore and are asked of another object, or of torch's modules."""
+    code = re.sub(r'"""(?s:.*?)"""|#.*', "", text)
+    names = set(re.findall(r"attr\([\w.]+, \"(_[a-z]\w*)\"", code))
+    code = re.sub(r'"[^"\n]*"', '""', code).replace("super()", "self")
+    names |= {f"_{name}" for owner, name in re.findall(r"([\w)\]]+)\._([a-z]\w*)", code) if owner not in OWN}
+    for module, imported in re.findall(r"^ *from (torch\S*) import (.*)", code, re.M):
+        names |= {one for one in re.split(r"\W+", f"{module} {imported}") if re.match(r"_[a-zA-Z]", one)}
+    return names
 
 
 def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> None:
-    uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path not in OURS}
     of_metrics = {"events/metrics/meters.py": METRICS, "train/tasks/metrics.py": METRICS}
-    left = {name: found - PYTHONS - of_metrics.get(name, set()) for name, found in uses.items()}
+    left: dict[str, set[str]] = {}
+    for path, text in TEXTS.items():
+        name = str(path.relative_to(SOURCE))
+        made = {one for pair in re.findall(r"def (_\w+)|(?:self|cls)\.(_\w+)", text) for one in pair}
+        left[name] = private_names(text) - made - PYTHONS - of_metrics.get(name, set())
     assert {name: found for name, found in left.items() if found} == {}
 
 
@@ -101,9 +65,3 @@ def test_fsdp2_still_does(owner: type, name: str, uses: tuple[str, ...]) -> None
     done = getattr(owner, name)
     source = inspect.getsource(done.fget if isinstance(done, property) else done)
     assert [use for use in uses if use not in source] == []
-
-
-def test_options_of_torchs_compiler_are_known() -> None:
-    asked = internals.compile_options(captured=True)
-    known = cast("Any", import_module("torch._inductor.config")).get_config_copy()
-    assert asked["fallback_random"] is asked["triton.cudagraphs"] is True and asked.keys() <= known.keys()

@@ -32,8 +32,7 @@ def update_of(folder: Path) -> int | None:
     return checkpoint.update
 
 
-@pytest.mark.parametrize("replaced", [False, True], ids=["new update", "same update"])
-@pytest.mark.parametrize("for_good", [False, True], ids=["one fault", "disk gone"])
+@pytest.mark.parametrize(("replaced", "for_good"), [(False, False), (True, True)], ids=["one fault", "disk gone"])
 def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_one(
     replaced: bool, for_good: bool, folder: Path, state: State, failing_disk
 ):

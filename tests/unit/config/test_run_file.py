@@ -88,7 +88,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from([key.split(".") for key in all_keys()]), VALUES), min_size=1, max_size=6))
 @example([(["optimizer", "name"], 0), (["optimizer", "groups", "NAME", "patterns"], ["*"])])
 @example([(["data", "global_batch_size"], [[]])])

@@ -55,7 +55,7 @@ def test_it_leaves_model_optimizer_data_and_generators_as_they_were(schedule: An
             trainer.updates = 9
     before = tree_of(looked)
     drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    find_lr(looked, lowest=1e-5, highest=10.0, updates=20)
+    find_lr(looked, lowest=1e-5, highest=10.0, updates=8)
     assert_same(tree_of(looked), before)
     assert torch.equal(torch.get_rng_state(), drawn[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn[1:]

@@ -78,6 +78,7 @@ def updates(data: MapData, count: int = 0, **read: Any) -> list[list[int]]:
 SIZES = st.sampled_from([(1, 1), (4, 3), (6, None), (12, 5)])
 
 
+@settings(max_examples=25)
 @given(num_samples=st.integers(1, 30), sizes=SIZES, ranks=st.integers(1, 5), shuffle=st.booleans())
 def test_ranks_together_see_each_sample_of_an_epoch_once_as_one_rank_does(
     num_samples: int, sizes: tuple[int, int | None], ranks: int, shuffle: bool
@@ -95,6 +96,7 @@ def test_ranks_together_see_each_sample_of_an_epoch_once_as_one_rank_does(
     assert sorted(chain(*updates(data, epochs=2))) == sorted([*range(num_samples)] * 2)
 
 
+@settings(max_examples=20)
 @given(num_samples=st.integers(1, 20), size=st.integers(1, 8), skip=st.integers(0, 30))
 def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(num_samples: int, size: int, skip: int) -> None:
     data = MapData(range(num_samples), global_batch_size=size, collate=list)
@@ -198,7 +200,7 @@ def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
     return [(begin, draw(st.integers(1, 12))) for begin in begins]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=30)
 @given(pairs(), st.integers(1, 30))
 def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(given: list[tuple[int, int]], num_samples: int) -> None:
     number = 0

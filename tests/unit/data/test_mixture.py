@@ -65,7 +65,7 @@ mixed = st.builds(
 
 
 @given(mixture=mixed, resume=st.integers(0, 24))
-@settings(max_examples=60)
+@settings(max_examples=12)
 def test_any_position_is_a_place_to_start(mixture: Mixture, resume: int) -> None:
     whole = taken(mixture, 30)
     start = whole[resume][0]
@@ -73,7 +73,7 @@ def test_any_position_is_a_place_to_start(mixture: Mixture, resume: int) -> None
 
 
 @given(mixture=mixed, ranks=st.integers(2, 4))
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_ranks_divide_what_one_process_has(mixture: Mixture, ranks: int) -> None:
     whole = taken(mixture, 12)
     parts = [taken(mixture, 12, rank=rank, ranks=ranks) for rank in range(ranks)]
@@ -84,7 +84,7 @@ def test_ranks_divide_what_one_process_has(mixture: Mixture, ranks: int) -> None
 
 
 @given(mixture=mixed)
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_epochs_have_as_many_batches_as_they_say(mixture: Mixture) -> None:
     whole = taken(mixture, 40)
     ends = [batch[0].batch + 1 for batch in whole if batch[4]]
@@ -92,7 +92,7 @@ def test_epochs_have_as_many_batches_as_they_say(mixture: Mixture) -> None:
 
 
 @given(mixture=mixed, resume=st.integers(0, 24), saved=st.integers(0, 24))
-@settings(max_examples=40)
+@settings(max_examples=12)
 def test_a_mixture_goes_on_from_its_state_without_counting_from_the_start(
     mixture: Mixture, resume: int, saved: int
 ) -> None:

@@ -4,8 +4,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import Script
 from torch.utils.data import Dataset
 
 import evenstep
@@ -213,5 +212,5 @@ print(len(next(iter(data.batches(ReadOptions(seed=1)))).microbatches))
 
 
 def test_a_program_that_closes_no_data_ends_all_the_same() -> None:
-    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
+    end = Script("-c", LEFT_OPEN).ended(60)
+    assert (end.code, end.out) == (0, "2\n"), end

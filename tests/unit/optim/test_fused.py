@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -16,7 +16,6 @@ from evenstep.optim.fused import take_step
 SHAPES = ((5, 3), (7,), (), (2, 2, 2), (33,))
 KINDS: dict[str, functools.partial[torch.optim.Optimizer]] = {
     "adam": functools.partial(torch.optim.Adam, lr=0.01, fused=True),
-    "adam, decayed": functools.partial(torch.optim.Adam, lr=0.01, weight_decay=0.1, fused=True),
     "adamw": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
     "amsgrad": functools.partial(torch.optim.AdamW, lr=0.01, amsgrad=True, betas=(0.5, 0.8), fused=True),
     "maximizing": functools.partial(torch.optim.AdamW, lr=0.01, maximize=True, eps=1e-3, fused=True),
@@ -87,6 +86,7 @@ def assert_equal(one: Side, other: Side) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
 @given(each=st.lists(st.sets(st.sampled_from(ACTIONS), max_size=3).map(sorted).map(tuple), min_size=2, max_size=6))
 def test_steps_are_to_the_bit_those_of_torch_whatever_was_changed_in_between(
     kind: str, each: list[tuple[str, ...]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
@@ -28,6 +28,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@settings(max_examples=20)
 @given(name=st.text(min_size=1).filter(lambda name: name.isprintable() and name != "update"), value=st.floats())
 def test_every_line_gives_the_same_number_back(
     name: str, value: float, tmp_path_factory: pytest.TempPathFactory

@@ -102,6 +102,7 @@ def wandb_records(folder: Path, within_s: float = 20.0) -> dict[str, list[Any]]:
         sleep(0.05)
 
 
+@pytest.mark.slow  # it starts a service of its own
 def test_an_offline_run_of_wandb_has_everything(tmp_path: Path) -> None:
     write(WandbWriter(project="digits", mode="offline"), tmp_path, "failed")
     found = wandb_records(tmp_path)
