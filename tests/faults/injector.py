@@ -76,13 +76,23 @@ def cublas_out_of_memory() -> None:
     raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)` (injected)")
 
 
+def raised() -> None:
+    raise ValueError("a bug of the user's")
+
+
 @dataclass(slots=True)
-class RankInfo:
-    """Where one rank is."""
+class Place:
+    """Where one rank is, and whether the micro-batch in backward is its last."""
 
     rank: int
     update: int = 0
     faults: list[Fault] = field(default_factory=list[Fault])
+    last_microbatch: int = -1
+    microbatch: int = -1
+
+    @property
+    def last(self) -> bool:
+        return self.microbatch == self.last_microbatch
 
     def strike(self, phase: str, samples: int = 1_000_000) -> None:
         for fault in self.faults:
@@ -93,7 +103,7 @@ class Strikes(torch.autograd.Function):
     """The identity, whose backward lets a fault strike in the midst of the model's backward."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, place: RankInfo, samples: int, phase: str) -> Tensor:
+    def forward(ctx: Any, value: Tensor, place: Place, samples: int, phase: str) -> Tensor:
         ctx.at = place, samples, phase
         return value.clone()
 
@@ -106,61 +116,48 @@ class Strikes(torch.autograd.Function):
         return grads[0], None, None, None
 
 
-@dataclass(slots=True)
-class LastPlace(RankInfo):
-    """A place that also knows whether the micro-batch in backward is the rank's last."""
+def struck(module: Any, hidden: Tensor, samples: int) -> Tensor:
+    """`hidden`, after the faults of a forward, and with those of its backward."""
+    if not module.training:
+        module.place.strike("evaluate", samples)
+        return hidden
+    module.place.strike("forward", samples)
+    return Strikes.apply(hidden, module.place, samples, "backward")
 
-    last_microbatch: int = -1
-    microbatch: int = -1
 
-    @property
-    def last(self) -> bool:
-        return self.microbatch == self.last_microbatch
+def drawn(module: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    module.double()
 
 
 class Net(nn.Module):
     """Two layers in float64, with a place between them where faults strike. No dropout: cutting keeps the gradient."""
 
-    def __init__(self, place: RankInfo, *, norm: bool = False) -> None:
+    def __init__(self, place: Place, *, norm: bool = False) -> None:
         super().__init__()
         self.place = place
         self.first = nn.Linear(3, 6)
         self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
         self.second = nn.Linear(6, 1)
-        generator = torch.Generator().manual_seed(0)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator)
-        self.double()
+        drawn(self, 0)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = torch.tanh(self.norm(self.first(inputs)))
-        if self.training:
-            self.place.strike("forward", len(inputs))
-            hidden = Strikes.apply(hidden, self.place, len(inputs), "backward")
-        else:
-            self.place.strike("evaluate", len(inputs))
-        return self.second(hidden)
+        return self.second(struck(self, torch.tanh(self.norm(self.first(inputs))), len(inputs)))
 
 
 class Hidden(nn.Module):
     """One layer of a model in stages, after which faults strike."""
 
-    def __init__(self, place: RankInfo, number: int, width: int = 6) -> None:
+    def __init__(self, place: Place, number: int, width: int = 6) -> None:
         super().__init__()
         self.place = place
         self.linear = nn.Linear(3 if number == 0 else width, width)
-        generator = torch.Generator().manual_seed(number)
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator)
-        self.double()
+        drawn(self, number)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        hidden = torch.tanh(self.linear(inputs))
-        if not self.training:
-            self.place.strike("evaluate", len(inputs))
-            return hidden
-        self.place.strike("forward", len(inputs))
-        return Strikes.apply(hidden, self.place, len(inputs), "backward")
+        return struck(self, torch.tanh(self.linear(inputs)), len(inputs))
 
 
 class Sum(nn.Module):
@@ -173,7 +170,7 @@ class Sum(nn.Module):
 class Chain(nn.Module):
     """Three units that FSDP2 gathers one by one, and a head that belongs to the whole."""
 
-    def __init__(self, place: RankInfo) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Hidden(place, number) for number in range(3)])
         self.head = nn.Linear(6, 1).double()
@@ -194,7 +191,7 @@ class Chain(nn.Module):
 class Square(evenstep.Task):
     """Summed squares over points whose weights differ."""
 
-    def __init__(self, place: RankInfo) -> None:
+    def __init__(self, place: Place) -> None:
         self.place = place
 
     def weight(self, batch: Any) -> float:
@@ -211,7 +208,7 @@ class Square(evenstep.Task):
 class Where(evenstep.Hook):
     """Keeps a place up to date, and lets faults strike before and after updates."""
 
-    def __init__(self, place: LastPlace, rank: int, ranks: int) -> None:
+    def __init__(self, place: Place, rank: int, ranks: int) -> None:
         self.place, self.rank, self.ranks = place, rank, ranks
 
     def before_update(self, event: UpdateEvent) -> None:

@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from injector import Fault, out_of_memory
+from injector import Fault, out_of_memory, raised
 from runs import train
 
 import evenstep
@@ -52,7 +53,7 @@ KINDS: dict[str, Any] = {
     "sys_exit": lambda: sys.exit(3),
     "late_bug": lambda: (time.sleep(3), KINDS["raise"]()),
     "late_kill": lambda: (time.sleep(3), KINDS["kill"]()),
-    "raise": lambda: (_ for _ in ()).throw(ValueError("a bug of the user's")),
+    "raise": raised,
     "out_of_memory": out_of_memory,
     "slow": lambda: time.sleep(0.15),
     "hold": lambda: ctypes.PyDLL(None).sleep(600),  # holds Python's lock: no thread of it runs
@@ -100,12 +101,10 @@ def main(what: dict[str, Any]) -> None:
         stoppable=True,
         pipeline=what.get("pipeline", 1),
         schedule=what.get("schedule", "1f1b"),
-        kit=what.get("kit", ""),
     )
     error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
-    digest = hashlib.sha256(ended.parameters.numpy().tobytes() + ended.average.numpy().tobytes()).hexdigest()
-    values = ended.parameters.tolist()
-    said = {"update": ended.update, "sha256": digest, "error": error, "kinds": ended.kinds, "parameters": values}
+    digest = hashlib.sha256(ended.parameters.numpy().tobytes()).hexdigest()
+    said = {"update": ended.update, "sha256": digest, "error": error, "kinds": ended.kinds}
     print(json.dumps(said), flush=True)
     group.close()
     os._exit(1 if error else 0)  # without waiting for threads that hang

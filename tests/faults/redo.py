@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from injector import out_of_memory
 from processes import Said, run
-from threads import on_ranks
 
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
@@ -21,6 +20,7 @@ from evenstep.train.cut import SplitLimit
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.recovery import Recovery
+from threads import ends_of_ranks
 
 Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
 HALF = 10  # numbers in two of a micro-batch's four samples, which is what is left to try after one fault
@@ -94,12 +94,9 @@ def in_another_work() -> None:
         recovery.once("update 1", out_of_memory if group.rank == 0 else lambda: None)
         recovery.once("update 2", lambda: group.gather("here"))
 
-    first, second = on_ranks(2, act)
-    words = "rank 0 ran out of memory in update 1, in update {}, when rank {} was in update {}, which can't be undone"
-    assert isinstance(first, LostRankError), first
-    assert isinstance(second, LostRankError), second
-    assert words.format(1, 1, 2) in str(first), first
-    assert words.format(2, 0, 1) in str(second), second
+    first, second = ends_of_ranks(2, act)
+    assert isinstance(first, LostRankError) and "rank 1 was in update 2" in str(first), first
+    assert isinstance(second, LostRankError) and "rank 0 was in update 1" in str(second), second
 
 
 def at_the_work_before() -> None:
@@ -118,7 +115,7 @@ def at_the_work_before() -> None:
 
         return recovery.once("update 1", before), recovery.once("update 2", after)
 
-    for rank, end in enumerate(on_ranks(3, act)):
+    for rank, end in enumerate(ends_of_ranks(3, act)):
         assert end == (([0], [1, 2])[rank > 0], None), end
 
 
@@ -132,8 +129,7 @@ def fails_while_meeting() -> None:
     """Rank 1 waits for rank 0, which raises instead of coming."""
     ends = ended("ddp", faults=[["out_of_memory", 1, 4, "armed", 0], ["late_bug", 0, 4, "forward", 0]])
     assert [end.code for end in ends] == [1, 1], ends
-    assert "a bug of the user's" in ends[0].said["error"], ends
-    assert "rank 0 failed in update 4: ValueError: a bug of the user's" in ends[1].said["error"], ends
+    assert "rank 0 failed in update 4: ValueError" in ends[1].said["error"], ends
 
 
 def dies_while_meeting() -> None:

@@ -10,8 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "usage"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from battery import Case, limited

@@ -1,6 +1,6 @@
 """One small run, with faults in it, on one or several ranks; and what it ends at."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from injector import Chain, Fault, Hidden, LastPlace, Net, Points, Square, Sum, Where
-from kits import KITS, Kit
+from injector import Chain, Fault, Hidden, Net, Place, Points, Square, Sum, Where
 from torch import Tensor, nn
 
 import evenstep
@@ -18,6 +17,7 @@ from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Reducer, Single, Strategy,
 from evenstep.parallel.reducer import BucketReducer
 from evenstep.pipeline import PipelineModel
 from evenstep.process import stopping
+from kit import Heard
 
 
 class SmallReducer(BucketReducer):
@@ -47,28 +47,11 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
 UPDATES = 6
 
 
-def held_of(tensors: Iterable[Tensor]) -> Tensor:
-    """What this rank holds of them, whole or in shards, as one vector."""
-    held = [getattr(one, "_local_tensor", one).detach().flatten() for one in tensors]
-    return torch.cat(held) if held else torch.empty(0)
-
-
-class Hear(evenstep.Hook):
-    """Notes the incidents that this rank hears of."""
-
-    def __init__(self) -> None:
-        self.incidents: list[Incident] = []
-
-    def on_incident(self, event: Incident) -> None:
-        self.incidents.append(event)
-
-
 @dataclass(slots=True)
 class Ended:
     """How one rank of a run ended."""
 
     parameters: Tensor
-    average: Tensor  # empty where there is none
     buffers: list[Tensor]
     incidents: list[Incident]
     error: Exception | None
@@ -101,38 +84,34 @@ def train(
     writers: Sequence[evenstep.Writer] = (),
     resume: bool = False,
     new_settings: bool = False,
+    samples: int = 48,
     pipeline: int = 1,
     schedule: str = "1f1b",
     stoppable: bool = False,
-    kit: str = "",
     **more: Any,
 ) -> Ended:
     """Train one rank to the end, or to its error."""
     group = group or Group()
-    place = LastPlace(group.rank, faults=list(faults))
-    model: nn.Module = Chain(place) if kit or ("fsdp" in strategy and pipeline == 1) else Net(place, norm=norm)
+    place = Place(group.rank, faults=list(faults))
+    model: nn.Module = Chain(place) if "fsdp" in strategy and pipeline == 1 else Net(place, norm=norm)
     shared = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)
         shared = mesh.data
-        layers = model.stages() if isinstance(model, Chain) else [*(Hidden(place, n) for n in range(5)), Sum()]
+        layers = [*(Hidden(place, number) for number in range(5)), Sum()]
         model = PipelineModel(layers, mesh=mesh, schedule=schedule)
-    of_parameters = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
-    besides = KITS[kit] if kit else Kit(lambda model: of_parameters(list(model.parameters())))
-    made, its_hooks, options = besides.made(model)
-    hear = Hear()
-    points = Points(fail=fail)
-    points.points = points.points.to(besides.dtype)
+    of_parameters = optimizer or partial(torch.optim.AdamW, lr=0.05)
+    hear = Heard()
     trainer = evenstep.Trainer(
         model=model,
         task=Square(place),
-        optimizer=made,
-        data=evenstep.MapData(points, global_batch_size=16, micro_batch_size=micro, **(data or {})),
+        optimizer=of_parameters(list(model.parameters())),
+        data=evenstep.MapData(Points(samples, fail), global_batch_size=16, micro_batch_size=micro, **(data or {})),
         updates=updates,
         device="cpu",
         strategy=STRATEGIES[strategy](shared),
-        hooks=[*its_hooks, Where(place, shared.rank, shared.ranks), *hooks, hear],
-        train=evenstep.Training(clip_norm=clip_norm, check_loss=check_loss, **options),
+        hooks=[Where(place, shared.rank, shared.ranks), *hooks, hear],
+        train=evenstep.Training(clip_norm=clip_norm, check_loss=check_loss),
         folder=folder,
         log=evenstep.Logging(every_updates=1, writers=writers),
         **more,
@@ -153,7 +132,6 @@ def train(
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised
         getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")
-    kept = trainer._loop.engine.parts.saved.average
-    average = [] if kept is None else kept.state_dict().values()
-    held = [held_of(model.parameters()), held_of(one for one in average if one.is_floating_point())]
-    return Ended(*held, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)
+    held = [getattr(one, "_local_tensor", one).detach().flatten() for one in model.parameters()]  # whole or a shard
+    parameters = torch.cat(held) if held else torch.empty(0)
+    return Ended(parameters, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import evenstep
 from evenstep import Engine, Memory, Task, Training
 from evenstep.errors import TaskError
+from evenstep.train import Committed
 from evenstep.train.recompute import CheckpointedForward
+from kit import engine_of, filled
 from refused import refused
+from same import assert_same
 
 BLOCKS, WIDTH, ROWS = 8, 32, 64
 
@@ -52,6 +54,10 @@ class Net(nn.Module):
         return self.last(x)
 
 
+def net(blocks: int = BLOCKS) -> Net:
+    return filled(Net(blocks))
+
+
 def batches(count: int = 2, rows: int = ROWS) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     return [
@@ -59,31 +65,25 @@ def batches(count: int = 2, rows: int = ROWS) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def engine(model: nn.Module, which: str = "none", **more: Any) -> Engine:
+def engine(model: nn.Module, which: str = "none", task: Task | None = None) -> Engine:
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    return Engine(
-        model, Square(), sgd, device="cpu", train=Training(memory=Memory(checkpoint=which), check_loss=False), **more
-    )
+    train = Training(memory=Memory(checkpoint=which), check_loss=False)
+    return engine_of(model, task or Square(), optimizer=sgd, train=train)
 
 
-def net(seed: int = 0) -> Net:
-    torch.manual_seed(seed)
-    return Net()
-
-
-def assert_same_state(one: nn.Module, other: nn.Module) -> None:
-    mine, theirs = one.state_dict(), other.state_dict()
-    assert mine.keys() == theirs.keys()
-    for name, value in mine.items():
-        assert torch.equal(value, theirs[name]), name
+def same_with(made: Any, which: str, updates: int = 2) -> Any:
+    """Two models that were trained with all kept, and with `which` computed again: their states are the same."""
+    kept, again = made(), made()
+    for model, pattern in ((kept, "none"), (again, which)):
+        run = engine(model, pattern)
+        for _ in range(updates):
+            run.update(microbatches=batches())
+    assert_same(kept.state_dict(), again.state_dict())
+    return again
 
 
 class Allocated(TorchDispatchMode):
-    """Counts the memory of all tensors that are made inside and still there.
-
-    Attributes:
-        peak: the most bytes at once.
-    """
+    """Counts the memory of all tensors that are made inside and still there; `peak` is the most bytes at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,62 +102,43 @@ class Allocated(TorchDispatchMode):
         if place in self.known or not place:
             return
         self.known.add(place)
-        size = memory.nbytes()
-        self.now += size
+        self.now += memory.nbytes()
         self.peak = max(self.peak, self.now)
-        weakref.finalize(memory, self.gone, place, size)
+        weakref.finalize(memory, self.gone, place, memory.nbytes())
 
     def gone(self, place: int, size: int) -> None:
         self.known.discard(place)
         self.now -= size
 
 
-def peak_of(model: nn.Module, which: str) -> int:
-    """The most bytes that an update allocates at once, beside parameters, gradients and the optimizer's state."""
-    run = engine(model, which)
-    run.update(microbatches=batches(1))  # gradients and state are there
-    with Allocated() as allocated:
-        run.update(microbatches=batches(1))
-    gc.collect()
-    return allocated.peak
-
-
 def test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all() -> None:
-    kept, again = net(), net()
-    one, other = engine(kept), engine(again, "blocks")
-    for _ in range(3):
-        for run in (one, other):
-            run.update(microbatches=batches())
-    assert_same_state(kept, again)
+    again = same_with(net, "blocks", updates=3)
     assert again.blocks[0].norm.num_batches_tracked == 6  # and not 12
-    assert again.blocks[0].calls == 12  # what a forward keeps in attributes it does twice
-    assert (
-        other.parts.recomputed.names == tuple(f"blocks.{number}" for number in range(BLOCKS))
-        and one.parts.recomputed.names == ()
-    )
+    assert again.blocks[0].calls == 12  # attributes that a forward writes are written twice
 
 
 def test_an_update_takes_a_fraction_of_the_memory() -> None:
-    """Of each block it keeps what that is called with, and all of one block while that one is computed again."""
-    kept, again = peak_of(net(), "none"), peak_of(net(), "blocks")
-    one_input = ROWS * WIDTH * 4
+    """It keeps the input of each block, and all of one block while that one is computed again."""
+
+    def peak_of(which: str) -> int:
+        run = engine(net(), which)
+        run.update(microbatches=batches(1))  # gradients and state are there
+        with Allocated() as allocated:
+            run.update(microbatches=batches(1))
+        gc.collect()
+        return allocated.peak
+
+    kept, again, one_input = peak_of("none"), peak_of("blocks"), ROWS * WIDTH * 4
     assert kept > BLOCKS * 6 * one_input
-    assert again < (BLOCKS + 20) * one_input
-    assert again < 0.5 * kept, (kept, again)
+    assert again < (BLOCKS + 20) * one_input and again < 0.5 * kept, (kept, again)
 
 
-def test_one_tensor_that_is_given_twice_is_one_when_it_is_computed_again() -> None:
-    """Attention projects queries, keys and values at once where they are the same."""
-
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.2)
-        return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Linear(4, 8), layer, nn.Linear(8, 1), nn.Flatten(1))
-
-    kept, again = made(), made()
-    for model, which in ((kept, "none"), (again, "*.self_attn")):
-        engine(model, which).update(microbatches=batches())
-    assert_same_state(kept, again)
+def attention() -> nn.Module:
+    """Projects queries, keys and values at once where they are the same tensor."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.2)
+    return filled(
+        nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Linear(4, 8), layer, nn.Linear(8, 1), nn.Flatten(1)).float()
+    )
 
 
 class Drawn(nn.Module):
@@ -174,53 +155,54 @@ class Chain(nn.Sequential):
         return super().forward(x)
 
 
-def test_what_is_drawn_from_python_and_numpy_is_drawn_again() -> None:
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), Drawn()) for _ in range(3))
-        return Chain(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1))
-
-    kept, again = made(), made()
-    for model, which in ((kept, "none"), (again, "blocks")):
-        run = engine(model, which)
-        for _ in range(5):  # in some of which the engine looks for whether anything draws from them
-            run.update(microbatches=batches())
-    assert_same_state(kept, again)
+def drawing() -> nn.Module:
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), Drawn()) for _ in range(3))
+    return filled(Chain(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1)))
 
 
-def test_a_dropout_shared_by_several_blocks_is_recomputed_with_the_key_of_its_place() -> None:
-    """The backward computes the last block again first."""
+def shared_dropout() -> nn.Module:
+    """One dropout in several blocks, of which the backward computes the last again first."""
+    drop = nn.Dropout(0.4)
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), drop, nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+    return filled(nn.Sequential(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1)))
 
-    def made() -> nn.Module:
-        torch.manual_seed(0)
-        drop = nn.Dropout(0.4)
-        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), drop, nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
-        return nn.Sequential(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1))
 
-    kept, again = made(), made()
-    for model, which in ((kept, "none"), (again, "blocks")):
-        run = engine(model, which)
-        for _ in range(2):
-            run.update(microbatches=batches())
-    assert_same_state(kept, again)
+@pytest.mark.parametrize(
+    ("made", "which", "updates"),
+    [(attention, "*.self_attn", 1), (drawing, "blocks", 5), (shared_dropout, "blocks", 2)],
+)
+def test_a_part_is_computed_again_with_its_inputs_and_draws(made: Any, which: str, updates: int) -> None:
+    same_with(made, which, updates)
+
+
+# which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_block_is_computed_again_as_compiled() -> None:
+    def made() -> nn.Sequential:
+        inner = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)]
+        for block in inner:
+            block.compile(backend="aot_eager")
+        return filled(nn.Sequential(nn.Linear(4, WIDTH), *inner, nn.Linear(WIDTH, 1)))
+
+    again = same_with(made, "blocks")
+    assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
 
 def test_another_engine_of_the_same_model_makes_its_own_choice() -> None:
     model, kept = net(), net()
     own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
     engine(model, "blocks").update(microbatches=batches())
-    engine(kept).update(microbatches=batches())
     assert isinstance(vars(model.blocks[0])["forward"], CheckpointedForward)
     engine(model, "blocks.0").update(microbatches=batches())
     assert vars(model.blocks[1])["forward"] == own and "forward" not in vars(model.blocks[2])
     engine(model).update(microbatches=batches())
     assert "forward" not in vars(model.blocks[0])
-    for _ in range(2):
+    for _ in range(3):
         engine(kept).update(microbatches=batches())
-    assert_same_state(model, kept)
+    assert_same(model.state_dict(), kept.state_dict())
 
 
-class Refusing(Task):
+class Refusing(Square):
     """Of more rows than fit, some block runs out of memory when it is computed again."""
 
     def __init__(self, model: Net, rows: int) -> None:
@@ -235,9 +217,6 @@ class Refusing(Task):
     def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave it whole
         return super().split(batch)
 
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
-
 
 def test_a_recomputation_that_runs_out_of_memory_is_cut() -> None:
     model, plain = net(), net()
@@ -245,25 +224,9 @@ def test_a_recomputation_that_runs_out_of_memory_is_cut() -> None:
         for block in one.blocks:  # in which nothing depends on the cut
             block.norm, block.dropout = nn.Identity(), nn.Identity()
     task = Refusing(model, rows=ROWS // 2)
-    outcomes = [
-        Engine(
-            one,
-            its_task,
-            torch.optim.SGD(one.parameters(), lr=1e-4),
-            device="cpu",
-            train=Training(memory=Memory(checkpoint=which), check_loss=False),
-        ).update(microbatches=given)
-        for one, its_task, which, given in (
-            (model, task, "blocks", batches(1)),
-            (
-                plain,
-                Square(),
-                "none",
-                [(x[half], y[half]) for x, y in batches(1) for half in (slice(32), slice(32, 64))],
-            ),
-        )
-    ]
-    assert all(isinstance(outcome, evenstep.train.Committed) for outcome in outcomes)
+    halved = [(x[half], y[half]) for x, y in batches(1) for half in (slice(32), slice(32, 64))]
+    assert isinstance(engine(model, "blocks", task).update(microbatches=batches(1)), Committed)
+    assert isinstance(engine(plain).update(microbatches=halved), Committed)
     assert task.cut == 1
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other)
@@ -284,42 +247,17 @@ def test_a_forward_that_writes_into_its_buffer_is_refused_by_name() -> None:
         run.update(microbatches=batches(1))
 
 
-# which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_block_is_computed_again_as_compiled() -> None:
-    def made() -> nn.Sequential:
-        torch.manual_seed(0)
-        inner = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
-        return nn.Sequential(nn.Linear(4, WIDTH), *inner, nn.Linear(WIDTH, 1))
-
-    kept, again = made(), made()
-    for model, which in ((kept, "none"), (again, "blocks")):
-        for block in (model[1], model[2]):
-            block.compile(backend="aot_eager")
-        run = engine(model, which)
-        for _ in range(2):
-            run.update(microbatches=batches())
-    assert_same_state(kept, again)
-    assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
-
-
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=5), chosen=st.sets(st.integers(0, 3)))
 def test_any_blocks_of_any_cut_have_the_bits_of_a_run_that_keeps_all(sizes: list[int], chosen: set[int]) -> None:
     """With dropout in each block, keyed by update and micro-batch."""
 
-    def trained(which: str) -> nn.Module:
-        torch.manual_seed(0)
-        model = Net(4)
+    def trained(which: str) -> dict[str, Tensor]:
+        model = net(4)
         run = engine(model, which)
-        for update in range(2):
-            generator = torch.Generator().manual_seed(update)
-            run.update(
-                microbatches=(
-                    (torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes
-                )
-            )
-        return model
+        for _ in range(2):
+            run.update(microbatches=[one for n in sizes for one in batches(1, n)])
+        return model.state_dict()
 
     pattern = f"blocks.[{''.join(map(str, sorted(chosen)))}]" if chosen else "blocks"
-    assert_same_state(trained("none"), trained(pattern))
+    assert_same(trained("none"), trained(pattern))

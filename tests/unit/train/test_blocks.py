@@ -1,3 +1,5 @@
+"""Choice of the modules whose activations are computed again."""
+
 from typing import Any
 
 import pytest
@@ -14,6 +16,10 @@ def block() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Tanh())
 
 
+def blocks() -> nn.ModuleList:
+    return nn.ModuleList([block(), block()])
+
+
 class Own(nn.Module):
     """A block of parameters alone."""
 
@@ -25,58 +31,50 @@ class Own(nn.Module):
         return x * self.weight
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
-
-
 def within(**parts: nn.Module) -> nn.Module:
     """As in `transformers`: a dict of parts, one of which is the list of blocks."""
     return nn.ModuleDict({"transformer": nn.ModuleDict(parts)})
 
 
+ENCODER_LAYER = nn.TransformerEncoderLayer(4, 2, batch_first=True)
+EMBEDDED = nn.ModuleDict({"wte": nn.Linear(2, 2), "h": blocks()})
+
+
 @pytest.mark.parametrize(
-    ("model", "names"),
+    ("model", "pattern", "names"),
     [
-        (within(wte=nn.Linear(2, 2), h=nn.ModuleList([block(), block()])), ("transformer.h.0", "transformer.h.1")),
-        (nn.Sequential(nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)), ("1", "2")),
-        (nn.Sequential(mlp(), nn.ModuleList([Own(), nn.Linear(2, 2), Own()])), ("1.0", "1.2")),  # one of each class
-        (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, batch_first=True), 2), ("layers.0", "layers.1")),
-        (nn.ModuleList([nn.ModuleList([block(), block()]) for _ in range(2)]), ("0.0", "0.1", "1.0", "1.1")),
+        (within(wte=nn.Linear(2, 2), h=blocks()), "blocks", ("transformer.h.0", "transformer.h.1")),
+        (nn.Sequential(nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)), "blocks", ("1", "2")),
+        (nn.Sequential(block(), nn.ModuleList([Own(), nn.Linear(2, 2), Own()])), "blocks", ("1.0", "1.2")),
+        (
+            nn.TransformerEncoder(ENCODER_LAYER, 2),
+            "blocks",
+            ("layers.0", "layers.1"),
+        ),
+        (nn.ModuleList([blocks(), blocks()]), "blocks", ("0.0", "0.1", "1.0", "1.1")),
+        (EMBEDDED, "h.*", ("h.0", "h.1")),  # and nothing inside of them
+        (EMBEDDED, "h.?.0", ("h.0.0", "h.1.0")),
+        (EMBEDDED, "*", ("wte", "h.0", "h.1")),  # the list itself is called by nobody
+        (EMBEDDED, "wte", ("wte",)),
+        (PipelineModel([nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)], stages_per_rank=2), "blocks", ("1", "2")),
+        (PipelineModel([nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)], stages_per_rank=2), "[03]", ("0", "3")),
     ],
 )
-def test_blocks_are_what_is_repeated_in_lists_and_more_than_a_layer(model: nn.Module, names: tuple[str, ...]) -> None:
-    chosen = choose_modules(model, "blocks")
+def test_blocks_and_patterns_choose_the_outermost_modules_that_are_called(
+    model: nn.Module, pattern: str, names: tuple[str, ...]
+) -> None:
+    chosen = choose_modules(model, pattern)
     assert chosen.names == names == tuple(chosen.here)
-    assert all(chosen.here[name] is model.get_submodule(name) for name in names)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "names"),
+    ("model", "pattern"),
     [
-        ("h.*", ("h.0", "h.1")),  # and nothing of what is inside of them
-        ("h.?.0", ("h.0.0", "h.1.0")),
-        ("*", ("wte", "h.0", "h.1")),  # the list itself is called by nobody
-        ("wte", ("wte",)),
+        (nn.ModuleDict({"h": blocks()}), "g.*"),
+        (nn.ModuleDict({"h": blocks()}), "h"),
+        (PipelineModel(nn.Sequential(block(), block()), stages_per_rank=2), "blocks"),
     ],
 )
-def test_a_pattern_means_the_outermost_modules_that_are_called(pattern: str, names: tuple[str, ...]) -> None:
-    model = nn.ModuleDict({"wte": nn.Linear(2, 2), "h": nn.ModuleList([block(), block()])})
-    assert choose_modules(model, pattern).names == names
-
-
-@pytest.mark.parametrize(
-    ("pattern", "field"),
-    [("g.*", "memory.checkpoint"), ("h", "memory.checkpoint")],
-)
-def test_a_pattern_that_fits_nothing_is_refused_with_what_there_is(pattern: str, field: str) -> None:
-    with refused(ArgumentError, field):
-        choose_modules(nn.ModuleDict({"h": nn.ModuleList([block(), block()])}), pattern)
-
-
-def test_the_blocks_of_a_model_in_stages_are_among_its_layers() -> None:
-    model = PipelineModel([nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)], stages_per_rank=2)
-    assert choose_modules(model, "blocks").names == ("1", "2")
-    assert choose_modules(model, "[03]").names == ("0", "3")
-    opened = PipelineModel(nn.Sequential(block(), block()), stages_per_rank=2)
+def test_a_pattern_that_fits_nothing_is_refused(model: nn.Module, pattern: str) -> None:
     with refused(ArgumentError, "memory.checkpoint"):
-        choose_modules(opened, "blocks")
+        choose_modules(model, pattern)

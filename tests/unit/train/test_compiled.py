@@ -1,30 +1,38 @@
-"""The model compiled: what is compiled by itself, what is refused or named, and that the run is the one uncompiled.
+"""The model or the whole update compiled: parts that are compiled, refusals, and that the run is the one uncompiled.
 
 Most tests let torch find its graphs and run them as they were found, which takes milliseconds; those that are slow let
 its compiler make machine code of them.
 """
 
 import copy
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Task, Training
+from evenstep import Checkpointing, Ema, Engine, Trainer, Training
+from evenstep.contrib.compiled_update import compilations
 from evenstep.errors import ArgumentError
 from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train import Aborted, Committed
 from evenstep.train.compiled import compiled_parts
+from kit import FailAt, Squares, data, engine_of, filled, flat, points, stacked, trainer_of
 from refused import refused
+from same import assert_same
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 WIDTH = 6
-Batches = list[tuple[Tensor, Tensor]]
 
 
 class Block(nn.Module):
@@ -52,41 +60,32 @@ class Listed(nn.Module):
         return self.last(x)
 
 
-class Squares(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
-
+class Cuts(Squares):
     def split(self, batch: Any) -> list[Any]:  # without which `check_loss=False` would leave batches whole
         return super().split(batch)
 
 
-def chain(*, stages: int = 1, schedule: str = "1f1b") -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, WIDTH), Block(), Block(), Block(), nn.Linear(WIDTH, 1))
-    return PipelineModel(model, stages_per_rank=stages, schedule=schedule) if stages > 1 else model
+def chain(*, stages: int = 1, blocks: int = 3, dropout: float = 0.3) -> Any:
+    inner = (Block(dropout) for _ in range(blocks))
+    model = filled(nn.Sequential(nn.Linear(3, WIDTH), *inner, nn.Linear(WIDTH, 1)))
+    return PipelineModel(model, stages_per_rank=stages) if stages > 1 else model
 
 
-def batches(update: int, sizes: tuple[int, ...] = (4, 4)) -> Batches:
-    generator = torch.Generator().manual_seed(update)
-    return [(torch.randn(size, 3, generator=generator), torch.randn(size, generator=generator)) for size in sizes]
+def batches(update: int, sizes: tuple[int, ...] = (4, 4), dtype: torch.dtype = torch.float32) -> list[Any]:
+    return [stacked(points(size, seed=3 * update + place, dtype=dtype)) for place, size in enumerate(sizes)]
 
 
-def engine_of(model: nn.Module, compile: str = "model", **more: Any) -> Engine:
+def of(model: nn.Module, compile: str = "model", **more: Any) -> Engine:
     train = Training(compile=compile, clip_norm=1.0, **more.pop("train", {}))  # type: ignore[arg-type]
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
-    return Engine(model, Squares(), optimizer, device="cpu", train=train, **more)
-
-
-def parameters(model: nn.Module) -> Tensor:
-    return torch.cat([one.detach().flatten() for one in model.parameters()])
+    return engine_of(model, Cuts(), train=train, **more)
 
 
 def trained(model: nn.Module, compile: str = "model", *, updates: int = 4, **more: Any) -> Tensor:
-    engine = engine_of(model, compile, **more)
+    engine = of(model, compile, **more)
     for update in range(updates):
         outcome = engine.update(microbatches=batches(update, (4, 4) if update % 3 else (4, 3)))
         assert isinstance(outcome, Committed)
-    return parameters(model)
+    return flat(model)
 
 
 @pytest.fixture
@@ -96,78 +95,58 @@ def as_found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     graphs: list[Any] = []
     compile = torch.compile
 
-    def found(graph: Any, inputs: Any) -> Any:
+    def found(graph: Any, inputs: Any, **_: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda forward, **_: compile(forward, dynamic=False, backend=found))
+    def compiled(forward: Any, *, backend: Any = None, options: Any = None, **given: Any) -> Any:
+        if backend is None:
+            return compile(forward, dynamic=False, backend=found)
+        return compile(forward, backend=backend, options=options, **given)
+
+    monkeypatch.setattr(compilations, "compile_graph", found)
+    monkeypatch.setattr(torch, "compile", compiled)
     return graphs
 
 
 def test_each_shape_and_mode_is_compiled_once_for_all_blocks(as_found: list[Any]) -> None:
-    engine = engine_of(chain())
-    counts: list[int] = []
+    engine, counts = of(chain()), list[int]()
     for update, sizes in enumerate([(4, 4), (4, 3), (4, 4), (3, 4)]):
         engine.update(microbatches=batches(update, sizes))
         counts.append(len(as_found))
     engine.evaluate(microbatches=batches(9))
     engine.evaluate(microbatches=batches(9))
-    engine.update(microbatches=batches(9))
     assert counts == [1, 2, 2, 2] and len(as_found) == 3
 
 
-def test_a_layer_with_random_numbers_of_its_own_is_refused() -> None:
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: of(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1), nn.Linear(2, 1))),
+        lambda: Training(compile="model", memory=Memory(checkpoint="blocks")),
+    ],
+    ids=["a layer with random numbers of its own", "activations computed again"],
+)
+def test_compile_is_refused_with(act: Callable[[], Any]) -> None:
     with refused(ArgumentError, "compile"):
-        engine_of(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1), nn.Linear(2, 1)))
+        act()
 
 
 def test_blocks_are_compiled_one_by_one_and_single_operations_are_not() -> None:
-    assert [*compiled_parts(chain())] == ["1", "2", "3"]
-    assert [*compiled_parts(chain(stages=3))] == ["1", "2", "3"]
+    assert [*compiled_parts(chain())] == [*compiled_parts(chain(stages=3))] == ["1", "2", "3"]
     assert [*compiled_parts(Listed())] == ["blocks.0", "blocks.1"]
     assert [*compiled_parts(Listed(1))] == [""]
 
 
 @pytest.mark.usefixtures("as_found")
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_a_compiled_run_is_the_run_that_is_not_in_other_formats(precision: str) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_a_compiled_run_has_the_bits_of_one_that_is_not(precision: str) -> None:
     assert torch.equal(trained(chain(), precision=precision), trained(chain(), "off", precision=precision))
 
 
 @pytest.mark.usefixtures("as_found")
-def test_a_micro_batch_that_does_not_fit_is_cut_and_compiled_in_pieces() -> None:
-    class Narrow(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x)
-
-    found: list[Tensor] = []
-    for compile in ("model", "off"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, WIDTH), Narrow(0.0), nn.Linear(WIDTH, 1))
-
-        def full(module: Any, args: Any) -> None:
-            if len(args[0]) > 2:
-                raise torch.OutOfMemoryError("no memory for so many")
-
-        model.get_submodule("1").register_forward_pre_hook(full)
-        found.append(trained(model, compile, train={"check_loss": False}))
-    assert torch.equal(found[0], found[1])
-
-
-def test_recomputed_activations_are_refused_together_with_compile() -> None:
-    with refused(ArgumentError, "compile"):
-        Training(compile="model", memory=Memory(checkpoint="blocks"))
-
-
-@pytest.mark.usefixtures("as_found")
-@pytest.mark.parametrize("stages", [1, 3])
-def test_a_compiled_run_is_the_run_that_is_not_with_the_same_dropout(stages: int) -> None:
-    assert torch.equal(trained(chain(stages=stages)), trained(chain(), "off"))
-
-
-@pytest.mark.usefixtures("as_found")
-def test_schedules_that_split_the_backward_leave_that_of_a_compiled_block_whole() -> None:
-    model = chain(stages=2)
+def test_a_compiled_run_in_stages_leaves_backwards_whole_and_has_the_bits_of_one_that_is_not() -> None:
+    model = chain(stages=3)
     assert torch.equal(trained(model), trained(chain(), "off"))
     assert not any(type(part).__name__ == "DeferredLinear" for part in model.modules())
 
@@ -175,8 +154,7 @@ def test_schedules_that_split_the_backward_leave_that_of_a_compiled_block_whole(
 @pytest.mark.usefixtures("as_found")
 def test_a_model_without_blocks_is_compiled_as_a_whole() -> None:
     def net() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+        return filled(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)))
 
     model = net()
     assert torch.equal(trained(model), trained(net(), "off"))
@@ -184,68 +162,173 @@ def test_a_model_without_blocks_is_compiled_as_a_whole() -> None:
 
 
 @pytest.mark.usefixtures("as_found")
+def test_a_micro_batch_that_does_not_fit_is_cut_and_compiled_in_pieces() -> None:
+    def full(module: Any, args: Any) -> None:
+        if len(args[0]) > 2:
+            raise torch.OutOfMemoryError("injected")
+
+    models = [chain(blocks=1, dropout=0.0) for _ in range(2)]
+    for model, compile in zip(models, ("model", "off"), strict=True):
+        model.get_submodule("1").register_forward_pre_hook(full)
+        trained(model, compile, train={"check_loss": False})
+    assert torch.equal(*map(flat, models))
+
+
+@pytest.mark.usefixtures("as_found")
 def test_names_copies_and_states_are_those_of_the_model_as_it_is_written() -> None:
     model = chain()
     names = [*model.state_dict()]
-    engine = engine_of(model)
+    engine = of(model)
     engine.update(microbatches=batches(0))
     assert [*model.state_dict()] == names
     other = copy.deepcopy(model)
     assert not any(map(forwards.is_compiled, other.modules()))
     engine.update(microbatches=batches(1))
     x = torch.ones(2, 3)
-    model.eval()
-    other.eval()
-    assert not torch.equal(model(x), other(x))
+    assert not torch.equal(model.eval()(x), other.eval()(x))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(x), other(x))
 
 
 @pytest.mark.usefixtures("as_found")
-def test_a_run_is_resumed_with_the_same_bits_and_only_compiled() -> None:
-    whole = chain()
-    engine = engine_of(whole, train={"ema": Ema(decay=0.9)})
-    for update in range(2):
-        engine.update(microbatches=batches(update))
-    state = copy.deepcopy(engine.state_dict())
-    for update in range(2, 4):
-        engine.update(microbatches=batches(update))
-    model = chain(stages=3)
-    resumed = engine_of(model, train={"ema": Ema(decay=0.9)})
-    resumed.load_state_dict(state)
-    for update in range(2, 4):
-        resumed.update(microbatches=batches(update))
-    assert torch.equal(parameters(model), parameters(whole))
-    assert "train.compile" in engine_of(chain(), "off").state.changed_settings(state)
+def test_statistics_of_aborted_updates_are_taken_back() -> None:
+    model = filled(nn.Sequential(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 1)))
+    engine = of(model)
+    engine.update(microbatches=batches(0))
+    before = copy.deepcopy(model.state_dict())
+    x, y = batches(1)[0]
+    assert isinstance(engine.update((x, y * float("inf"))), Aborted)
+    assert_same(before, model.state_dict())
+
+
+def trainer(folder: Path, compile: Any, *hooks: Any) -> Trainer:
+    """Of updates of a micro-batch and a short one."""
+    return trainer_of(
+        chain(blocks=2 if compile == "model" else 1),  # one graph for both, or all in one
+        *hooks,
+        data=data(40, size=8, micro=5, dtype=torch.float32),
+        lr_schedule={"kind": "cosine", "warmup_updates": 3},
+        train=Training(compile=compile, clip_norm=1.0, ema=Ema(decay=0.9, every_updates=2)),
+        checkpoint=Checkpointing(every_updates=3),
+        folder=folder,
+    )
+
+
+def same_when_it_is_stopped(folder: Path, compile: str) -> None:
+    straight = trainer(folder / "straight", compile)
+    straight.train()
+    with pytest.raises(ValueError, match="injected"):
+        trainer(folder / "stopped", compile, FailAt(6)).train()
+    rmtree(folder / "stopped" / "checkpoints" / "step-00000005")  # which a process that is killed can't save
+    torch.compiler.reset()  # as in a new process
+    resumed = trainer(folder / "stopped", compile)
+    resumed.resume()
+    assert resumed.progress.update == 3
+    resumed.train()
+    for part in ("model", "ema", "progress", "optimizer"):
+        assert_same(straight.state_dict()[part], resumed.state_dict()[part], part)
 
 
 @pytest.mark.usefixtures("as_found")
-def test_statistics_of_aborted_updates_are_taken_back() -> None:
-    class Normed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.linear = nn.BatchNorm1d(3), nn.Linear(3, 1)
+@pytest.mark.parametrize("compile", ["model", "update"])
+def test_a_compiled_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(compile: str, tmp_path: Path) -> None:
+    same_when_it_is_stopped(tmp_path, compile)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(self.norm(x))
 
-    model = Normed()
-    engine = engine_of(model)
-    engine.update(microbatches=batches(0))
-    before = {name: one.clone() for name, one in model.state_dict().items()}
-    x, y = batches(1)[0]
-    outcome = engine.update((x, y * float("inf")))
-    assert isinstance(outcome, Aborted)
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert "loss" in str(engine.explain(outcome)[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("compile", ["model", "update"])
+def test_machine_code_that_was_stopped_ends_with_the_bits_of_one_that_was_not(compile: str, tmp_path: Path) -> None:
+    torch.compiler.reset()
+    same_when_it_is_stopped(tmp_path, compile)
 
 
 @pytest.mark.slow
 def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits() -> None:
     torch.compiler.reset()
-    eager = trained(chain(), "off", updates=50)
-    one = trained(chain(), updates=50)
+    eager, one = trained(chain(), "off", updates=50), trained(chain(), updates=50)
     torch.compiler.reset()
-    other = trained(chain(stages=3), updates=50)
-    assert torch.equal(one, other)
+    assert torch.equal(one, trained(chain(stages=3), updates=50))
     assert (one - eager).norm() / eager.norm() < 1e-6
+
+
+class Points(nn.Module):
+    """A table, of which torch sees no other without a look at the parameters that the optimizer steps."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(5, width, dtype=dtype), nn.Linear(width, 1, dtype=dtype)
+
+    def forward(self, places: Tensor) -> Tensor:
+        return self.last(self.table(places).tanh()).squeeze(-1)
+
+
+class Sums(Squares):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return (output**2).sum()
+
+
+def engine_of_points(width: int, dtype: torch.dtype) -> Engine:
+    return engine_of(filled(Points(width, dtype)), Sums(), train=Training(compile="update"))
+
+
+@pytest.mark.usefixtures("as_found")
+def test_each_engine_of_a_process_has_graphs_of_its_own() -> None:
+    for width, dtype in ((3, torch.float32), (4, torch.float32), (4, torch.float64)):
+        engine = engine_of_points(width, dtype)
+        backend: Any = engine.parts.compute.backend
+        begun = backend.graphs
+        assert isinstance(engine.update(torch.arange(4)), Committed)
+        assert backend.graphs == begun + 1
+
+
+@pytest.mark.usefixtures("as_found")
+def test_an_update_in_another_thread_compiles_with_the_settings_of_the_engine() -> None:
+    config: Any = import_module("torch._dynamo.config")
+    engine = engine_of_points(3, torch.float32)
+
+    def limit() -> int:
+        engine.update(torch.arange(4))
+        return config.recompile_limit
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        assert elsewhere.submit(limit).result() > 1000
+
+
+MIXED = {"bf16-mixed": 2.0**-8, "16-mixed": 2.0**-11}
+"""The unit roundoff of the format that each multiplies in."""
+
+
+def end_of(compile: str, precision: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The parameters after 6 updates of two micro-batches."""
+    model = chain(blocks=1, dropout=0.0).to(dtype)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)  # Adam blows up the rounding of small gradients
+    engine = of(model, compile, optimizer=sgd, precision=precision)
+    for update in range(6):
+        assert isinstance(engine.update(microbatches=batches(update, (5, 3), dtype)), Committed)
+    return flat(model).double()
+
+
+def within_the_bound_of_its_format(precision: str) -> Tensor:
+    """A gradient is rounded in at most 8 products and sums in a row: 8 u of the way."""
+    begin = flat(chain(blocks=1, dropout=0.0)).double()
+    wanted, found = end_of("off", "32-true", torch.float64), end_of("update", precision)
+    assert math.dist(found, wanted) <= 8 * MIXED[precision] * math.dist(wanted, begin)
+    return found
+
+
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize(
+    "precision", [pytest.param(one, marks=[pytest.mark.slow] if one != "bf16-mixed" else []) for one in MIXED]
+)
+def test_updates_compiled_in_mixed_formats_are_those_that_are_not(precision: str) -> None:
+    found, plain = within_the_bound_of_its_format(precision), end_of("off", precision)
+    assert math.dist(found, plain) <= 1e-5 * math.hypot(*plain)  # the same roundings, but for float32's own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", MIXED)
+def test_compiled_mixed_formats_stay_within_their_bound_and_repeat_their_bits(precision: str) -> None:
+    torch.compiler.reset()
+    found = within_the_bound_of_its_format(precision)
+    torch.compiler.reset()
+    assert torch.equal(end_of("update", precision), found)

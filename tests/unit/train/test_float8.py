@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Memory, Task, Training
+from evenstep import Ema, Engine, Memory, Training
 from evenstep.errors import CheckpointError
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Float8Mixed
 from evenstep.train import Aborted, Committed
-from evenstep.train.footprint import footprint, per_parameter
+from evenstep.train.footprint import footprint
+from kit import Squares, cut, engine_of, filled, points, stacked, train
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")
 
@@ -29,39 +30,25 @@ class Block(nn.Module):
         return x + self.dropout(self.outer(torch.tanh(self.inner(self.norm(x)))))
 
 
-class Squares(Task):
+class Float(Squares):
     def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output.squeeze(-1).float() - batch[1]) ** 2).sum()
+        return super().loss(output.float(), batch)
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 16), Block(), Block(), nn.Linear(16, 1))
+    return filled(nn.Sequential(nn.Linear(3, 16), Block(), Block(), nn.Linear(16, 1)))
 
 
-def points(update: int = 0, count: int = 8) -> tuple[Tensor, Tensor]:
-    x = torch.randn(count, 3, generator=torch.Generator().manual_seed(update))
-    return x, x.sum(-1).sin()
+def batch(count: int = 8) -> list[Tensor]:
+    return stacked(points(count, dtype=torch.float32))
 
 
-def engine_of(model: nn.Module, precision: Any = None, **more: Any) -> Engine:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    mode = precision or Float8Mixed(emulate=True)
-    return Engine(model, Squares(), optimizer, precision=mode, device="cpu", **more)
-
-
-def train(engine: Engine, updates: int, *, begin: int = 0, size: int = 4) -> Engine:
-    for number in range(begin, begin + updates):
-        x, y = points(number)
-        engine.update(microbatches=zip(x.split(size), y.split(size), strict=True))
-    return engine
+def of(model: nn.Module, precision: Any = None, **more: Any) -> Engine:
+    return engine_of(model, Float(), precision=precision or Float8Mixed(emulate=True), **more)
 
 
 def values(engine: Engine) -> Tensor:
     return torch.cat([one.double().flatten() for one in engine.state_dict()["model"].values()])
-
-
-# --- the products
 
 
 def quantised(x: Tensor, dim: tuple[int, ...], format: torch.dtype) -> Tensor:
@@ -103,15 +90,14 @@ def test_the_three_products_are_those_of_values_rounded_to_float8(recipe: Any) -
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_update_does_not_depend_on_the_cut_but_by_the_roundings_of_bfloat16(recipe: Any) -> None:
     """Scales are powers of two: values of one magnitude are rounded alike, whatever else is in their micro-batch."""
-    x, y = points(count=32)
 
     def gradient(precision: Any, size: int) -> Tensor:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 16), *(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2)))
-        model.append(nn.Linear(16, 1))
-        engine = Engine(model, Squares(), torch.optim.SGD(model.parameters(), lr=1.0), precision=precision)
+        inner = (nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2))
+        model = nn.Sequential(nn.Linear(3, 16), *inner, nn.Linear(16, 1))
+        engine = of(model, precision, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
         before = values(engine)
-        engine.update(microbatches=zip(x.split(size), y.split(size), strict=True))
+        engine.update(microbatches=cut(batch(32), size))
         return before - values(engine)
 
     def apart(precision: Any) -> float:
@@ -124,16 +110,13 @@ def test_an_update_does_not_depend_on_the_cut_but_by_the_roundings_of_bfloat16(r
 def test_what_is_not_finite_is_not_rounded_away() -> None:
     """Casts to float8 take large values to the largest there is; inf and NaN must still be seen by the verdict."""
     for bad in (float("inf"), float("nan")):
-        engine = engine_of(net(), Float8Mixed(emulate=True, recipe="rowwise"))
-        x, y = points()
+        engine = of(net(), Float8Mixed(emulate=True, recipe="rowwise"))
+        x, y = batch()
         y[3] = bad
         before = values(engine)
         assert isinstance(engine.update((x, y)), Aborted)
         assert torch.equal(values(engine), before)
-        assert isinstance(engine.update(points()), Committed)
-
-
-# --- what stays as it is
+        assert isinstance(engine.update(batch()), Committed)
 
 
 def test_a_layer_keeps_its_parameters_names_hooks_and_references() -> None:
@@ -141,17 +124,13 @@ def test_a_layer_keeps_its_parameters_names_hooks_and_references() -> None:
     inner, calls = model[1].inner, list[Any]()
     inner.register_forward_hook(lambda *_: calls.append(1))
     parameters = dict(model.named_parameters())
-    engine = train(engine_of(model), 1)
+    engine = train(of(model), range(1))
     assert model[1].inner is inner and isinstance(inner, nn.Linear) and type(inner) is not nn.Linear
     assert type(model[0]) is type(model[3]) is nn.Linear
     assert all(one is parameters[name] and one.dtype == torch.float32 for name, one in model.named_parameters())
     assert calls
     assert {str(one.dtype) for one in engine.state_dict()["model"].values()} == {"torch.float32"}
-    count = sum(one.numel() for one in model.parameters())
-    assert per_parameter(footprint(engine), count).startswith("20 bytes")
-
-
-# --- with the rest of a run
+    assert sum(footprint(engine).values()) == 20 * sum(one.numel() for one in model.parameters())
 
 
 def with_blocks_in_stages(schedule: str) -> Callable[[], nn.Module]:
@@ -170,21 +149,21 @@ def with_blocks_in_stages(schedule: str) -> Callable[[], nn.Module]:
     ids=["computed again", "in stages"],
 )
 def test_the_bits_are_those_of_the_plain_run(model: Callable[[], nn.Module], more: Any) -> None:
-    assert torch.equal(values(train(engine_of(model(), **more), 3)), values(train(engine_of(net()), 3)))
+    assert torch.equal(values(train(of(model(), **more), range(3))), values(train(of(net()), range(3))))
 
 
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped() -> None:
     ema = lambda: Training(ema=Ema(decay=0.9), clip_norm=0.5)  # noqa: E731
-    first = train(engine_of(net(), train=ema()), 2)
+    first = train(of(net(), train=ema()), range(2))
     saved = first.state_dict()
-    resumed = engine_of(net(), train=ema())
+    resumed = of(net(), train=ema())
     resumed.load_state_dict(saved)
-    train(resumed, 2, begin=2)
-    train(first, 2, begin=2)
+    train(resumed, range(2, 4))
+    train(first, range(2, 4))
     assert torch.equal(values(resumed), values(first))
     with pytest.raises(CheckpointError):
-        engine_of(net(), "bf16-mixed", train=ema()).load_state_dict(saved)
-    other = engine_of(net(), Float8Mixed(emulate=True, recipe="tensorwise"), train=ema())
+        of(net(), "bf16-mixed", train=ema()).load_state_dict(saved)
+    other = of(net(), Float8Mixed(emulate=True, recipe="tensorwise"), train=ema())
     assert "recipe" in str(other.state.changed_settings(saved))
 
 
@@ -195,7 +174,7 @@ def test_blocks_are_compiled_and_train_alike(made: bool, monkeypatch: pytest.Mon
     compile = torch.compile
     if not made:  # graphs are run as torch has found them
         monkeypatch.setattr(torch, "compile", lambda forward, **_: compile(forward, dynamic=False, backend="eager"))
-    compiled = values(train(engine_of(net(), train=Training(compile="model")), 2))
-    plain, start = values(train(engine_of(net()), 2)), values(engine_of(net()))
+    compiled = values(train(of(net(), train=Training(compile="model")), range(2)))
+    plain, start = values(train(of(net()), range(2))), values(of(net()))
     # another last digit of bfloat16 may be the next value of float8
     assert float((compiled - plain).norm()) <= (0.25 if made else 0.0) * float((plain - start).norm())

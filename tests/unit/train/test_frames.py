@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
+import pytest
 from torch import Tensor, nn
 
 import evenstep
-from evenstep import MapData, Task, Trainer
+from evenstep import Training
+from kit import engine_of, trainer_of
 
 MOST = 8
 OWN = str(Path(evenstep.__file__).parent)
@@ -29,26 +30,13 @@ class Seen(nn.Linear):
         return super().forward(input)
 
 
-class Squares(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
-
-
 def test_frames_from_train_to_forward() -> None:
-    model = Seen(2, 1)
-    data = MapData([(torch.ones(2), torch.ones(1))] * 4, global_batch_size=4)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    train = evenstep.Training(check_loss=False)
-    Trainer(model=model, task=Squares(), optimizer=sgd, data=data, updates=1, device="cpu", train=train).train()
+    trainer_of(Seen(3, 1), updates=1, train=Training(check_loss=False)).train()
     assert Seen.frames[-1] == "trainer:Trainer.train"
     assert len(Seen.frames) <= MOST, "\n".join(Seen.frames)
 
 
-def test_trainer_and_engine_have_few_public_members() -> None:
-    model = nn.Linear(2, 1)
-    data = MapData([(torch.ones(2), torch.ones(1))] * 4, global_batch_size=4)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(model=model, task=Squares(), optimizer=sgd, data=data, updates=1, device="cpu")
-    for one in (trainer, trainer.engine):
-        members = [name for name in dir(one) if not name.startswith("_")]
-        assert len(members) <= 20, members
+@pytest.mark.parametrize("make", [trainer_of, engine_of])
+def test_trainer_and_engine_have_few_public_members(make: Any) -> None:
+    members = [name for name in dir(make()) if not name.startswith("_")]
+    assert len(members) <= 20, members

@@ -1,5 +1,4 @@
-"""The loss check before the first update: losses and weights that it refuses, those that pass, and that it leaves no
-trace."""
+"""The loss check before the first update: losses and weights that it refuses, those that pass, and no trace of it."""
 
 import random
 from typing import Any
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evenstep import Hook, Loss, MapData, Task, Trainer, Training
+from evenstep import Loss, MapData, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.precision import Bf16Mixed, Fp16Mixed
+from kit import Heard, filled
+from kit import trainer_of as trainer_of_kit
 from refused import refused
 
 SAMPLES = [(torch.randn(6, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 3)) for n in range(24)]
@@ -97,42 +98,32 @@ class Drops(nn.Sequential):
         return F.dropout(super().forward(input), 0.5)
 
 
-class Small(nn.Module):
-    """A model with memory for so many samples."""
+class Small(nn.Linear):
+    """A model with memory for four samples."""
 
-    def __init__(self, room: int) -> None:
-        super().__init__()
-        self.room, self.linear = room, nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.room:
+    def forward(self, input: Tensor) -> Tensor:
+        if len(input) > 4:
             raise torch.OutOfMemoryError("injected")
-        return self.linear(x)
+        return super().forward(input)
 
 
-def trainer_of(task: Any = None, model: nn.Module | None = None, *, micro: int | None = 4, **more: Any) -> Trainer:
-    torch.manual_seed(0)
+def trainer_of(task: Any = None, model: nn.Module | None = None, *hooks: Any, micro: int = 4, **more: Any) -> Trainer:
     model = model or nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    more.setdefault("data", MapData(SAMPLES, global_batch_size=8, micro_batch_size=micro))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Trainer(model=model, task=task or Sums(), optimizer=optimizer, device="cpu", updates=2, **more)
+    some = MapData(SAMPLES, global_batch_size=8, micro_batch_size=micro)
+    return trainer_of_kit(filled(model), *hooks, task=task or Sums(), data=some, updates=2, **more)
 
 
 @pytest.mark.parametrize("task", [Means, Penalty, Contrast, OneBatchOneUnit, Tokens, LateOnce])
-def test_what_does_not_add_up_is_refused(task: type[Task]) -> None:
+def test_a_loss_that_does_not_add_up_is_refused(task: type[Task]) -> None:
     with refused(TaskError, ""):
         trainer_of(task()).train()
     assert trainer_of(task(), train=Training(check_loss=False)).train().update == 2
 
 
-@pytest.mark.parametrize("task", [Sums, OfMean, Silent, Late])
-@pytest.mark.parametrize("micro", [1, 2, 3, 4])
+@pytest.mark.parametrize("task", [Sums, OfMean, Silent, Late, Policy])
+@pytest.mark.parametrize("micro", [1, 3, 4])
 def test_sums_pass_in_every_cut(task: type[Task], micro: int) -> None:
     assert trainer_of(task(), micro=micro).train().update == 2
-
-
-def test_a_sum_whose_terms_cancel_passes() -> None:
-    assert trainer_of(Policy()).train().update == 2
 
 
 @pytest.mark.parametrize("precision", [Bf16Mixed, Fp16Mixed])
@@ -142,15 +133,17 @@ def test_rounding_of_16_bits_is_no_fault_and_hides_none(precision: Any) -> None:
         trainer_of(Means(), precision=precision()).train()
 
 
-@pytest.mark.parametrize("micro", [2, 4, 8])
-def test_random_losses_and_statistics_of_batches_are_not_compared(micro: int) -> None:
-    assert trainer_of(model=Drops(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), micro=micro).train().update == 2
-    norm = nn.BatchNorm1d(8, track_running_stats=False)
-    assert trainer_of(model=nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3)), micro=micro).train().update == 2
-
-
-def test_the_check_ends_no_run_for_lack_of_memory() -> None:
-    assert trainer_of(model=Small(4), micro=8).train().update == 2
+@pytest.mark.parametrize(
+    ("model", "micro"),
+    [
+        (lambda: Drops(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), 4),
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 3)), 4),
+        (lambda: Small(6, 3), 8),
+    ],
+    ids=["random losses", "statistics of batches", "no memory for the whole"],
+)
+def test_losses_that_can_not_be_compared_pass(model: Any, micro: int) -> None:
+    assert trainer_of(model=model(), micro=micro).train().update == 2
 
 
 def test_the_check_leaves_no_trace() -> None:
@@ -168,25 +161,23 @@ def test_the_check_leaves_no_trace() -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.centre = state["centre"]
 
+    class Hears(Heard):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun: list[tuple[int, int]] = []
+
+        def before_microbatch(self, event: Any) -> None:
+            self.begun.append((event.update, event.microbatch))
+
     def run(*, check_loss: bool) -> Any:
-        heard: list[str] = []
-
-        class Hears(Hook):
-            def before_microbatch(self, event: Any) -> None:
-                heard.append(f"{event.update} {event.microbatch}")
-
-            def on_incident(self, event: Any) -> None:
-                heard.append(event.kind)
-
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(0)
         model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 3))
-        task = Remembers()
-        trainer = trainer_of(task, model, hooks=[Hears()], train=Training(check_loss=check_loss))
+        task, hears = Remembers(), Hears()
+        trainer = trainer_of(task, model, hears, train=Training(check_loss=check_loss))
         trainer.train()
         records = [record[:3] for name in trainer.storage.names() for record in trainer.storage.history(name)]
         values = [value.tolist() for value in (*model.state_dict().values(), task.centre)]
-        return values, heard, [record for record in records if "perf" not in record[1]]
+        return values, hears.begun, hears.kinds, [record for record in records if "perf" not in record[1]]
 
     assert run(check_loss=True) == run(check_loss=False)

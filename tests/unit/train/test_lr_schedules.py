@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, EarlyStop, Engine, Evaluation, Failures, Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, EarlyStop, Evaluation, Failures, Hook, MapData, Trainer
 from evenstep.contrib.multitask import Scheduled
-from evenstep.data import Position, ReadOptions, StreamData
+from evenstep.data import StreamData
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import EpochEvent, UpdateEvent
 from evenstep.optim.schedules import (
     Constant,
     Cosine,
@@ -26,277 +25,67 @@ from evenstep.optim.schedules import (
     Step,
 )
 from evenstep.train.build import lr_schedule_of
+from kit import Squares, engine_of, line, net, points, stacked
+from kit import trainer_of as trainer_of_kit
 from refused import refused
 from same import assert_same
 
-POINTS = [(torch.full((2,), n / 10), torch.tensor([n % 3 / 2])) for n in range(20)]
-
-
-class Square(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
+POINTS = points(20)
 
 
 class Rates(Hook):
-    """Remembers the rates that each update was made with; stops where it is told to."""
+    """Remembers the rates of each update; stops where it is told to."""
 
     def __init__(self, stop: int | None = None) -> None:
         self.by_update: dict[int, tuple[float, ...]] = {}
         self.stop = stop
 
-    def after_update(self, event: UpdateEvent) -> None:
+    def after_update(self, event: Any) -> None:
         self.by_update[event.update] = tuple(group["lr"] for group in self.trainer.optimizer.param_groups)
         if event.update == self.stop:
             self.trainer.request_stop("test")
 
+    @property
+    def first(self) -> list[float]:
+        return [one[0] for one in self.by_update.values()]
 
-def trainer_of(rates: Rates, schedule: LrSchedule, **more: Any) -> Trainer:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+def valid() -> dict[str, Any]:
+    return {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+
+
+def sgd_of(model: nn.Module) -> torch.optim.Optimizer:
     groups = [
-        {"params": [*model[0].parameters()], "lr": 0.5, "name": "body"},
-        {"params": [*model[2].parameters()], "lr": 0.25, "name": "head"},
+        {"params": [*model[0].parameters()], "lr": 0.5, "name": "body"},  # type: ignore[index]
+        {"params": [*model[2].parameters()], "lr": 0.25, "name": "head"},  # type: ignore[index]
     ]
-    given = {
-        "model": model,
-        "task": Square(),
-        "optimizer": torch.optim.SGD(groups, momentum=0.9),
-        "data": MapData(POINTS, global_batch_size=8),
-        "device": "cpu",
-        "lr_schedule": schedule,
-        **more,
-    }
-    given["hooks"] = [rates, *given.get("hooks", ())]
-    if "epochs" not in given:
-        given.setdefault("updates", 12)
-    return Trainer(**given)
+    return torch.optim.SGD(groups, momentum=0.9)
 
 
-def test_a_rate_by_epoch_is_that_of_the_updates_batch() -> None:
+def trainer_of(rates: Rates, schedule: LrSchedule, *hooks: Hook, **more: Any) -> Trainer:
+    model = net()
+    more.setdefault("data", MapData(POINTS, global_batch_size=8))
+    if "epochs" not in more:
+        more.setdefault("updates", 12)
+    return trainer_of_kit(model, rates, *hooks, optimizer=sgd_of(model), lr_schedule=schedule, **more)
+
+
+def slow_plateau(**more: Any) -> Plateau:
+    return Plateau(**{"factor": 0.5, "patience_evaluations": 1, "min_delta": 10.0, **more})
+
+
+def test_a_rate_by_epoch_is_that_of_the_batch_of_the_update() -> None:
     """20 samples by 8 are 3 updates an epoch, the last of which is short."""
     rates = Rates()
     trainer_of(rates, Multiplicative(factors=(1.0, 0.5)), epochs=4).train()
-    expected = {update: 0.5 * [1.0, 1.0, 0.5, 0.25][(update - 1) // 3] for update in range(1, 13)}
-    assert {update: one[0] for update, one in rates.by_update.items()} == expected
+    assert rates.first == [0.5] * 6 + [0.25] * 3 + [0.125] * 3
 
 
 def test_a_rate_by_epoch_follows_a_stream_whose_length_nobody_knows() -> None:
     rates = Rates()
-    data = StreamData([*POINTS], global_batch_size=8)
-    trainer_of(rates, Step(every=1, factor=0.5, unit="epochs"), data=data, updates=9).train()
-    assert [one[0] for one in rates.by_update.values()] == [0.5] * 3 + [0.25] * 3 + [0.125] * 3
-
-
-def test_each_group_follows_its_own_schedule() -> None:
-    rates = Rates()
-    schedule = PerGroup({"head": Listed(factors=((1, 1.0), (3, 0.5)))}, Linear(end_factor=0.0))
-    trainer = trainer_of(rates, schedule, updates=4)
-    result = trainer.train()
-    assert [one[0] for one in rates.by_update.values()] == pytest.approx([0.5, 1 / 3, 1 / 6, 0.0], rel=1e-12)
-    assert [one[1] for one in rates.by_update.values()] == [0.25, 0.25, 0.125, 0.125]
-    assert result.metrics["train/lr/head"] == 0.125
-
-
-def test_a_group_that_is_not_there_is_refused_with_the_nearest() -> None:
-    with refused(ArgumentError, "lr_schedule"):
-        trainer_of(Rates(), PerGroup({"heat": Constant()}))
-
-
-SCHEDULES: dict[str, Callable[[], LrSchedule]] = {
-    "by epoch": lambda: Multiplicative(factors=(0.5, 0.8), warmup_updates=5),
-    "plateau": lambda: Plateau(factor=0.5, patience_evaluations=2, min_delta=0.05),
-    "plateaus of groups": lambda: PerGroup(
-        {"head": Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0)},
-        Plateau(factor=0.1, patience_evaluations=2, min_delta=10.0),
-    ),
-}
-
-
-@pytest.mark.parametrize("stop", [2, 5, 7])
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, stop: int, tmp_path: Path) -> None:
-    def run(stop: int | None, folder: Path | None) -> tuple[Trainer, Rates]:
-        rates = Rates(stop)
-        evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-        more = {"evaluations": evaluations, "evaluation": Evaluation(every_updates=1)}
-        return trainer_of(rates, SCHEDULES[kind](), folder=folder, checkpoint=Checkpointing(keep_last=1), **more), rates
-
-    whole, expected = run(None, None)
-    whole.train()
-    first, before = run(stop, tmp_path)
-    first.train()
-    second, after = run(None, tmp_path)
-    second.resume()
-    second.train()
-    assert {**before.by_update, **after.by_update} == expected.by_update
-    assert_same(whole.state_dict()["model"], second.state_dict()["model"])
-    assert_same(whole.state_dict()["lr_schedule"], second.state_dict()["lr_schedule"])
-    assert len({*expected.by_update.values()}) > 1, "the schedule changed nothing"
-
-
-@pytest.mark.parametrize("saved_at", [3, 4, 6])
-def test_requests_and_changes_of_hooks_at_an_epoch_end_are_in_its_last_checkpoint(
-    saved_at: int, tmp_path: Path
-) -> None:
-    class Decays(Hook):
-        def after_epoch(self, event: EpochEvent) -> None:
-            for group in self.trainer.optimizer.param_groups if event.complete else ():
-                group["momentum"] *= 0.5
-
-    def run(name: str, source: Path | None = None) -> Trainer:
-        evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-        schedule = Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0)
-        hooks, checkpoint = [Decays()], Checkpointing(every_updates=1, keep_last=None)
-        more = {"evaluations": evaluations, "hooks": hooks, "checkpoint": checkpoint}
-        one = trainer_of(Rates(), schedule, folder=tmp_path / name, **more)
-        if source is not None:
-            one.resume(source)
-        one.train()
-        return one
-
-    whole = run("whole").state_dict()
-    resumed = run("resumed", tmp_path / f"whole/checkpoints/step-{saved_at:08d}").state_dict()
-    assert_same(whole["model"], resumed["model"])
-    assert_same(whole["lr_schedule"], resumed["lr_schedule"])
-    assert whole["lr_schedule"]["0"]["multiplier"] == 0.5**3  # of four evaluations the first is the best
-
-
-def test_after_a_rewind_the_evaluation_at_the_end_of_an_epoch_is_made_again(tmp_path: Path) -> None:
-    class Once(Square):
-        def loss(self, output: Tensor, batch: Any) -> Tensor:
-            total = super().loss(output, batch)
-            if not self.now.is_training or self.now.update != spoils.get("update"):
-                return total
-            del spoils["update"]
-            return total * float("nan")
-
-    def run(folder: Path) -> Trainer:
-        one = trainer_of(
-            Rates(),
-            Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0),
-            task=Once(),
-            evaluations={"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)},
-            folder=folder,
-            checkpoint=Checkpointing(every_updates=2),
-            failures=Failures(non_finite="rewind"),
-        )
-        one.train()
-        return one
-
-    spoils: dict[str, int] = {}
-    straight = run(tmp_path / "straight").state_dict()
-    spoils["update"] = 4  # behind the end of an epoch, and back to update 2
-    rewound = run(tmp_path / "rewound").state_dict()
-    assert not spoils
-    assert_same(straight["model"], rewound["model"])
-    assert_same(straight["lr_schedule"], rewound["lr_schedule"])
-
-
-def test_an_evaluation_after_an_aborted_save_is_not_counted_twice(tmp_path: Path) -> None:
-    """The memory is that of the checkpoint that the run goes on from, not what the lost updates have added to it."""
-    schedule = Plateau(patience_evaluations=3, min_delta=10.0)
-    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-    trainer = trainer_of(Rates(), schedule, evaluations=evaluations, folder=tmp_path)
-    trainer.evaluate()
-    trainer.evaluate()
-    assert schedule.state["evaluations_since_best"] == 1
-    state = trainer.state_dict()
-    trainer.evaluate()
-    assert schedule.state["evaluations_since_best"] == 2
-    trainer.load_state_dict(state)
-    assert schedule.state["evaluations_since_best"] == 1
-    json.dumps(state["lr_schedule"])
-
-
-def test_a_checkpoint_without_a_memory_resets_the_rate_and_says_so() -> None:
-    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
-    trainer = trainer_of(Rates(), Plateau(), evaluations=evaluations)
-    state = trainer.state_dict()
-    del state["lr_schedule"]
-    engine = trainer._loop.engine
-    assert any("begins at the full rate" in text for text in engine.state.load(engine.state.own_part(state)))
-
-
-def test_a_table_without_a_kind_is_told_that_it_needs_one() -> None:
-    with refused(ArgumentError, "lr_schedule"):
-        lr_schedule_of({"type": "MultiStepLR", "milestones": [8, 11]})
-    assert lr_schedule_of({"warmup_updates": 3}) == lr_schedule_of({"kind": "constant", "warmup_updates": 3})
-
-
-def test_a_plateau_and_early_stop_need_evaluations() -> None:
-    with pytest.raises(HookError):
-        trainer_of(Rates(), Plateau()).train()
-    with pytest.raises(HookError):
-        trainer_of(Rates(), Constant(), hooks=[EarlyStop(patience_evaluations=1)]).train()
-
-
-def test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs() -> None:
-    def engine_of(schedule: LrSchedule) -> Engine:
-        torch.manual_seed(3)
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        return Engine(model, Square(), optimizer, lr_schedule=schedule, updates=9, device="cpu")
-
-    one, two = Plateau(patience_evaluations=1), Plateau(patience_evaluations=1)
-    first, second = engine_of(one), engine_of(two)
-    batch = (torch.ones(4, 2), torch.ones(4, 1))
-    first.update(batch)
-    one.evaluated(1.0, update=1)
-    one.evaluated(1.0, update=1)
-    second.load_state_dict(first.state_dict())
-    second.update(batch)
-    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    with refused(ArgumentError, "lr_schedule"):
-        engine_of(Step(every=1, unit="epochs"))
-
-
-def test_a_coefficient_follows_updates_only() -> None:
-    for schedule in (Step(every=1, unit="epochs"), Plateau(), PerGroup({"a": Cosine()})):
-        with pytest.raises(ArgumentError):
-            Scheduled({"a": schedule})
-
-
-@pytest.mark.parametrize("stop", [3, 4, 6, 7])
-def test_batch_sizes_that_change_are_resumed_at_their_border(stop: int, tmp_path: Path) -> None:
-    """20 samples: by 4, which are 5 updates an epoch, then by 8; each update is the mean over its own batch."""
-    sizes = [(1, 4), (7, 8)]
-
-    def run(stop: int | None, folder: Path | None) -> Trainer:
-        data = MapData(POINTS, global_batch_size=sizes, micro_batch_size=3)
-        return trainer_of(Rates(stop), Constant(), data=data, folder=folder, epochs=3)
-
-    whole = run(None, None)
-    result = whole.train()
-    assert whole.updates == result.update == 5 + 3 + 3
-    run(stop, tmp_path).train()
-    second = run(None, tmp_path)
-    second.resume()
-    second.train()
-    assert_same(whole.state_dict()["model"], second.state_dict()["model"])
-
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
-    reference = torch.optim.SGD(
-        [{"params": [*model[0].parameters()], "lr": 0.5}, {"params": [*model[2].parameters()], "lr": 0.25}],
-        momentum=0.9,
-    )
-    number = 0
-    for epoch in range(3):
-        order = [s for b in _epoch_of(epoch) for m in b.microbatches for s in m.samples]
-        while order:
-            size = [n for begin, n in sizes if begin <= number + 1][-1]
-            taken, order, number = order[:size], order[size:], number + 1
-            reference.zero_grad()
-            inputs, targets = (torch.stack([POINTS[s][part] for s in taken]) for part in (0, 1))
-            (((model(inputs) - targets) ** 2).sum() / len(taken)).backward()
-            reference.step()
-    for ours, theirs in zip(whole.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def _epoch_of(epoch: int) -> list[Any]:
-    batches = MapData(POINTS, global_batch_size=1).batches(ReadOptions(start=Position(epoch=epoch), seed=42))
-    return [next(batches) for _ in POINTS]
+    stream = StreamData([*POINTS], global_batch_size=8)
+    trainer_of(rates, Step(every=1, factor=0.5, unit="epochs"), data=stream, updates=9).train()
+    assert rates.first == [0.5] * 3 + [0.25] * 3 + [0.125] * 3
 
 
 def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that_it_makes() -> None:
@@ -307,6 +96,169 @@ def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that
             return [1.0, 0.5, 0.25, 0.125, 0.1][update - 1]
 
     rates = Rates()
-    data = StreamData([*POINTS], global_batch_size=4)
-    trainer_of(rates, Given(), data=data, epochs=1, updates=None).train()
-    assert [one[0] for one in rates.by_update.values()] == [0.5, 0.25, 0.125, 0.0625, 0.05]
+    stream = StreamData([*POINTS], global_batch_size=4)
+    trainer_of(rates, Given(), data=stream, epochs=1, updates=None).train()
+    assert rates.first == [0.5, 0.25, 0.125, 0.0625, 0.05]
+
+
+def test_each_group_follows_its_own_schedule() -> None:
+    rates = Rates()
+    schedule = PerGroup({"head": Listed(factors=((1, 1.0), (3, 0.5)))}, Linear(end_factor=0.0))
+    result = trainer_of(rates, schedule, updates=4).train()
+    assert rates.first == pytest.approx([0.5, 1 / 3, 1 / 6, 0.0], rel=1e-12)
+    assert [one[1] for one in rates.by_update.values()] == [0.25, 0.25, 0.125, 0.125]
+    assert result.metrics["train/lr/head"] == 0.125
+
+
+SCHEDULES: dict[str, Callable[[], LrSchedule]] = {
+    "by epoch": lambda: Multiplicative(factors=(0.5, 0.8), warmup_updates=5),
+    "plateau": lambda: slow_plateau(patience_evaluations=2),
+    "plateaus of groups": lambda: PerGroup({"head": slow_plateau()}, slow_plateau(patience_evaluations=2, factor=0.1)),
+}
+
+
+@pytest.mark.parametrize("stop", [2, 7])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, stop: int, tmp_path: Path) -> None:
+    def run(stop: int | None, folder: Path | None) -> tuple[Trainer, Rates]:
+        rates, each = Rates(stop), Evaluation(every_updates=1)
+        trainer = trainer_of(rates, SCHEDULES[kind](), folder=folder, evaluations=valid(), evaluation=each, updates=10)
+        if folder:
+            trainer.resume()
+        trainer.train()
+        return trainer, rates
+
+    (whole, expected), (_, before), (second, after) = run(None, None), run(stop, tmp_path), run(None, tmp_path)
+    assert {**before.by_update, **after.by_update} == expected.by_update
+    for part in ("model", "lr_schedule"):
+        assert_same(whole.state_dict()[part], second.state_dict()[part])
+    assert len({*expected.by_update.values()}) > 1, "the schedule changed nothing"
+
+
+@pytest.mark.parametrize("saved_at", [3, 4])
+def test_changes_of_hooks_at_an_epoch_end_are_in_its_last_checkpoint(saved_at: int, tmp_path: Path) -> None:
+    class Decays(Hook):
+        def after_epoch(self, event: Any) -> None:
+            for group in self.trainer.optimizer.param_groups if event.complete else ():
+                group["momentum"] *= 0.5
+
+    def run(name: str, source: Path | None = None) -> dict[str, Any]:
+        checkpoint = Checkpointing(every_updates=1, keep_last=None)
+        more: dict[str, Any] = {"folder": tmp_path / name, "checkpoint": checkpoint, "evaluations": valid()}
+        one = trainer_of(Rates(), slow_plateau(), Decays(), **more)
+        if source is not None:
+            one.resume(source)
+        one.train()
+        return one.state_dict()
+
+    whole = run("whole")
+    resumed = run("resumed", tmp_path / f"whole/checkpoints/step-{saved_at:08d}")
+    for part in ("model", "lr_schedule"):
+        assert_same(whole[part], resumed[part])
+    assert whole["lr_schedule"]["0"]["multiplier"] == 0.5**3  # of four evaluations the first is the best
+
+
+def test_after_a_rewind_the_evaluation_at_the_end_of_an_epoch_is_made_again(tmp_path: Path) -> None:
+    class Once(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            spoils = self.now.is_training and self.now.update == spoilt.get("update")
+            return super().loss(output, batch) * (float("nan") if spoils and spoilt.popitem() else 1.0)
+
+    def run(folder: Path) -> dict[str, Any]:
+        checkpoint, failures = Checkpointing(every_updates=2), Failures(non_finite="rewind")
+        more: dict[str, Any] = {"folder": folder, "checkpoint": checkpoint, "failures": failures}
+        one = trainer_of(Rates(), slow_plateau(), task=Once(), evaluations=valid(), updates=8, **more)
+        one.train()
+        return one.state_dict()
+
+    spoilt: dict[str, int] = {}
+    straight = run(tmp_path / "straight")
+    spoilt["update"] = 4  # behind the end of an epoch, and back to update 2
+    rewound = run(tmp_path / "rewound")
+    assert not spoilt
+    for part in ("model", "lr_schedule"):
+        assert_same(straight[part], rewound[part])
+
+
+def test_a_state_that_is_loaded_has_the_memory_of_its_plateau_or_resets_it(tmp_path: Path) -> None:
+    schedule = slow_plateau(patience_evaluations=3)
+    trainer = trainer_of(Rates(), schedule, evaluations=valid(), folder=tmp_path)
+    trainer.evaluate()
+    trainer.evaluate()
+    state = trainer.state_dict()
+    json.dumps(state["lr_schedule"])
+    trainer.evaluate()
+    assert schedule.state["evaluations_since_best"] == 2
+    trainer.load_state_dict(state)
+    assert schedule.state["evaluations_since_best"] == 1
+    trainer.load_state_dict({name: part for name, part in state.items() if name != "lr_schedule"})
+    assert schedule.state["evaluations_since_best"] == 0
+
+
+def test_a_table_names_its_kind_or_is_a_constant() -> None:
+    with refused(ArgumentError, "lr_schedule"):
+        lr_schedule_of({"type": "MultiStepLR", "milestones": [8, 11]})
+    assert lr_schedule_of({"warmup_updates": 3}) == lr_schedule_of({"kind": "constant", "warmup_updates": 3})
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (lambda: trainer_of(Rates(), Plateau()).train(), HookError),
+        (lambda: trainer_of(Rates(), Constant(), EarlyStop(patience_evaluations=1)).train(), HookError),
+        (lambda: trainer_of(Rates(), PerGroup({"heat": Constant()})), ArgumentError),
+        (lambda: engine_of(line(), lr_schedule=Step(every=1, unit="epochs"), updates=9), ArgumentError),
+        *(
+            (lambda schedule=schedule: Scheduled({"a": schedule}), ArgumentError)
+            for schedule in (Step(every=1, unit="epochs"), Plateau(), PerGroup({"a": Cosine()}))
+        ),
+    ],
+)
+def test_a_schedule_that_lacks_its_evaluations_groups_or_epochs_is_refused(act: Any, error: Any) -> None:
+    with pytest.raises(error):
+        act()
+
+
+def test_an_engine_saves_the_memory_of_a_plateau() -> None:
+    one, two = Plateau(patience_evaluations=1), Plateau(patience_evaluations=1)
+    first, second = (engine_of(line(), lr_schedule=schedule, updates=9) for schedule in (one, two))
+    first.update(stacked(POINTS))
+    for _ in range(2):
+        one.evaluated(1.0, update=1)
+    second.load_state_dict(first.state_dict())
+    second.update(stacked(POINTS))
+    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("stop", [3, 6])
+def test_batch_sizes_that_change_are_resumed_at_their_border(stop: int, tmp_path: Path) -> None:
+    """20 samples: by 4, which are 5 updates an epoch, then by 8; each update is the mean over its own batch."""
+    sizes = [(1, 4), (7, 8)]
+
+    def run(stop: int | None, folder: Path | None) -> Trainer:
+        some = MapData(POINTS, global_batch_size=sizes, micro_batch_size=3, shuffle=False)
+        trainer = trainer_of(Rates(stop), Constant(), data=some, folder=folder, epochs=3)
+        if folder:
+            trainer.resume()
+        trainer.train()
+        return trainer
+
+    whole = run(None, None)
+    assert whole.updates == whole.progress.update == 5 + 3 + 3
+    run(stop, tmp_path)
+    assert_same(whole.model.state_dict(), run(None, tmp_path).model.state_dict())
+
+    model = net()
+    reference, number = sgd_of(model), 0
+    for _ in range(3):
+        left = POINTS
+        while left:
+            number += 1
+            size = [n for begin, n in sizes if begin <= number][-1]
+            x, y = stacked(left[:size])
+            left = left[size:]
+            reference.zero_grad()
+            ((model(x).squeeze(-1) - y) ** 2).mean().backward()
+            reference.step()
+    for ours, theirs in zip(whole.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

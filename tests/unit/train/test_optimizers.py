@@ -1,6 +1,5 @@
-"""Optimizers that can't be stepped, shared or resumed exactly are refused when the trainer is built; advice works."""
+"""Optimizers that can't be stepped, shared or resumed exactly are refused when the trainer is built; others train."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,22 +8,51 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Ema, Hook, MapData, Statistics, Task, Trainer, Training
+from evenstep import Checkpointing, Ema, Hook, MapData, Statistics, Trainer, Training
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
-from evenstep.optim.sharing import TORCH, Granularity, granularity, shard_refusal
+from evenstep.optim.sharing import TORCH, Granularity
 from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks import check_optimizer
+from kit import Squares, data, flat, net
+from kit import trainer_of as trainer_of_kit
 from refused import refused
 
-OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+def trainer_of(make: Any, *hooks: Hook, **more: Any) -> Trainer:
+    model = more.pop("model", None) or net(dtype=torch.float32)
+    some = data(16, micro=4, dtype=torch.float32)
+    options: dict[str, Any] = {"updates": 4, "data": some, "evaluations": {"valid": some}}
+    options["checkpoint"] = Checkpointing(asynchronous=False)
+    return trainer_of_kit(model, *hooks, optimizer=make(model.parameters()), **(options | more))
 
 
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
+class Unknown(torch.optim.SGD):
+    pass
+
+
+class Elementwise(Unknown):
+    elementwise = True
+
+
+class Parameterwise(Unknown):
+    parameterwise = True
+
+
+class KeepsItsOwn(Elementwise):
+    def __init__(self, params: Any, **more: Any) -> None:
+        super().__init__(params, **more)
+        self.slow = [one.detach().clone() for group in self.param_groups for one in group["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slow": self.slow}
+
+
+class Closing(torch.optim.SGD):
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        closure()
 
 
 def shards() -> Strategy:
@@ -35,101 +63,36 @@ def parts() -> Strategy:
     return Zero1(Group())
 
 
-class Unknown(torch.optim.SGD):
-    pass
-
-
-class Said(Unknown):
-    elementwise = True
-
-
-class SubclassOfSaid(Said):
-    pass
-
-
-class SaidOfParameters(Unknown):
-    parameterwise = True
-
-
-def net() -> nn.Sequential:
-    """The same parameters always, whatever other threads draw meanwhile."""
-    made, draw = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    return made
-
-
-def matrices(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.ndim == 2]
-
-
-def check(make: Callable[[nn.Module], torch.optim.Optimizer], strategy: Strategy) -> None:
+@pytest.mark.parametrize("kind", [*(kind for kind, of in TORCH.items() if of is Granularity.ELEMENT), Elementwise])
+def test_elementwise_optimizers_are_shared_in_shards(kind: Any) -> None:
     model = net()
-    check_optimizer(make(model), model=model, strategy=strategy)
-
-
-def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> Trainer:
-    model, draw = net(), torch.Generator().manual_seed(1)
-    points = [(torch.randn(4, generator=draw), torch.randn(1, generator=draw)) for _ in range(16)]
-    data = MapData(points, global_batch_size=8, micro_batch_size=4)
-    options: dict[str, Any] = {"updates": 4, "data": data, "evaluations": {"valid": data}}
-    options["checkpoint"] = Checkpointing(asynchronous=False)
-    model = more.pop("model", model)
-    return Trainer(model=model, task=Square(), optimizer=make(model), device=torch.device("cpu"), **(options | more))
+    check_optimizer(kind(model.parameters()), model=model, strategy=shards())
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "strategy", "is_refused"),
     [
-        *(
-            lambda model, kind=kind: kind(model.parameters())
-            for kind, what in TORCH.items()
-            if what is Granularity.ELEMENT
-        ),
-        lambda model: torch.optim.SGD(model.parameters(), foreach=True),
-        lambda model: torch.optim.AdamW(model.parameters(), fused=True),
-        lambda model: Said(model.parameters()),
+        (Unknown, parts, True),
+        (Unknown, shards, True),
+        (Parameterwise, parts, False),
+        (Parameterwise, shards, True),
+        (Elementwise, parts, False),
+        (KeepsItsOwn, parts, True),
+        (KeepsItsOwn, shards, True),
+        (torch.optim.LBFGS, Single, True),
+        (Closing, Single, True),
     ],
 )
-def test_elementwise_optimizers_are_not_refused(make: Any) -> None:
-    check(make, shards())
-
-
-def test_of_a_class_that_is_not_yours_it_is_said_of_the_object() -> None:
-    optimizer: Any = Unknown(net().parameters())
-    assert granularity(optimizer) is None
-    optimizer.elementwise = True
-    assert shard_refusal(Granularity.ELEMENT, optimizer) == shard_refusal(Granularity.PARAMETER, optimizer) == ""
-
-
-def test_zero1_with_optimizers_that_may_look_at_all_parameters_is_refused_when_built() -> None:
-    with pytest.raises(ArgumentError):
-        check(lambda model: Unknown(model.parameters()), parts())
-    check(lambda model: SaidOfParameters(model.parameters()), parts())
-    check(lambda model: Said(model.parameters()), parts())
-    check(lambda model: torch.optim.Muon(matrices(model)), parts())
-
-
-class OwnReferences(torch.optim.SGD):
-    elementwise = True
-
-    def __init__(self, params: Any, **more: Any) -> None:
-        super().__init__(params, **more)
-        self.slow = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
-
-
-class Told(OwnReferences):
-    elementwise = True
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "slow": [slow for _, slow in self.slow]}
-
-
-def test_state_that_no_part_can_be_made_of_is_refused_where_ranks_share_it() -> None:
-    for strategy in (shards(), parts()):
-        with refused(ArgumentError, "optimizer"):
-            check(lambda model: Told(model.parameters(), lr=0.1), strategy)
+def test_an_optimizer_that_a_strategy_can_not_share_or_step_is_refused(
+    kind: Any, strategy: Any, is_refused: bool
+) -> None:
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.1)
+    if is_refused:
+        with pytest.raises(ArgumentError):
+            check_optimizer(optimizer, model=model, strategy=strategy())
+    else:
+        check_optimizer(optimizer, model=model, strategy=strategy())
 
 
 def test_numpy_numbers_become_python_numbers_at_the_first_step_and_survive_a_resume(tmp_path: Path) -> None:
@@ -139,37 +102,61 @@ def test_numpy_numbers_become_python_numbers_at_the_first_step_and_survive_a_res
         def before_update(self, event: Any) -> None:
             self.trainer.optimizer.param_groups[0]["eps"] = np.float64(1e-8 * event.update)
 
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=cast("Any", np.float32(0.01)), betas=tuple(np.array([0.5, 0.75])))
+
     def built(updates: int, folder: Path | None = None) -> Trainer:
-        return trainer(
-            lambda model: torch.optim.AdamW(
-                model.parameters(), lr=cast("Any", np.float32(0.01)), betas=tuple(np.array([0.5, 0.75]))
-            ),
+        return trainer_of(
+            adamw,
+            Sets(),
             updates=updates,
             folder=folder,
             precision=Fp16Mixed(initial=np.float64(1024)),
             lr_schedule=CosineRestarts(period_updates=2, period_factor=np.float64(2.0)),
             train=Training(ema=Ema(decay=np.float64(0.5))),
-            hooks=[Sets()],
         )
 
-    through = built(4)
+    through, resumed = built(4), built(4)
     through.train()
     built(2, tmp_path).train()
-    resumed = built(4)
     resumed.resume(tmp_path)
     resumed.train()
-    assert all(map(torch.equal, resumed.model.parameters(), through.model.parameters()))
+    assert torch.equal(flat(resumed.model), flat(through.model))
 
 
-@pytest.mark.parametrize("make", [torch.optim.LBFGS, lambda parameters: Closing(parameters, lr=0.1)])
-def test_a_step_that_evaluates_the_loss_again_is_refused_when_built(make: Any) -> None:
-    with refused(ArgumentError, "optimizer"):
-        trainer(lambda model: make(model.parameters()))
+class OwnRate(torch.optim.Optimizer):
+    """Finds its rate by itself, as Adafactor of transformers does with `lr=None`."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                parameter.sub_(parameter.grad, alpha=0.1 / state["step"])
 
 
-class Closing(torch.optim.SGD):
-    def step(self, closure: Callable[[], Any]) -> None:
-        closure()
+def test_an_optimizer_that_finds_its_rate_trains_and_resumes(tmp_path: Path) -> None:
+    straight = trainer_of(OwnRate, Statistics(every_updates=1))
+    assert not [name for name in straight.train().metrics if name.startswith("train/lr")]
+    trainer_of(OwnRate, folder=tmp_path / "run", updates=2).train()
+    resumed = trainer_of(OwnRate, folder=tmp_path / "run")
+    resumed.resume()
+    resumed.train()
+    assert torch.equal(flat(straight.model), flat(resumed.model))
+
+
+def test_a_hook_on_the_gradients_of_each_micro_batch_is_exact() -> None:
+    def ended(micro: int) -> Tensor:
+        model = net()
+        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        trainer_of_kit(model, data=data(8, micro=micro), updates=3).train()
+        return flat(model)
+
+    torch.testing.assert_close(ended(8), ended(2), rtol=1e-12, atol=1e-14)
 
 
 class Averaging(torch.optim.Optimizer):
@@ -206,68 +193,19 @@ class Averaging(torch.optim.Optimizer):
             group["training"] = training
 
 
-class OwnRate(torch.optim.Optimizer):
-    """Finds its rate by itself, as Adafactor of transformers does with `lr=None`."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": None})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                state["step"] = state.get("step", 0) + 1
-                parameter.sub_(parameter.grad, alpha=0.1 / state["step"])
-
-
-def test_an_optimizer_that_finds_its_rate_trains_and_resumes(tmp_path: Path) -> None:
-    def make(model: nn.Module) -> torch.optim.Optimizer:
-        return OwnRate(model.parameters())
-
-    straight = trainer(make, hooks=[Statistics(every_updates=1)])
-    metrics = straight.train().metrics
-    assert not [name for name in metrics if name.startswith("train/lr")]
-    trainer(make, folder=tmp_path / "run", updates=2).train()
-    resumed = trainer(make, folder=tmp_path / "run")
-    resumed.resume()
-    resumed.train()
-    for one, other in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_hook_on_the_gradients_of_each_micro_batch_as_the_error_says_is_exact() -> None:
-    def ended(micro: int) -> list[Tensor]:
-        model, points = net(), [(torch.full((4,), n / 8), torch.ones(1)) for n in range(8)]
-        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
-        data = MapData(points, global_batch_size=8, micro_batch_size=micro)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        Trainer(model=model, task=Square(), optimizer=optimizer, data=data, updates=3, device="cpu").train()
-        return [one.detach() for one in model.parameters()]
-
-    for one, other in zip(ended(8), ended(2), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def averaging(model: nn.Module) -> torch.optim.Optimizer:
-    return Averaging(model.parameters())
-
-
-def evaluated(strategy: Strategy, **more: Any) -> tuple[float, list[Tensor]]:
-    one = trainer(averaging, strategy=strategy, **more)
+def evaluated(strategy: Strategy, *hooks: Hook) -> tuple[float, Tensor]:
+    one = trainer_of(Averaging, *hooks, strategy=strategy)
     one.train()
-    loss = one.evaluate()["valid"]["loss"]
-    return loss, [parameter.detach().clone() for parameter in one.model.parameters()]
+    return one.evaluate()["valid"]["loss"], flat(one.model)
 
 
 def test_an_optimizer_with_modes_trains_and_evaluates_in_the_right_mode() -> None:
-    one = trainer(averaging)
+    one = trainer_of(Averaging)
     one.train()
-    group = one.optimizer.param_groups[0]
-    kept = [parameter.detach().clone() for parameter in one.model.parameters()]
+    kept = flat(one.model)
     loss = one.evaluate()["valid"]["loss"]
-    assert group["training"]
-    assert all(torch.equal(a, b) for a, b in zip(kept, one.model.parameters(), strict=True))
+    assert one.optimizer.param_groups[0]["training"]
+    assert torch.equal(kept, flat(one.model))
     with torch.no_grad():
         for parameter in one.model.parameters():
             parameter.copy_(one.optimizer.state[parameter]["mean"])
@@ -275,28 +213,15 @@ def test_an_optimizer_with_modes_trains_and_evaluates_in_the_right_mode() -> Non
     assert one.evaluate()["valid"]["loss"] == loss
 
 
-def test_zero1_with_an_optimizer_that_has_modes_evaluates_no_mixture(on_ranks: OnRanks) -> None:
-    loss, values = evaluated(Ddp())
-    for theirs, parameters in on_ranks(2, lambda group: evaluated(Zero1(group))):
-        assert theirs == loss
-        assert all(torch.equal(a, b) for a, b in zip(values, parameters, strict=True))
-
-
 class Often(Hook):
     def after_update(self, event: Any) -> None:
         self.trainer.request_evaluate()
 
 
-def test_how_often_is_evaluated_changes_nothing_of_an_optimizer_with_modes() -> None:
-    seldom, often = evaluated(Single()), evaluated(Single(), hooks=[Often()])
-    assert seldom[0] == often[0]
-    assert all(torch.equal(a, b) for a, b in zip(seldom[1], often[1], strict=True))
-
-
-def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> None:
-    one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Group()), updates=1)
-    one.train()
-    assert one.progress.update == 1
+def test_an_optimizer_with_modes_has_the_same_bits_however_often_it_is_evaluated_and_on_ranks(on_ranks: Any) -> None:
+    loss, values = evaluated(Ddp())
+    for theirs, parameters in (evaluated(Ddp(), Often()), *on_ranks(2, lambda group: evaluated(Zero1(group)))):
+        assert theirs == loss and torch.equal(values, parameters)
 
 
 class Lookup(nn.Module):
@@ -311,11 +236,10 @@ class Lookup(nn.Module):
         return nn.functional.embedding(inputs[:, 0].abs().long() % 4, self.table, sparse=True)
 
 
-def test_a_sparse_gradient_that_no_module_says_is_named_and_the_advice_works() -> None:
+def test_a_sparse_gradient_that_no_module_says_is_refused_and_one_that_is_said_is_trained() -> None:
     def train(model: nn.Module) -> None:
-        adam = torch.optim.SparseAdam(model.parameters())
-        data = MapData([(torch.full((4,), float(number)), torch.zeros(1)) for number in range(4)], global_batch_size=4)
-        Trainer(model=model, task=Square(), optimizer=adam, data=data, updates=2, device="cpu").train()
+        some = MapData([(torch.full((4,), float(number)), torch.zeros(())) for number in range(4)], global_batch_size=4)
+        trainer_of(torch.optim.SparseAdam, model=model, data=some, evaluations=None, updates=2).train()
 
     with pytest.raises(TaskError):
         train(Lookup(says=False))
@@ -324,32 +248,37 @@ def test_a_sparse_gradient_that_no_module_says_is_named_and_the_advice_works() -
     assert not torch.equal(model.table, torch.ones(4, 1))
 
 
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
 def test_one_optimizer_may_be_given_to_two_trainers_that_save(tmp_path: Path) -> None:
-    first = trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.01), folder=tmp_path / "first")
-    pairs = [(torch.ones(4), torch.zeros(1)) for _ in range(8)]
-    second = Trainer(
-        model=first.model,
-        task=Square(),
-        optimizer=first.optimizer,
-        data=MapData(pairs, global_batch_size=8),
-        updates=2,
-        device="cpu",
-        folder=tmp_path / "second",
+    first = trainer_of(sgd, folder=tmp_path / "first")
+    second = trainer_of(
+        lambda _: first.optimizer, model=first.model, task=Squares(), updates=2, folder=tmp_path / "second"
     )
     assert second.train().update == 2
     assert first.train().update == 4
 
 
-def test_a_hook_of_ones_own_on_a_step_is_called_in_the_first_one_too(tmp_path: Path) -> None:
-    called: list[int] = []
-    saving = trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.01), folder=tmp_path)
-    saving.optimizer.register_step_post_hook(lambda *_: called.append(1))
-    saving.train()
+def test_a_run_that_saves_takes_the_short_way_to_the_step_and_calls_hooks_on_it(tmp_path: Path) -> None:
+    saving, called = trainer_of(sgd, folder=tmp_path / "a"), list[int]()
+    for _ in range(2):
+        assert unwrapped_step(saving.optimizer) is not None
+        saving.train()
+    hooked = trainer_of(sgd, folder=tmp_path / "b")
+    hooked.optimizer.register_step_post_hook(lambda *_: called.append(1))
+    hooked.train()
     assert len(called) == 4
 
 
-def test_a_run_that_saves_takes_torchs_short_way_to_the_step(tmp_path: Path) -> None:
-    saving = trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.01), folder=tmp_path)
-    assert unwrapped_step(saving.optimizer) is not None  # it looks at the first step by no hook
-    saving.train()
-    assert unwrapped_step(saving.optimizer) is not None
+def test_an_owner_of_all_parameters_shares_with_nobody() -> None:
+    def muon(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Muon([one for one in parameters if one.ndim == 2])
+
+    assert trainer_of(muon, strategy=Zero1(Group()), updates=1).train().update == 1
+
+
+def test_an_optimizer_is_refused_by_its_field() -> None:
+    with refused(ArgumentError, "optimizer"):
+        trainer_of(Closing)

@@ -1,8 +1,7 @@
-"""Tasks that evaluate by themselves, by generating: word error rate and BLEU, over any cut and ranks."""
+"""Tasks that evaluate by themselves, by generating: edit distance and perplexity, over any cut and ranks."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Logging, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Ema, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.parallel import Ddp
+from kit import Squares, engine_of, filled, line
+from kit import trainer_of as trainer_of_kit
 
 WORDS, LONGEST = 5, 6
-ORDERS = range(1, 5)
 
 
 class Writer(nn.Module):
@@ -45,31 +45,18 @@ def edits(mine: Sequence[int], wanted: Sequence[int]) -> int:
     return row[-1]
 
 
-def ngrams(text: Sequence[int], order: int) -> Counter[tuple[int, ...]]:
-    return Counter(tuple(text[at : at + order]) for at in range(len(text) - order + 1))
-
-
-def bleu_of(counts: Any) -> float:
-    """BLEU with one added to each count above words (Lin and Och 2004), from the counts of all texts together."""
-    logs = [math.log((counts[f"match{n}"] + (n > 1)) / (counts[f"all{n}"] + (n > 1)) or 1e-9) for n in ORDERS]
-    return min(1.0, math.exp(1 - counts["wanted"] / counts["written"])) * math.exp(sum(logs) / len(logs))
-
-
 def counts_of(mine: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> dict[str, int]:
-    counts: Counter[str] = Counter(written=0, wanted=0)
-    for one, other in zip(mine, wanted, strict=True):
-        counts["written"] += len(one)
-        counts["wanted"] += len(other)
-        for n in ORDERS:
-            counts[f"match{n}"] += (ngrams(one, n) & ngrams(other, n)).total()
-            counts[f"all{n}"] += max(0, len(one) - n + 1)
-    return dict(counts)
+    pairs = list(zip(mine, wanted, strict=True))
+    return {"wrong": sum(edits(*pair) for pair in pairs), "wanted": sum(len(one) for one in wanted)}
 
 
 class Write(Task):
     """Trains on the next word; evaluates the texts that the model writes."""
 
-    derived: Any = {"bleu": bleu_of, "ppl": lambda metrics: math.exp(metrics["loss"])}  # noqa: RUF012
+    derived: Any = {  # noqa: RUF012
+        "wer": lambda counts: counts["wrong"] / counts["wanted"],
+        "ppl": lambda metrics: math.exp(metrics["loss"]),
+    }
 
     def inputs(self, batch: Any) -> Any:
         return batch["text"][:, :-1]
@@ -85,9 +72,7 @@ class Write(Task):
         lengths: list[int] = batch["length"].tolist()
         wanted = [row[:length] for row, length in zip(batch["text"].tolist(), lengths, strict=True)]
         texts: Tensor = model.write(batch["text"][:, 0], LONGEST - 1)  # pyright: ignore
-        mine: list[list[int]] = texts.tolist()
-        wrong = sum(edits(one, other) for one, other in zip(mine, wanted, strict=True))
-        return Loss(None, metrics={"wer": (wrong, sum(lengths))}, counts=counts_of(mine, wanted))
+        return Loss(None, metrics={"length": (sum(lengths), len(lengths))}, counts=counts_of(texts.tolist(), wanted))
 
 
 class Beside(Write):
@@ -107,63 +92,41 @@ def texts(count: int = 11) -> list[dict[str, Tensor]]:
 
 
 def writer() -> Writer:
-    model = Writer().double()
-    generator = torch.Generator().manual_seed(1)  # of its own: ranks that are threads share torch's
-    with torch.no_grad():
-        for one in model.parameters():
-            one.uniform_(-1, 1, generator=generator)
-    return model
+    return filled(Writer().double(), 1)
 
 
-def valid(size: int = 4, micro: int = 4) -> MapData:
-    return MapData(texts(), global_batch_size=size, micro_batch_size=micro, shuffle=False)
+def data(count: int = 11, size: int = 4, micro: int = 4) -> MapData:
+    return MapData(texts(count), global_batch_size=size, micro_batch_size=micro, shuffle=False)
 
 
 def trainer_of(task: Any = None, model: nn.Module | None = None, **more: Any) -> Trainer:
-    model = model or writer()
-    more.setdefault("data", MapData(texts(8), global_batch_size=4, micro_batch_size=2, shuffle=False))
-    more.setdefault("evaluations", valid())
-    return Trainer(
-        model=model,
-        task=task or Write(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        updates=more.pop("updates", 3),
-        device="cpu",
-        log=Logging(writers=()),
-        **more,
-    )
+    given = {"updates": 3, "data": data(8, micro=2), "evaluations": data(), "task": task or Write()}
+    return trainer_of_kit(model or writer(), **given | more)
 
 
 def by_hand(model: Any) -> dict[str, float]:
     """Of all texts at once, in plain Python."""
     wanted = [one["text"][: int(one["length"])].tolist() for one in texts()]
-    mine = model.write(torch.stack([one["text"][0] for one in texts()]), LONGEST - 1).tolist()
-    wer = sum(edits(one, other) for one, other in zip(mine, wanted, strict=True)) / sum(map(len, wanted))
-    return {"wer": wer, "bleu": bleu_of(counts_of(mine, wanted))}
+    counts = counts_of(model.write(torch.stack([one["text"][0] for one in texts()]), LONGEST - 1).tolist(), wanted)
+    return {"wer": counts["wrong"] / counts["wanted"], "length": counts["wanted"] / len(wanted)}
 
 
-def test_what_is_generated_is_scored_as_all_texts_at_once_and_no_loss_is_made_up() -> None:
+def test_generated_texts_are_scored_as_all_at_once_and_no_loss_is_made_up() -> None:
     model = writer()
     trainer = trainer_of(model=model)
     found = trainer.train().metrics
-    assert {name: found[f"valid/{name}"] for name in ("wer", "bleu")} == by_hand(model)
-    assert "valid/loss" not in found and "valid/no_loss" not in found and "valid/ppl" not in found
+    assert {name: found[f"valid/{name}"] for name in ("wer", "length")} == by_hand(model)
+    assert not {"valid/loss", "valid/no_loss", "valid/ppl"} & found.keys()
     assert found["train/ppl"] == math.exp(found["train/loss"])
-    assert trainer.storage.history("valid/bleu")[-1].weight == 11 * (LONGEST - 1)
-    assert not any("match" in name for name in trainer.storage.names())
+    assert not any("wrong" in name for name in trainer.storage.names())
 
 
-@pytest.mark.parametrize("size, micro", [(11, 11), (4, 1), (5, 2), (1, 1)])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_every_cut_on_any_ranks_gives_the_same_bits(
-    on_ranks: Callable[..., list[Any]], size: int, micro: int, ranks: int
-) -> None:
+@pytest.mark.parametrize(("ranks", "size", "micro"), [(1, 4, 1), (2, 11, 11), (3, 5, 2)])
+def test_every_cut_on_any_ranks_gives_the_same_bits(on_ranks: Any, ranks: int, size: int, micro: int) -> None:
     def act(group: Any) -> Any:
-        trainer = trainer_of(strategy=Ddp(group), evaluations=valid(size, micro))
-        return trainer.evaluate()["valid"]
+        return trainer_of(strategy=Ddp(group), evaluations=data(size=size, micro=micro)).evaluate()["valid"]
 
-    for found in on_ranks(ranks, act):
-        assert found == by_hand(writer())
+    assert on_ranks(ranks, act) == [by_hand(writer())] * ranks
 
 
 def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
@@ -174,53 +137,40 @@ def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
         loss = nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).item()
     assert found["valid/loss"] == pytest.approx(loss, rel=1e-12)
     assert found["valid/ppl"] == math.exp(found["valid/loss"])
-    assert {name: found[f"valid/{name}"] for name in ("wer", "bleu")} == by_hand(model)
+    assert found["valid/wer"] == by_hand(model)["wer"]
 
 
 def test_it_is_evaluated_with_the_average_the_parameters_or_both() -> None:
-    model = writer()
+    model, averaged = writer(), writer()
     trainer = trainer_of(model=model, train=Training(ema=Ema(decay=0.9, evaluated="both")), updates=6)
     found = trainer.train().metrics
-    assert found["valid/parameters/bleu"] == by_hand(model)["bleu"]
-    with trainer._loop.engine.evaluator.parameters(average=True):
-        assert found["valid/bleu"] == by_hand(model)["bleu"]
+    averaged.load_state_dict(trainer.state_dict()["ema"])
+    assert found["valid/parameters/wer"] == by_hand(model)["wer"]
+    assert found["valid/wer"] == by_hand(averaged)["wer"]
 
 
-def test_what_does_not_fit_into_memory_is_generated_in_parts() -> None:
+def test_batches_that_do_not_fit_into_memory_are_generated_in_parts() -> None:
     class Small(Write):
         def evaluate(self, model: nn.Module, batch: Any) -> Loss:
             if len(batch["text"]) > 1:
-                raise MemoryError("a wish")
+                raise MemoryError("injected")
             return super().evaluate(model, batch)
 
     assert trainer_of(Small()).evaluate()["valid"] == by_hand(writer())
 
 
 def test_in_16_bits_the_model_is_called_in_its_own_format() -> None:
-    class Called(Task):
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            return ((output - batch[1]) ** 2).sum()
-
+    class Called(Squares):
         def evaluate(self, model: nn.Module, batch: Any) -> Loss:
             output = model(batch[0])
             assert output.dtype == torch.float32 and next(model.parameters()).dtype == torch.bfloat16
-            return Loss(((output - batch[1]) ** 2).sum(), metrics={"seen": (len(output), 1)})
+            return Loss(((output.squeeze(-1) - batch[1]) ** 2).sum(), metrics={"seen": (len(output), 1)})
 
-    model = nn.Linear(3, 1)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    engine = Engine(model, Called(), sgd, device="cpu", precision="bf16-true")
-    batch = torch.ones(2, 3), torch.zeros(2, 1)
-    mine = engine.evaluate(batch)
-    assert mine["seen"] == 2
-    plain = Engine(
-        (other := nn.Linear(3, 1)),
-        type("Plain", (Called,), {"evaluate": Task.evaluate})(),
-        torch.optim.SGD(other.parameters(), lr=0.1),
-        device="cpu",
-        precision="bf16-true",
+    batch = torch.ones(2, 3), torch.zeros(2)
+    mine, plain = (
+        engine_of(line(torch.float32), task, precision="bf16-true").evaluate(batch) for task in (Called(), Squares())
     )
-    other.load_state_dict(model.state_dict())
-    assert plain.evaluate(batch)["loss"] == mine["loss"]
+    assert mine == plain | {"seen": 2}
 
 
 def test_batches_without_labels_are_evaluated_and_losses_of_others_are_still_checked() -> None:
@@ -233,24 +183,18 @@ def test_batches_without_labels_are_evaluated_and_losses_of_others_are_still_che
 
     firsts = [{"first": torch.tensor(number)} for number in range(WORDS)]
     trainer = trainer_of(Unlabelled(), evaluations=MapData(firsts, global_batch_size=2, shuffle=False))
-    found = trainer.evaluate()["valid"]  # before anything is trained: its loss is not looked at
     wanted = (writer().write(torch.arange(WORDS), 3) == 2).double().mean().item()
-    assert found == {"twos": pytest.approx(wanted, rel=1e-12)}
+    assert trainer.evaluate()["valid"] == {"twos": pytest.approx(wanted, rel=1e-12)}
     with pytest.raises(TaskError):
         trainer_of(type("Mean", (Unlabelled,), {"loss": lambda self, out, batch: out.mean()})()).train()
 
 
 def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
-    sets = {name: MapData(texts(8), global_batch_size=4, shuffle=False) for name in ("a", "b")}
-    valid_sets = {name: MapData(texts(), global_batch_size=4, shuffle=False) for name in ("a", "b")}
-    plain = type("Plain", (Write,), {"evaluate": Task.evaluate, "derived": {}})()
-    model = writer()
-    found = trainer_of(
-        {"a": Write(), "b": plain}, model, data=Mixture(sets), evaluations=Mixture(valid_sets, end="max")
-    )
-    metrics = found.train().metrics
-    assert {name: metrics[f"valid/a/{name}"] for name in ("wer", "bleu")} == by_hand(model)
-    assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/bleu" not in metrics
+    plain, model = type("Plain", (Write,), {"evaluate": Task.evaluate, "derived": {}})(), writer()
+    sets, valid = (Mixture({name: data(count) for name in "ab"}, end="max") for count in (8, 11))
+    metrics = trainer_of({"a": Write(), "b": plain}, model, data=sets, evaluations=valid).train().metrics
+    assert metrics["valid/a/wer"] == by_hand(model)["wer"]
+    assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/wer" not in metrics
 
 
 @pytest.mark.parametrize("compile", ["off", pytest.param("update", marks=pytest.mark.slow)])
@@ -261,9 +205,6 @@ def test_counts_of_training_are_derived_too(compile: Any) -> None:
         def loss(self, output: Any, batch: Any) -> Loss:
             return Loss((output**2).sum(), counts={"hit": torch.tensor(len(output))})
 
-    model = nn.Linear(3, 1)
-    engine = Engine(
-        model, Hits(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=Training(compile=compile)
-    )
+    engine = engine_of(line(torch.float32), Hits(), train=Training(compile=compile))
     outcome: Any = engine.update(microbatches=[(torch.ones(2, 3),), (torch.ones(3, 3),)])
     assert outcome.metrics()["hits"] == 25

@@ -1,7 +1,7 @@
-"""The small parts of an update: weighing, moving, guarding, diagnosing."""
+"""The small parts of an update: weighing, moving, rolling buffers back."""
 
 from collections import OrderedDict, namedtuple
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,56 +9,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
+from evenstep import Loss, Task
 from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
 from evenstep.train.checks import check_same_on_all_ranks
-from evenstep.train.tasks.task import Loss, Task, weight_of
+from evenstep.train.tasks.task import weight_of
 from evenstep.train.update.context import build_transfer
 from evenstep.train.update.rollback import Buffers
 from evenstep.train.update.weigh import weigh
+from kit import Squares
 from refused import refused
 
-CPU = torch.device("cpu")
 META = torch.device("meta")
 Pair = namedtuple("Pair", "x y")
 
 
-@dataclass
-class Record:
-    x: Tensor
-    name: str
-
-
-class Own:
-    """A batch that moves itself."""
-
-    def __init__(self) -> None:
-        self.device = "cpu"
-
-    def to(self, device: torch.device) -> "Own":
-        moved = Own()
-        moved.device = str(device)
-        return moved
-
-
-class Plain(Task):
-    def loss(self, output: Any, batch: Any) -> Loss:
-        return Loss(output.sum())
-
-
-class Given(Plain):
+class Given(Squares):
     def weight(self, batch: Any) -> Any:
         return batch
 
 
-def batch_of(*items: Any) -> GlobalBatch:
+def batch_of(*items: Any, num_samples: int = 1) -> GlobalBatch:
+    microbatches = [Microbatch(index=index, data=item, num_samples=num_samples) for index, item in enumerate(items)]
     return GlobalBatch(
         position=Position(),
         following=Position(batch=1),
-        microbatches=tuple(Microbatch(index=index, data=item, num_samples=1) for index, item in enumerate(items)),
+        microbatches=tuple(microbatches),
         num_microbatches=len(items),
-        num_samples=len(items),
+        num_samples=len(items) * num_samples,
         ends_epoch=False,
     )
 
@@ -68,16 +47,6 @@ def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> No
     assert weights.total == 5
     assert [microbatch.index for microbatch in weights.work] == [0, 2]
     assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
-
-
-def test_ranks_that_describe_different_runs_are_told_what_differs() -> None:
-    class Two(Group):
-        def gather(self, value: Any) -> list[Any]:
-            return [value, value | {"seed": 43}]
-
-    check_same_on_all_ranks(Group(), {"seed": 42})
-    with refused(ReplicaError, "seed"):
-        check_same_on_all_ranks(Two(), {"torch": "2.13", "seed": 42})
 
 
 def test_a_late_task_is_not_asked_for_weights() -> None:
@@ -91,9 +60,60 @@ def test_a_late_task_is_not_asked_for_weights() -> None:
     assert (weights.total, len(weights.work)) == (2.0, 2)  # they are counted
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"x": torch.zeros(6, 8), "y": torch.zeros(8)},
+        [torch.zeros(3, 4, 4) for _ in range(8)],
+        pack_sequence([torch.zeros(2 + n, 3) for n in range(8)], enforce_sorted=False),
+        object(),
+    ],
+    ids=["feature first", "list", "packed", "object"],
+)
+def test_a_batch_weighs_the_number_of_its_samples(data: Any) -> None:
+    assert weigh({"": Squares()}, batch_of(data, num_samples=8), Group()).total == 8
+
+
+@pytest.mark.parametrize("weight", [10**400, 1e308, "three", "3", -1, float("inf")])
+def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused(weight: Any) -> None:
+    class Weighs(Squares):
+        def weight(self, batch: Any) -> Any:
+            return weight
+
+    with pytest.raises(TaskError):
+        weight_of(Weighs(), None, 3)
+
+
 def test_a_batch_without_tensors_needs_a_weight_of_its_own() -> None:
     with refused(TaskError, "weight"):
-        Plain().weight({"name": "x"})
+        Task.weight(Squares(), {"name": "x"})
+
+
+def test_ranks_of_different_runs_are_refused_by_the_name_of_the_difference() -> None:
+    class Two(Group):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, value | {"seed": 43}]
+
+    check_same_on_all_ranks(Group(), {"seed": 42})
+    with refused(ReplicaError, "seed"):
+        check_same_on_all_ranks(Two(), {"torch": "2.13", "seed": 42})
+
+
+@dataclass
+class Record:
+    x: Tensor
+    name: str
+
+
+class Own:
+    """A batch that moves itself."""
+
+    device = "cpu"
+
+    def to(self, device: torch.device) -> "Own":
+        moved = Own()
+        moved.device = str(device)
+        return moved
 
 
 def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
@@ -105,54 +125,33 @@ def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
         "tuple": (torch.zeros(1), None, 3),
     }
     moved = build_transfer(META)(batch)
-    assert isinstance(moved["pair"], Pair)
-    assert moved["pair"].x.device == META
-    assert moved["pair"].y[0].device == META
+    assert isinstance(moved["pair"], Pair) and isinstance(moved["ordered"], OrderedDict)
+    assert moved["pair"].x.device == moved["pair"].y[0].device == moved["ordered"]["x"].device == META
     assert moved["pair"].y[1] == "text"
-    assert isinstance(moved["ordered"], OrderedDict)
-    assert moved["ordered"]["x"].device == META
-    assert (moved["record"].x.device, moved["record"].name) == (META, "name")
-    assert moved["own"].device == "meta"
+    assert (moved["record"].x.device, moved["record"].name, moved["own"].device) == (META, "name", "meta")
     assert moved["tuple"][1:] == (None, 3)
 
 
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> None:
+        self.calls += 1
+
+
 @pytest.mark.parametrize("aborted", [1.0, torch.tensor(1.0)])
-def test_running_statistics_are_restored_when_an_update_is_aborted(aborted: float | Tensor) -> None:
-    norm = nn.BatchNorm1d(2)
-    buffers = Buffers(norm)
-    norm(torch.randn(8, 2))
+@pytest.mark.parametrize("model", [nn.BatchNorm1d(2), Counts()])
+def test_buffers_are_restored_when_an_update_is_aborted(model: nn.Module, aborted: float | Tensor) -> None:
+    buffers = Buffers(model)
+    model(torch.randn(8, 2))
     buffers.restore(0.0)
-    kept = {name: value.clone() for name, value in norm.named_buffers()}
-    norm(torch.randn(8, 2))
-    assert not torch.equal(norm.running_mean, kept["running_mean"])  # type: ignore[arg-type]
+    kept = {name: value.clone() for name, value in model.named_buffers()}
+    model(torch.randn(8, 2))
+    assert not all(torch.equal(value, kept[name]) for name, value in model.named_buffers())
     buffers.restore(aborted)
-    assert all(torch.equal(value, kept[name]) for name, value in norm.named_buffers())
-
-
-def test_any_buffer_that_is_changed_in_place_is_restored() -> None:
-    class Counts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("calls", torch.zeros(()))
-
-        def forward(self) -> None:
-            self.calls += 1  # type: ignore[operator]
-
-    counts = Counts()
-    buffers = Buffers(counts)
-    counts()
-    buffers.restore(1.0)
-    assert counts.calls.item() == 0  # type: ignore[operator]
-
-
-def test_lists_and_feature_first_and_packed_batches_keep_the_number_of_samples() -> None:
-    features_first = {"x": torch.zeros(6, 8), "y": torch.zeros(8)}
-    images = [torch.zeros(3, 4, 4) for _ in range(8)]
-    packed = pack_sequence([torch.zeros(2 + n, 3) for n in range(8)], enforce_sorted=False)
-    for data in (features_first, images, packed, object()):
-        batch = batch_of(data)
-        batch.microbatches[0].num_samples = 8
-        assert weigh({"": Plain()}, batch, Group()).total == 8
+    assert all(torch.equal(value, kept[name]) for name, value in model.named_buffers())
 
 
 def test_the_loss_of_a_mean_is_its_sum_in_float32_and_0_of_nothing() -> None:
@@ -160,25 +159,3 @@ def test_the_loss_of_a_mean_is_its_sum_in_float32_and_0_of_nothing() -> None:
     mean = torch.tensor(float("nan"), requires_grad=True)
     nothing = Loss.of_mean(mean, torch.tensor(0))
     assert nothing.sum.item() == 0 and nothing.weight is None and int(nothing.count) == 0
-
-
-@dataclass
-class Counted:
-    x: torch.Tensor
-    seen: int = field(default=0, init=False)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [10**400, 1e308, "three", "3", -1, float("inf")],
-    ids=["huge", "large", "text", "a number as text", "negative", "inf"],
-)
-def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused_by_name(given: Any) -> None:
-    class Weighs(Task):
-        loss: Any = None
-
-        def weight(self, batch: Any) -> Any:
-            return given
-
-    with pytest.raises(TaskError):
-        weight_of(Weighs(), None, 3)

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and how far it is: what each window says, against a clock of the test's own."""
+"""Where the time of a run goes, and how far it is: the values of each window, against a clock set by hand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clock import Clock
-from evenstep import Hook, Logging, Loss, MapData, Task, Trainer, Training
+from evenstep import Logging, Loss, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.events import UpdateEvent
 from evenstep.pipeline import Op
 from evenstep.train import timing as module
 from evenstep.train.timing import PHASES, Phases
+from kit import StopAt, data, history, line, trainer_of
 from refused import refused
 
 
@@ -73,7 +73,7 @@ class Line(Task):
         def back(_: Tensor) -> None:
             self.clock.now += 100
 
-        loss = ((output - batch[1]) ** 2).sum()
+        loss = ((output.squeeze(-1) - batch[1]) ** 2).sum()
         if loss.requires_grad:
             loss.register_hook(back)
         return Loss(loss)
@@ -87,89 +87,58 @@ class Slow(torch.optim.SGD):
         super().step(closure)
 
 
-PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 Make = Callable[..., Trainer]
 
 
 @pytest.fixture
 def make(clock: Clock, tmp_path: Path) -> Make:
-    def made(task: Task | None = None, **more: Any) -> Trainer:
-        model = nn.Linear(1, 1)
+    def made(task: Task | None = None, *hooks: Any, **more: Any) -> Trainer:
+        model = line()
         optimizer = Slow(model.parameters(), lr=1e-4)
         optimizer.clock = clock
-        return Trainer(
-            model=model,
-            task=task or Line(clock),
-            optimizer=optimizer,
-            data=MapData(PAIRS, global_batch_size=4, micro_batch_size=2),
-            updates=4,
-            device="cpu",
-            folder=tmp_path,
-            log=Logging(every_updates=2, writers=()),
-            **more,
-        )
+        log = Logging(every_updates=2, writers=())
+        given = {"data": data(8, size=4, micro=2), "updates": 4, "folder": tmp_path, "optimizer": optimizer, "log": log}
+        return trainer_of(model, *hooks, task=task or Line(clock), **given | more)
 
     return made
 
 
 def last(trainer: Trainer, name: str) -> float:
-    record = trainer.storage.latest(name)
-    assert record is not None, trainer.storage.names()
-    return record.value
+    return history(trainer, name)[-1]
 
 
-def test_a_window_says_the_seconds_of_each_phase_per_update(make: Make, clock: Clock) -> None:
+def test_a_window_says_the_seconds_of_each_phase_per_update(make: Make) -> None:
     trainer = make(train=Training(check_loss=False))
     trainer.train()
     expected = {"weigh": 2, "forward": 20, "backward": 200, "apply": 1000}
-    got = {phase: last(trainer, f"perf/{phase}_s") for phase in expected}
-    assert got == expected
+    assert {phase: last(trainer, f"perf/{phase}_s") for phase in expected} == expected
     known = {name.removeprefix("perf/").removesuffix("_s") for name in trainer.storage.names()}
     assert known & set(PHASES) == {*expected, "data"}  # on a clock that stands still all else took nothing
 
 
-def test_tokens_are_counted_on_after_a_stop_in_the_midst_of_a_window(make: Make) -> None:
-    class StopAt(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            if event.update == 3:
-                self.trainer.request_stop("three are enough")
-
-    make(hooks=StopAt()).train()
-    again = make()
-    again.resume()
-    again.train()
-    assert (last(again, "progress/samples"), last(again, "progress/tokens")) == (16, 48)
-
-
-def test_samples_and_tokens_are_counted_over_windows_and_resumes(make: Make, clock: Clock) -> None:
+def test_samples_and_tokens_are_counted_over_windows_and_resumes(make: Make) -> None:
+    make(None, StopAt(3)).train()  # in the midst of a window
     trainer = make()
+    trainer.resume()
     trainer.train()
     assert (last(trainer, "progress/samples"), last(trainer, "progress/tokens")) == (16, 48)
-    assert [record.value for record in trainer.storage.history("progress/tokens")] == [24, 48]
-    window_s = 2 * last(trainer, "perf/update_s")
-    assert last(trainer, "perf/tokens_per_s") == pytest.approx(24 / window_s)
-    again = make()
+    again = make(updates=7)
     again.resume()
-    again.updates = 7
     again.train()
     assert (last(again, "progress/samples"), last(again, "progress/tokens")) == (28, 84)
+    assert last(again, "perf/tokens_per_s") == pytest.approx(12 / last(again, "perf/update_s"))
 
 
-def test_a_weight_without_a_unit_is_a_weight_and_one_of_samples_is_left_out(make: Make, clock: Clock) -> None:
-    class Unnamed(Line):
-        unit = ""
-
-    trainer = make(Unnamed(clock))
-    trainer.train()
+def test_a_weight_without_a_unit_is_a_weight_and_one_of_samples_is_left_out(
+    make: Make, clock: Clock, tmp_path: Path
+) -> None:
+    unnamed, samples = Line(clock), type("Samples", (Line,), {"weight": Task.weight})(clock)
+    unnamed.unit = samples.unit = ""
+    trainer, other = make(unnamed, folder=tmp_path / "unnamed"), make(samples, folder=tmp_path / "samples")
+    for one in (trainer, other):
+        one.train()
     assert last(trainer, "progress/weight") == 48
-
-    class Samples(Unnamed):
-        weight = Task.weight
-
-    (trainer.folder or Path()).rename((trainer.folder or Path()).with_name("before"))
-    trainer = make(Samples(clock))
-    trainer.train()
-    assert not [name for name in trainer.storage.names() if "weight" in name]
+    assert not [name for name in other.storage.names() if "weight" in name]
 
 
 def test_a_unit_that_is_no_word_is_refused(make: Make, clock: Clock) -> None:

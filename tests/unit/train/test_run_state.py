@@ -1,6 +1,6 @@
-"""Parts of a run's state beside its tensors: flags of modules, late buffers, streams, equal replicas."""
+"""Parts of a run's state beside its parameters: flags of modules, buffers, streams, equal replicas."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, StreamData, Task, Trainer
-from evenstep.checkpoint import complete_checkpoints, read_checkpoint
-from evenstep.errors import ReplicaError
-from evenstep.events import EpochEvent, Save, UpdateEvent
+from evenstep import Hook, StreamData, Trainer
+from evenstep.checkpoint import read_checkpoint
+from evenstep.errors import CheckpointError, ReplicaError
+from evenstep.events import Save
 from evenstep.parallel import Ddp, Zero1
+from kit import Squares, data, filled, saved_updates
+from kit import trainer_of as trainer_of_kit
 from refused import refused
-
-
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
+from same import assert_same
 
 
 class Net(nn.Module):
@@ -29,9 +27,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-        self.head = nn.Linear(4, 1)
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+        self.head = nn.Linear(3, 1)
+        filled(self)
         self.register_buffer("seen", None)
         self.register_buffer("grown", torch.zeros(2))
         self.body.requires_grad_(False)
@@ -44,42 +42,37 @@ class Net(nn.Module):
 
 
 class WakeUp(Hook):
-    def after_update(self, event: UpdateEvent) -> None:
+    def after_update(self, event: Any) -> None:
         if event.update == 1:
             self.trainer.model.grown.resize_(4).fill_(3.0)
 
-    def before_epoch(self, event: EpochEvent) -> None:
+    def before_epoch(self, event: Any) -> None:
         if event.epoch == 2:
             self.trainer.model.body.requires_grad_(True)
             self.trainer.model.body.train()
 
 
-def trainer_of(folder: Path | None, updates: int, **more: Any) -> Trainer:
-    model = more.pop("model", None) or Net()
-    points = [(torch.full((4,), i / 12), torch.tensor([i / 6])) for i in range(12)]
-    more.setdefault("data", MapData(points, global_batch_size=4, micro_batch_size=2))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Trainer(model=model, task=Square(), optimizer=sgd, device="cpu", updates=updates, folder=folder, **more)
+def trainer_of(folder: Path | None, updates: int, *hooks: Hook, **more: Any) -> Trainer:
+    given: dict[str, Any] = {"model": Net(), "data": data(12, size=4, micro=2, dtype=torch.float32)} | more
+    return trainer_of_kit(given.pop("model"), *hooks, updates=updates, folder=folder, **given)
 
 
 @pytest.mark.parametrize("stop", [5, 8], ids=["before it wakes", "after it woke"])
 def test_a_part_that_a_hook_woke_stays_awake_after_a_resume(tmp_path: Path, stop: int) -> None:
-    whole = trainer_of(None, 12, hooks=[WakeUp()])
+    whole = trainer_of(None, 9, WakeUp())
     whole.train()
-    trainer_of(tmp_path, stop, hooks=[WakeUp()]).train()
+    trainer_of(tmp_path, stop, WakeUp()).train()
     model = Net()
     model.starts_here = False
-    resumed = trainer_of(tmp_path, 12, hooks=[WakeUp()], model=model)
+    resumed = trainer_of(tmp_path, 9, WakeUp(), model=model)
     resumed.resume()
     resumed.train()
     assert resumed.model.body.training
-    found = resumed.state_dict()["model"]
-    for name, value in whole.state_dict()["model"].items():
-        assert torch.equal(value, found[name]), name
+    assert_same(whole.state_dict()["model"], resumed.state_dict()["model"])
 
 
 def test_flags_of_a_part_that_is_built_otherwise_are_the_new_runs(tmp_path: Path) -> None:
-    trainer_of(tmp_path, 8, hooks=[WakeUp()]).train()
+    trainer_of(tmp_path, 8, WakeUp()).train()
     model = Net()
     model.body.train()
     resumed = trainer_of(tmp_path, 9, model=model)
@@ -89,17 +82,83 @@ def test_flags_of_a_part_that_is_built_otherwise_are_the_new_runs(tmp_path: Path
     assert read_checkpoint(tmp_path).state["training"] == {}
 
 
+class Moving(nn.Module):
+    """A line whose forwards count in a buffer, beside one that only a hook sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = filled(nn.Linear(3, 1))
+        self.register_buffer("forwards", torch.zeros(1))
+        self.register_buffer("chosen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        return self.line(x)
+
+
+@pytest.mark.parametrize("where", ["hook", "task"])
+def test_an_error_undoes_changes_of_buffers_by_forwards_and_not_those_of_hooks_before_it(where: str) -> None:
+    class Fails(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            if where == "task" and self.now.is_training and self.now.update == 3:
+                raise ValueError("injected")
+            return super().loss(output, batch)
+
+    class Chooses(Hook):
+        def after_update(self, event: Any) -> None:
+            if event.update == 2:
+                self.trainer.model.get_buffer("chosen").fill_(7.0)
+                if where == "hook":
+                    raise ValueError("injected")
+
+    trainer = trainer_of(None, 4, Chooses(), model=Moving(), task=Fails())
+    with pytest.raises(ValueError, match="injected"):
+        trainer.train()
+    state = trainer.state_dict()["model"]
+    assert (state["chosen"].item(), state["forwards"].item(), trainer.progress.update) == (7.0, 4.0, 2)
+
+
+class Made(nn.Module):
+    """A line beside a buffer that its forwards make, resize or replace by another one."""
+
+    def __init__(self, how: str, persistent: bool) -> None:
+        super().__init__()
+        self.line, self.how, self.persistent = filled(nn.Linear(3, 1)), how, persistent
+        if how != "made":
+            self.register_buffer("table", torch.zeros(1), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "made":
+            self.register_buffer("table", torch.ones(1), persistent=self.persistent)
+        elif self.how == "resized":
+            self.table.resize_(2).fill_(1.0)
+        else:
+            self.table = torch.ones(2)
+        return self.line(x)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("how", ["made", "resized", "replaced"])
+def test_a_buffer_that_forwards_make_or_resize_is_resumed(tmp_path: Path, how: str, persistent: bool) -> None:
+    trainer_of(tmp_path / "first", 2, model=Made(how, persistent)).train()
+    again = trainer_of(tmp_path / "again", 3, model=Made(how, persistent))
+    if how == "made" and persistent:  # the new model has no such buffer yet
+        with pytest.raises(CheckpointError):
+            again.resume(tmp_path / "first")
+        return
+    again.resume(tmp_path / "first")
+    assert again.train().update == 3
+
+
 class Stale:
     """A stream whose `state_dict` is old right after `load_state_dict`, until it gives an item."""
 
-    def __init__(self) -> None:
-        self.at = 0
-        self.begin = 0
+    at = begin = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         begin, self.begin = self.begin, 0
         for self.at in range(begin + 1, 17):
-            yield torch.full((4,), self.at / 16), torch.tensor([self.at / 8])
+            yield torch.full((3,), self.at / 16), torch.tensor(self.at / 8)
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at}
@@ -109,48 +168,35 @@ class Stale:
 
 
 def test_a_stream_with_an_old_state_after_loading_loses_no_sample(tmp_path: Path) -> None:
-    class Samples(Hook):
-        def __init__(self) -> None:
-            self.counts: list[int] = []
-
-        def after_update(self, event: UpdateEvent) -> None:
-            self.counts.append(event.num_samples)
-
-    def run(updates: int, folder: Path | None, resumes: bool = False) -> tuple[list[int], dict[str, Tensor]]:
-        heard = Samples()
-        trainer = trainer_of(folder, updates, data=StreamData(Stale(), global_batch_size=8), hooks=[heard])
+    def run(updates: int, folder: Path | None, resumes: bool = False) -> Trainer:
+        trainer = trainer_of(folder, updates, data=StreamData(Stale(), global_batch_size=8))
         if resumes:
             trainer.resume()
             trainer.save()
         trainer.train()
-        return heard.counts, trainer.model.state_dict()
+        assert trainer.progress.samples == 8 * updates
+        return trainer
 
-    counts, whole = run(4, None)
-    assert counts == [8, 8, 8, 8]
+    whole = run(4, None)
     run(1, tmp_path)
-    counts, resumed = run(4, tmp_path, resumes=True)
-    assert counts == [8, 8, 8]
-    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    assert_same(whole.model.state_dict(), run(4, tmp_path, resumes=True).model.state_dict())
 
 
 class Drift(Hook):
     """Changes a parameter on rank 1 after update 4."""
 
-    def after_update(self, event: UpdateEvent) -> None:
+    def after_update(self, event: Any) -> None:
         if event.update == 4 and self.trainer.rank == 1:
             with torch.no_grad():
-                next(self.trainer.model.head.parameters()).mul_(1.01)
+                self.trainer.model.head.weight.mul_(1.01)
 
 
 @pytest.mark.parametrize("strategy", [Ddp, Zero1])
-def test_no_checkpoint_of_replicas_that_differ_is_published(
-    strategy: Any, tmp_path: Path, on_ranks: Callable[..., list[Any]]
-) -> None:
+def test_no_checkpoint_of_replicas_that_differ_is_published(strategy: Any, tmp_path: Path, on_ranks: Any) -> None:
     def act(group: Any) -> None:
-        trainer = trainer_of(tmp_path, 8, strategy=strategy(group), hooks=[Drift(), Save(every_updates=2)])
-        with refused(ReplicaError, "head.weight") as caught:
+        trainer = trainer_of(tmp_path, 8, Drift(), Save(every_updates=2), strategy=strategy(group))
+        with refused(ReplicaError, "head.weight"):
             trainer.train()
-        assert "rank 1" in str(caught.value)
 
     on_ranks(2, act)
-    assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000002"]
+    assert saved_updates(tmp_path) == [2]

@@ -1,19 +1,20 @@
-"""What a task is told, in which order, and what it is asked: under one name each."""
+"""Calls of a task and of hooks, in order, for an update and its micro-batches."""
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Engine, Hook, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Hook, MapData, Mixture, Task, Trainer, Training
+from kit import Squares, data, engine_of, line, points, stacked, trainer_of
 
 MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_")))
 
 
-class Squares(Task):
-    """Writes down what it is told and asked, in order."""
+class Asked(Squares):
+    """Writes down what it is asked, in order; hooks write into the same list."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -30,88 +31,77 @@ class Squares(Task):
         self.told.append("postprocess")
         return output
 
-    def loss(self, output: Any, batch: Any) -> Loss:
+    def loss(self, output: Any, batch: Any) -> Any:
         self.told.append("loss")
-        return Loss(((output - batch[1]) ** 2).sum())
+        if batch[1].sum() > 1e6:
+            raise RuntimeError("too much")
+        return super().loss(output, batch)
 
 
-def _tells(moment: str) -> Callable[[Squares, Any], None]:
-    def method(self: Squares, event: Any) -> None:
+def tells(moment: str) -> Any:
+    def method(self: Asked, event: Any) -> None:
         self.told.append(moment)
 
     return method
 
 
-class Told(Squares):
+class Told(Asked):
     """Is told all that there is."""
 
 
 for moment in MOMENTS:
-    setattr(Told, moment, _tells(moment))
+    setattr(Told, moment, tells(moment))
 
 
-def points(count: int = 4) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (torch.randn(3, generator=generator).double(), torch.randn(1, generator=generator).double())
-        for _ in range(count)
-    ]
+def small(micro: int = 2, size: int = 4) -> MapData:
+    return data(4, size=size, micro=micro, shuffle=False)
 
 
-def line() -> nn.Module:
-    model = nn.Linear(3, 1).double()
-    with torch.no_grad():
-        for one in model.parameters():
-            one.fill_(0.1)
-    return model
-
-
-def data(size: int = 4, micro: int = 2, **more: Any) -> MapData:
-    return MapData(points(), global_batch_size=size, micro_batch_size=micro, shuffle=False, **more)
-
-
-def trainer_of(task: Any, model: nn.Module | None = None, **more: Any) -> Trainer:
-    model = model or line()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    more.setdefault("data", data())
-    more.setdefault("updates", 1)
-    train = more.pop("train", Training(check_loss=False))
-    return Trainer(model=model, task=task, optimizer=optimizer, device="cpu", train=train, **more)
+def of(task: Any, *hooks: Hook, **more: Any) -> Trainer:
+    return trainer_of(
+        line(), *hooks, task=task, **{"data": small(), "updates": 1, "train": Training(check_loss=False)} | more
+    )
 
 
 ONE = ["before_microbatch", "transform", "before_forward", "inputs", "postprocess", "after_forward", "loss"]
 BACK = ["before_backward", "after_backward", "after_microbatch"]
 
 
-def test_a_task_is_told_what_hooks_are_told_in_the_order_of_the_page() -> None:
+def test_a_task_is_told_of_all_moments_in_the_order_of_the_page() -> None:
     task = Told()
-    trainer_of(task, evaluations={"valid": data(micro=4)}).train()
-    passes = [*ONE, *BACK] * 2
+    of(task, evaluations={"valid": small(micro=4)}).train()
     assert task.told == [
         *("before_train", "before_epoch"),
         *("transform", "inputs", "postprocess", "loss"),  # the evaluation is tried
-        "before_update",
-        *passes,
-        *("before_step", "after_step", "after_update", "after_epoch"),
+        *("before_update", *[*ONE, *BACK] * 2, "before_step", "after_step", "after_update", "after_epoch"),
         *("before_evaluate", *ONE, "after_microbatch", "after_evaluate"),
         "after_train",
     ]
 
 
+def test_begin_and_end_are_paired_when_a_task_raises() -> None:
+    task, some = Told(), points(4)
+    some[3] = (some[3][0], some[3][1] + 1e9)
+    with pytest.raises(RuntimeError, match="too much"):
+        of(task, data=MapData(some, global_batch_size=4, micro_batch_size=2, shuffle=False)).train()
+    for moment in ("microbatch", "forward", "backward", "update", "epoch", "train"):
+        assert task.told.count(f"before_{moment}") == task.told.count(f"after_{moment}"), moment
+
+
 def test_a_task_is_called_before_hooks_and_only_for_its_own_micro_batches() -> None:
     order: list[str] = []
 
-    class Say(Hook):
+    class First(Hook):
         priority = -1
 
         def before_epoch(self, event: Any) -> None:
             order.append("hook that is first")
 
-    class Late(Hook):
+    class Last(Hook):
         def before_epoch(self, event: Any) -> None:
             order.append("hook")
 
-    class Hears(Squares):
+    class Hears(Asked):
         def before_epoch(self, event: Any) -> None:
             order.append(f"task in epoch {event.epoch}")
 
@@ -119,48 +109,64 @@ def test_a_task_is_called_before_hooks_and_only_for_its_own_micro_batches() -> N
             self.told.append(event.task)
 
     tasks = {"a": Hears(), "b": Hears()}
-    trainer_of(tasks, data=Mixture({"a": data(), "b": data(size=2)}), hooks=[Late(), Say()]).train()
+    of(tasks, Last(), First(), data=Mixture({"a": small(), "b": small(size=2)})).train()
     assert order == ["hook that is first", "task in epoch 0", "task in epoch 0", "hook"]
-    assert "a" in tasks["a"].told and "b" not in tasks["a"].told
-    assert "b" in tasks["b"].told and "a" not in tasks["b"].told
+    for mine, other in (("a", "b"), ("b", "a")):
+        assert mine in tasks[mine].told and other not in tasks[mine].told
 
 
 def test_an_engine_tells_of_updates_and_evaluations() -> None:
-    class Hears(Squares):
-        before_update, after_update = _tells("before_update"), _tells("after_update")
-        before_evaluate, after_evaluate = _tells("before_evaluate"), _tells("after_evaluate")
+    class Hears(Asked):
+        before_update, after_update = tells("before_update"), tells("after_update")
+        before_evaluate, after_evaluate = tells("before_evaluate"), tells("after_evaluate")
 
-    def engine_of(task: Task) -> Engine:
-        model = line()
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Engine(model, task, sgd, device="cpu", train=Training(check_loss=False))
-
-    task, batch = Hears(), tuple(torch.stack(part) for part in zip(*points(), strict=True))
-    engine = engine_of(task)
+    task, batch = Hears(), stacked(points(4))
+    engine = engine_of(line(), task, train=Training(check_loss=False))
     engine.update(batch)
     engine.evaluate(batch)
     asked = ["transform", "inputs", "postprocess", "loss"]
-    assert task.told == [
-        *("before_update", *asked, "after_update"),
-        *("before_evaluate", *asked, "after_evaluate"),
-    ]
+    assert task.told == ["before_update", *asked, "after_update", "before_evaluate", *asked, "after_evaluate"]
 
 
-def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win() -> None:
+@pytest.mark.parametrize("labels", [(1.0, 10.0, 100.0), (100.0, 1.0, 10.0), (5.0,)])
+def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win(labels: tuple[float, ...]) -> None:
     class Scaled(Task):
         """The gradient of a batch of one sample is its label."""
 
         def loss(self, output: Any, batch: Any) -> Tensor:
             return (output * batch[1]).sum()
 
-    def gradient_of(*labels: float) -> float:
-        model = nn.Linear(1, 1, bias=False).double()
-        before = model.weight.item()
-        engine = Engine(model, Scaled(), torch.optim.SGD(model.parameters(), lr=1.0), device="cpu")
-        ones = torch.ones(1, 1, dtype=torch.float64)
-        engine.update(microbatches=((ones, label * ones) for label in labels))
-        return before - model.weight.item()
+    model = nn.Linear(1, 1, bias=False).double()
+    before, ones = model.weight.item(), torch.ones(1, 1, dtype=torch.float64)
+    engine = engine_of(model, Scaled(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    engine.update(microbatches=((ones, label * ones) for label in labels))
+    assert before - model.weight.item() == pytest.approx(sum(labels) / len(labels), rel=1e-12)
 
-    assert gradient_of(1.0, 10.0, 100.0) == pytest.approx(37.0, rel=1e-12)  # not 100, the last one's
-    assert gradient_of(100.0, 1.0, 10.0) == pytest.approx(37.0, rel=1e-12)
-    assert gradient_of(5.0) == pytest.approx(5.0, rel=1e-12)  # nothing is left over for the next
+
+class Pictures(Task):
+    """Notes in which order the model gets its images."""
+
+    def __init__(self) -> None:
+        self.orders: list[bool] = []
+
+    def transform(self, batch: Any) -> Any:
+        return [batch[0].flip(-1).contiguous(), batch[1]]
+
+    def inputs(self, batch: Any) -> Any:
+        self.orders.append(batch[0].is_contiguous(memory_format=torch.channels_last))
+        return batch[0]
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return (output.mean((1, 2, 3)) - batch[1]).square().sum()
+
+
+def test_channels_last_comes_after_transforms_and_survives_saving_and_resuming(tmp_path: Path) -> None:
+    some = MapData([(torch.randn(3, 4, 4), torch.tensor(1.0)) for _ in range(8)], global_batch_size=4)
+    for updates in (2, 4):
+        model, task = nn.Conv2d(3, 4, 3), Pictures()
+        train = Training(channels_last=True)
+        trainer = trainer_of(model, task=task, data=some, updates=updates, train=train, folder=tmp_path)
+        trainer.resume()
+        trainer.train()
+        assert len(task.orders) >= 2 and all(task.orders)
+        assert model.weight.is_contiguous(memory_format=torch.channels_last)
