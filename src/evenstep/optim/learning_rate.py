@@ -55,9 +55,13 @@ class LearningRates:
 
     def stretch(self, updates: int | None) -> None:
         """Set the length of the run; ArgumentError if the schedule does not fit into it."""
-        if self._schedule is not None:
-            self._schedule.check(None if updates is None else max(updates - self.begun_at, 1))
+        self.check(self.begun_at, updates)
         self.updates = updates
+
+    def check(self, begun_at: int, updates: int | None) -> None:
+        """Raise ArgumentError unless the schedule fits into the updates after `begun_at`."""
+        if self._schedule is not None:
+            self._schedule.check(None if updates is None else max(updates - begun_at, 1))
 
     def _factor(self, schedule: LrSchedule, update: int, epoch: int) -> float:
         end = None if self.updates is None else self.updates - self.begun_at
