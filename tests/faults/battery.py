@@ -634,7 +634,13 @@ def _() -> None:
                 with torch.no_grad():
                     next(self.trainer.model.parameters()).view(-1)[0] += 1e-9
 
-    ends = ends_of(2, lambda group: train(group, hooks=[Flip()] if group.rank else [], strategy="ddp", updates=120))
+    with folder() as where:
+
+        def act(group: Group) -> Ended:
+            hooks = [Save(every_updates=60), *([Flip()] if group.rank else [])]
+            return train(group, hooks=hooks, strategy="ddp", updates=120, folder=where)
+
+        ends = ends_of(2, act)
     for ended in ends:  # whoever is the first to say so
         failed(ended, EvenstepError, "first.weight")
     assert any(isinstance(ended.error, ReplicaError) for ended in ends)
@@ -683,9 +689,14 @@ def resumed_from_the_last_save(layout: str) -> None:
     ranks = what.pop("ranks")
     fault = Fault(act=raised, phase="forward", update=4, rank=ranks - 1)
     with folder() as where:
-        ends = ends_of(ranks, lambda group: train(group, [fault], folder=where, hooks=[Save(every_updates=2)], **what))
+
+        def act(group: Group) -> Ended:
+            at_once = evenstep.Checkpointing(every_updates=2, asynchronous=False)
+            return train(group, [fault], folder=where, checkpoint=at_once, **what)
+
+        ends = ends_of(ranks, act)
         assert [ended.update for ended in ends] == [3] * ranks
-        assert [path.name for path in Path(where, "checkpoints").iterdir()] == ["step-00000002"]
+        assert [path.name for path in Path(where, "checkpoints").iterdir()] == ["step-00000002"], ends
         resumed(ranks, where, **what)
 
 
