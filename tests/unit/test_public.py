@@ -79,3 +79,7 @@ def test_what_messages_say_to_write_in_a_run_file_are_keys_of_run_files() -> Non
         for key in re.findall(r"in a run\s+file,? `([a-z_]+\.[a-z_.]+)", node.value)
     }
     assert said and said <= set(all_keys())
+
+
+def test_a_trainer_takes_few_arguments() -> None:
+    assert len({*inspect.signature(evenstep.Trainer).parameters} - {"unknown"}) <= 20

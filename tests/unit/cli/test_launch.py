@@ -7,13 +7,11 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from evenstep.cli import launch as launcher
-from evenstep.cli.launch import Rank, submit_run
-from evenstep.config.run import SlurmTable
+from evenstep.cli.launch import Rank
 from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
 
@@ -143,36 +141,3 @@ def test_a_warning_stops_the_rank_and_waits_until_it_has_saved(
         thread.join()
         signal.signal(signal.SIGUSR2, before)
     assert answers == [((rank,), "saved\n")]
-
-
-def test_the_real_submitit_writes_a_batch_script_of_all_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    program(programs, "srun", "exit 0")
-    program(programs, "sbatch", f'cp "$1" {tmp_path}/script; echo "Submitted batch job 12"')
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    asked = SlurmTable(nodes=2, ranks_per_node=4, timeout_minutes=90, additional={"partition": "big"})
-    assert submit_run(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == 0
-    assert "12: 2 × 4 ranks" in capsys.readouterr().out
-    script = (tmp_path / "script").read_text()
-    for line in ("--nodes=2", "--ntasks-per-node=4", "--partition=big", "--time=90", "--job-name=run", "USR2@90"):
-        assert line in script
-
-
-def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenstep.cli import train
-
-    given: list[Any] = []
-    monkeypatch.setattr(train, "submit_run", lambda *arguments, **more: given.append((arguments, more)) or 0)
-    root = Path(__file__).parents[3]
-    file = str(root / "recipes/digits/run.toml")
-    settings = ["--runs", str(tmp_path), "--launch.slurm.nodes", "2"]
-    assert train.train(Path(file), settings) == 0
-    ((asked, arguments), more) = given[0]
-    assert more["name"] == "digits"
-    assert (asked.nodes, asked.ranks_per_node) == (2, 1)
-    assert arguments == ["train", file, *settings, "--launch.slurm", "none", "--resume", "auto"]
-    assert not list(tmp_path.iterdir())

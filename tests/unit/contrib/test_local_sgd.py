@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.contrib.local_sgd import LocalSgd
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Single
+from evenstep.parallel import Single
 from refused import refused
 
 OnRanks = Callable[..., list[Any]]
@@ -129,26 +129,6 @@ def test_each_method_is_its_reference(name: str, ranks: int, on_ranks: OnRanks) 
     first, *others = on_ranks(ranks, act)
     assert all(torch.equal(first, other) for other in others)
     torch.testing.assert_close(first, by_hand(ranks, step), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_an_average_in_each_update_has_the_bits_of_ordered_ddp(ranks: int, on_ranks: OnRanks) -> None:
-    """The numbers are small multiples of powers of two, so that nothing is rounded."""
-    rows = [(torch.randint(-1, 2, (3,), generator=draw).double(), torch.tensor(float(n % 3))) for n in range(SAMPLES)]
-
-    def act(group: Any) -> list[Tensor]:
-        sgd = lambda parameters, lr: torch.optim.SGD(parameters, lr=0.125)  # noqa: E731
-        ways = [(Single, [LocalSgd(1)]), (Ddp, [])]
-        both = [trainer_of(group, hooks, strategy=way, rows=rows, updates=4, optimizer=sgd) for way, hooks in ways]
-        for one in both:
-            one.train()
-        return [flat(one) for one in both]
-
-    for averaged, summed in on_ranks(ranks, act):
-        assert torch.equal(averaged, summed)
-
-
-draw = torch.Generator().manual_seed(3)
 
 
 @pytest.mark.parametrize(("name", "stop"), [("local SGD", 6), ("DiLoCo", 4)])

@@ -150,20 +150,6 @@ def test_a_stream_without_state_begins_its_epoch_again_and_says_so_once() -> Non
     assert not second.faults
 
 
-def test_items_of_a_batch_that_failed_are_given_again() -> None:
-    faults = ["no weight"]
-
-    def samples_in(number: int) -> int:
-        if number == 2 and faults:
-            raise DataError(faults.pop())
-        return 1
-
-    data = StreamData(Counting(5), batched=True, samples_in=samples_in)
-    with pytest.raises(DataError):
-        taken(data, 5)
-    assert [batch.microbatches[0].data for batch in taken(data, 3, Position(batch=2))] == [2, 3, 4]
-
-
 # --- Several ranks.
 
 

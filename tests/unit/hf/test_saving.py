@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from evenstep import Best, Checkpointing, Ema, Logging, MapData, Trainer, Training, load_weights
+from evenstep import Best, Checkpointing, Logging, MapData, Trainer, load_weights
 from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.integrations.hf import (
@@ -65,16 +65,6 @@ def test_what_is_written_gives_the_same_scores(made: Made, transformers: Any, ti
         one.data = one.data.clone()
     assert torch.equal(scores(read), scores(model))
     assert (read.lm_head.weight is read.model.embed_tokens.weight) is tied
-
-
-def test_the_average_in_another_format(made: Made, transformers: Any, tmp_path: Path) -> None:
-    trainer = train(made(LLAMA), tmp_path / "run", train=Training(ema=Ema(decay=0.5)))
-    save_pretrained(made(LLAMA), tmp_path / "out", weights=tmp_path / "run", average=True, dtype="bf16")
-    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    average = read_checkpoint(tmp_path / "run").state["ema"]
-    assert read.dtype == torch.bfloat16
-    assert torch.equal(read.lm_head.weight, average["lm_head.weight"].bfloat16())
-    assert not torch.equal(read.lm_head.weight, trainer.model.lm_head.weight.bfloat16())  # pyright: ignore
 
 
 def test_a_run_begins_with_what_transformers_has_written(made: Made, tmp_path: Path) -> None:

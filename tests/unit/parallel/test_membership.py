@@ -122,19 +122,6 @@ def test_the_connections_of_a_rank_in_the_interrupted_work_break_at_once(store: 
     leave([first, second])
 
 
-def test_of_two_interrupted_works_the_earlier_counts_and_a_failure_before_both(store: TCPStore) -> None:
-    first, second = members(store, 2)
-    first.work = second.work = 8
-    first.interrupt("rank 0 ran out of memory")
-    second.work = 7
-    second.interrupt("rank 1 ran out of memory")
-    assert first.interrupted() == second.interrupted() == "rank 1 ran out of memory"
-    second.fail("rank 1 failed")
-    assert first.interrupted() == ""
-    assert first.failure() == "rank 1 failed"
-    leave([first, second])
-
-
 def test_a_lost_rank_is_named_at_a_meeting_within_seconds(store: TCPStore) -> None:
     first, second = members(store, 2)
     first._ranks = 3  # the third has never come

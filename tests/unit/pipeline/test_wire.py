@@ -1,10 +1,16 @@
+"""Values between stages: all arrive as they were sent, and those that would hide a gradient are refused."""
+
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
 
-from evenstep.pipeline.wire import Address, Wire
+from evenstep.errors import TaskError
+from evenstep.pipeline.wire import Address, Wire, detached
 
 CPU = torch.device("cpu")
 
@@ -12,6 +18,15 @@ CPU = torch.device("cpu")
 class Pair(NamedTuple):
     first: Any
     second: Any
+
+
+@dataclass
+class Registered:
+    x: Any
+    mask: Any = None
+
+
+torch.export.register_dataclass(Registered)
 
 
 def number(microbatch: int) -> Address:
@@ -29,6 +44,7 @@ TREES: list[Any] = [
     None,
     (torch.ones(2), 1, "name"),
     (torch.ones(2), True, "name"),
+    (Registered(torch.ones(2), torch.ones(2) > 0), 3),
 ]
 
 
@@ -91,3 +107,28 @@ def test_a_form_travels_only_when_it_changes_and_a_second_piece_only_without_roo
     assert first[1][1] > formless
     assert [channel for channel, _ in second] == [0, 0, 0]
     assert second[1][1] == 64 + formless
+
+
+@dataclass
+class Hidden:
+    x: Tensor
+
+
+class Labelled(Tensor):
+    """A tensor that may hold more than its numbers."""
+
+
+REFUSED: dict[str, Callable[[Tensor], Any]] = {
+    "dataclass": lambda x: {"h": Hidden(x)},
+    "set": lambda x: frozenset([x]),
+    "function": lambda x: (x, lambda y: y),
+    "subclass": lambda x: {"h": x.as_subclass(Labelled)},
+    "packed sequence": lambda x: pack_padded_sequence(x.unsqueeze(1), torch.ones(len(x)), batch_first=True),
+    "sparse": lambda x: x.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_values_that_hide_a_gradient_are_refused(case: str) -> None:
+    with pytest.raises(TaskError):
+        detached(REFUSED[case](torch.ones(2, 3, requires_grad=True) * 2), "the output")

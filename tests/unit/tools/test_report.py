@@ -7,19 +7,13 @@ from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
-import evenstep
 from evenstep.tools.report import write_report
 from evenstep.tools.report.follow import server
-from evenstep.tools.report.page import write_page
-from evenstep.tools.report.read import read_run
 
 VOID = {"meta", "input", "link", "img", "br"}
 
@@ -105,57 +99,6 @@ def test_page_shows_the_run_folder_escaped_and_loads_nothing(run: Path) -> None:
     policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     assert not re.search(r"@import|url\(", (run / "report.html").read_text())
-
-
-class Line(evenstep.Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
-
-
-def train_line(folder: Path, *, lr: float, seed: int) -> None:
-    torch.manual_seed(seed)
-    model = nn.Linear(1, 1)
-    pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
-    evenstep.Trainer(
-        model=model,
-        task=Line(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
-        data=evenstep.MapData(pairs, global_batch_size=4),
-        lr_schedule="cosine",
-        updates=3,
-        seed=seed,
-        device="cpu",
-        folder=folder,
-        checkpoint=evenstep.Checkpointing(config={"note": {"author": "me"}}),
-        log=evenstep.Logging(writers=("jsonl",)),
-    ).train()
-
-
-def test_runs_of_a_script_are_compared_by_recorded_settings_and_over_seeds(tmp_path: Path) -> None:
-    runs = [(0.02, 1), (0.02, 2), (0.01, 1)]
-    folders = [tmp_path / f"lr{lr}-seed{seed}" for lr, seed in runs]
-    for folder, (lr, seed) in zip(folders, runs, strict=True):
-        train_line(folder, lr=lr, seed=seed)
-    kept = read_run(folders[0]).settings
-    expected = {
-        "model.kind": "Linear",
-        "model.parameters": "2",
-        "task": "Line",
-        "optimizer.kind": "SGD",
-        "optimizer.lr": "0.02",
-        "lr_schedule.kind": "Cosine",
-        "data.global_batch_size": "4",
-        "seed": "1",
-        "precision": "32-true",
-        "strategy": "Single",
-        "updates": "3",
-        "config.note.author": "me",
-    }
-    assert expected.items() <= kept.items()
-    text = Page(write_page(folders, tmp_path / "all.html").read_text()).text
-    assert "best train/loss incidents optimizer.lr seed" in text
-    assert "optimizer.lr = 0.02" in text and "lr0.02-seed1, lr0.02-seed2" in text and " ± " in text
-    assert "optimizer.lr = 0.01" not in text  # a single run has no spread
 
 
 scalars = st.one_of(

@@ -106,7 +106,6 @@ def ends_at(lr: float, updates: int) -> int:
     ("more", "reset", "update"),
     [
         ({}, (), ends_at(0.35e-3, 10) + 1),  # one more update, and it stops again
-        ({"lr": 0.01e-3}, (), 10),
         ({"updates": 30}, (), ends_at(0.35e-3, 30)),
         ({}, "lr_schedule", 10),
     ],

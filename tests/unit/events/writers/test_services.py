@@ -1,13 +1,9 @@
 """TensorBoard, Weights & Biases and MLflow without their servers: what an offline run holds."""
 
 import io
-import json
 import math
-import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -27,8 +23,6 @@ from evenstep.events import (
     WandbWriter,
     Writer,
 )
-
-PNG = b"\x89PNG"
 
 
 @pytest.fixture(autouse=True)
@@ -66,60 +60,6 @@ def test_tensorboard_has_everything(tmp_path: Path) -> None:
     assert np.asarray(Pillow.open(io.BytesIO(image.encoded_image_string)))[..., 0].tolist() == [[0, 51], [102, 255]]
     assert read.Tensors("valid/text/text_summary")[0].tensor_proto.string_val[0] == b"<once>"
     assert b'"updates": 3' in read.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
-
-
-def blocks(data: bytes) -> Iterator[bytes]:
-    """The records of a `.wandb` file: LevelDB's log format behind a header of 7 bytes."""
-    place = 7
-    part = b""
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
-        if left < 7:
-            place += left
-            continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        part += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield part
-            part = b""
-
-
-def wandb_records(folder: Path, within_s: float = 20.0) -> dict[str, list[Any]]:
-    """All that was logged, by kind, once wandb's own process has written it, perhaps after the run was finished."""
-    from wandb.proto import wandb_internal_pb2
-
-    until = monotonic() + within_s
-    while True:
-        found: dict[str, list[Any]] = {}
-        for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-            for block in blocks(file.read_bytes()):
-                record: Any = wandb_internal_pb2.Record()
-                record.ParseFromString(block)
-                found.setdefault(record.WhichOneof("record_type"), []).append(record)
-        if "exit" in found or monotonic() > until:
-            return found
-        sleep(0.05)
-
-
-@pytest.mark.slow  # it starts a service of its own
-def test_an_offline_run_of_wandb_has_everything(tmp_path: Path) -> None:
-    write(WandbWriter(project="digits", mode="offline"), tmp_path, "failed")
-    found = wandb_records(tmp_path)
-    rows = [
-        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.history.item}
-        for one in found["history"]
-    ]
-    rows = [{name: value for name, value in row.items() if name[0] != "_"} for row in rows]
-    assert rows[0] == {"update": 1, "train/loss": 0.5, "train/lr": 0.1}
-    assert rows[2] == {"update": 1, "late/loss": 3.0}
-    (image,) = tmp_path.glob("wandb/offline-run-*/files/media/images/image_*.png")
-    assert image.read_bytes().startswith(PNG)
-    (text,) = tmp_path.glob("wandb/offline-run-*/files/media/html/**/text_*.html")
-    assert "&lt;once&gt;" in text.read_text()
-    assert "updates" in str(found["config"])
-    assert "a test" in str(found["summary"])
-    assert "exit_code: 1" in str(found["exit"])
 
 
 def mlflow_client(folder: Path) -> Any:
