@@ -11,7 +11,7 @@ import evenstep
 from evenstep.parallel import Ddp, Group, Mesh
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.precision import PRECISIONS
-from evenstep.train.footprint import footprint
+from evenstep.cli.check import footprint
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 WORDS, WIDTH = 11, 8

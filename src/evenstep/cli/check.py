@@ -27,7 +27,7 @@ from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.groups import described_groups
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.process import EXIT_DONE
 from evenstep.train import Trainer
 from evenstep.train.build_loop import writers_of
@@ -134,10 +134,13 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
         stages = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
         layout = parts.model.layout
         lines.append(f"stages      {layout.stages} on {layout.ranks} ranks; here {stages}")
-    if engine.recomputed.names:
-        lines.append(f"memory      computed again in the backward: {_some(engine.recomputed.names)}")
-    if engine.linear_layers.names:
-        lines.append(f"float8      {_some(engine.linear_layers.names)}")
+    gather = pipeline_of(parts.model).gather
+    for title, here in (
+        ("memory      computed again in the backward:", engine.recomputed),
+        ("float8     ", engine.linear_layers),
+    ):
+        names = dict.fromkeys(name for theirs in gather([*here]) for name in theirs)
+        lines += [f"{title} {len(names)} modules, {first_of([*names], 4)}"] if names else []
     if config.optimizer.is_divided:
         lines += [f"group       {group}" for group in described_groups(parts.optimizer)]
     sets = {"train": parts.data, **parts.evaluations}
@@ -167,10 +170,6 @@ def parameters_of(model: nn.Module) -> tuple[int, int]:
         return model.count_parameters()
     parameters = list(model.parameters())
     return sum(one.numel() for one in parameters), sum(one.numel() for one in parameters if one.requires_grad)
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{len(names)} modules, {first_of(names, 4)}"
 
 
 def _samples(name: str, data: Data) -> str:

@@ -37,7 +37,14 @@ from evenstep.pipeline.compiled import release
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.single_use import check_unused
 from evenstep.tensors import device_here, make_current, named_parameters
-from evenstep.train.blocks import Chosen, choose_modules
+from evenstep.train.blocks import (
+    check_compiled,
+    choose_linear_layers,
+    choose_modules,
+    compile_model,
+    convert_linear_layers,
+    recompute,
+)
 from evenstep.train.checks import (
     check_covers,
     check_formats,
@@ -51,15 +58,11 @@ from evenstep.train.checks import (
     check_tasks,
     check_whole_model,
 )
-from evenstep.train.compiled import check_compiled, compile_model
 from evenstep.train.cut import SplitLimit
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, LossSpikes, Policies, Retry
-from evenstep.train.layer_keys import in_order, key_layers
-from evenstep.train.linear_layers import choose_linear_layers, convert_linear_layers
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
-from evenstep.train.randomness import Randomness
-from evenstep.train.recompute import recompute
+from evenstep.train.randomness import Randomness, in_order, key_layers
 from evenstep.train.state.pipeline_state import StageState
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
@@ -179,8 +182,8 @@ class Parts:
     train: Training
     policies: Policies
     storage: Storage
-    linear_layers: Chosen
-    recomputed: Chosen
+    linear_layers: Mapping[str, nn.Linear]
+    recomputed: Mapping[str, nn.Module]
     settings: dict[str, Any]
     package: Any
     context: TrainContext = field(init=False)
@@ -258,7 +261,7 @@ class Parts:
         self.group.go_on()  # after an earlier error of all ranks
         check_shared(model, strategy)
         self.execution = build_execution(model, strategy, optimizer, self.device)
-        recompute(model, self.recomputed.here)
+        recompute(model, self.recomputed)
         # after the strategy has made replicas equal: the average begins as a copy of the parameters
         self.saved = self._saved(names, rounded)
         settle = train.settle_every_updates
@@ -310,7 +313,7 @@ class Parts:
         recompute(model, {})  # the choice of an earlier engine must not be compiled
         if self.train.compile == "model":
             compile_model(model)
-        convert_linear_layers(model, self.precision, self.linear_layers.here)
+        convert_linear_layers(model, self.precision, self.linear_layers)
 
     def _rounded(self, names: Sequence[Sequence[str]]) -> list[str]:
         by_name, held = named_parameters(self.model), [name for group in names for name in group]

@@ -2,19 +2,26 @@
 from (seed, u), those of a hook from (seed, u, its name).
 
 Dropout then depends neither on the rank that runs k, nor on earlier work, nor on resumes; no generator state is saved.
-Where the layers of a model are known (see `layer_keys`), each layer and the loss have a key of their own below that.
+Where a model gives its layers as to a pipeline, each layer and the loss have a key of their own below that, so that it
+draws the same whole and in stages.
 """
 
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, final
+from functools import partial
+from inspect import Parameter, ismethod, signature
+from typing import Any, cast, final
 from zlib import crc32
 
 import numpy as np
 import torch
+from torch import nn
 
+from evenstep.internals import compiled_in_place, has_hooks, unwrapped
 from evenstep.keys import branch_below, key_below
+from evenstep.pipeline import Layer, Layers, PipelineModel
+from evenstep.pipeline.layers import is_chain
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
 _seed_cpu = torch.default_generator.manual_seed
@@ -22,6 +29,14 @@ _get_cpu = torch.default_generator.get_state
 _set_cpu = torch.default_generator.set_state
 _seed_of_cpu = torch.default_generator.initial_seed
 _numpy: Any = np.random  # whose stubs lack two functions
+_NEVER_RANDOM = {  # modules of torch's classes that get no key, as each costs microseconds
+    f"torch.nn.modules.{kind}"
+    for kind in (
+        *("activation", "batchnorm", "channelshuffle", "container", "conv", "flatten", "fold", "instancenorm"),
+        *("linear", "normalization", "padding", "pixelshuffle", "pooling", "sparse", "upsampling"),
+    )
+}
+_RANDOM = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
 def seed_all(device: torch.device, number: int) -> None:
@@ -49,16 +64,18 @@ class Randomness:
     Attributes:
         by_layer: True where the layers are known, so that the loss has a key of its own.
         in_pass: True while layers of a micro-batch are called in the order of their keys.
-        begun: number of micro-batches begun.
     """
 
     def __init__(self) -> None:
         self.by_layer = False
         self.in_pass = False
-        self.begun = 0
         self._device = torch.device("cpu")
         self._state = 0
+        self._calls: dict[int, dict[int, int]] = {}  # numbers of a layer's calls, by the generator's seed before
         self._numpys: list[np.random.BitGenerator] = []  # of `undisturbed`, free to be used again
+
+    def __reduce__(self) -> Any:  # a copy of a model, with its hooks, is no part of a run
+        return Randomness, ()
 
     @contextmanager
     def undisturbed(self, device: torch.device) -> Generator[None]:
@@ -103,23 +120,25 @@ class Randomness:
         self._device = device
         self._state = state
         self.in_pass = True
-        self.begun += 1
+        self._calls.clear()
         seed_all(device, key_below(state))
 
     def seed_layer(self, place: int) -> None:
         """A layer begins, by its place in the model, or the `LOSS`."""
         seed_all(self._device, key_below(self._state, place))
 
-    def begin_layer(self, places: list[int], calls: dict[int, int]) -> None:
-        """A layer of a whole model begins.
+    def begin_layer(self, places: tuple[int, ...], module: nn.Module, inputs: Any) -> None:
+        """A layer of a whole model begins: a hook.
 
         Each call in a micro-batch draws other numbers. A forward that is computed again in the backward is the same
         call: torch's generator then has the seed that it had before that.
 
         Args:
             places: of the layer in the model, one for each call of a forward.
-            calls: numbers of its calls in this micro-batch, by the seed of torch's generator before.
         """
+        if not self.in_pass:
+            return
+        calls = self._calls.setdefault(places[0], {})
         forward, call = divmod(calls.setdefault(_seed_of_cpu(), len(calls)), len(places))
         path = (places[call], forward) if forward else (places[call],)
         seed_all(self._device, key_below(self._state, *path))
@@ -128,3 +147,71 @@ class Randomness:
 def branch_of(state: int, index: int, path: tuple[int, ...]) -> int:
     """Branch of the keys of a micro-batch, or of a part of one, below that of its update."""
     return branch_below(state, index, "part", *path) if path else branch_below(state, index)
+
+
+def may_draw(module: nn.Module) -> bool:
+    """True for modules that may draw random numbers: all but those made of torch's classes that never do.
+
+    >>> may_draw(nn.Sequential(nn.Linear(1, 1), nn.ReLU())), may_draw(nn.Sequential(nn.Linear(1, 1), nn.Dropout()))
+    (False, True)
+    """
+    parts: list[Any] = [*module.modules()]
+    return any(
+        type(part).__module__ not in _NEVER_RANDOM or isinstance(part, _RANDOM) or has_hooks(part) for part in parts
+    )
+
+
+def key_layers(model: nn.Module, randomness: Randomness) -> None:
+    """Let each layer of a whole model begin with its own key.
+
+    Args:
+        model: layers are known of an `nn.Sequential`, and of a model with a method `layers()`; others are keyed by
+            micro-batch alone, and can't be put in stages.
+    """
+    if isinstance(model, PipelineModel):  # its stages say by themselves which layer begins
+        randomness.by_layer = True
+        return
+    layers = layers_of(model)
+    if not layers or unwrapped(model) is not model or compiled_in_place(model):
+        return
+    parts = {id(part) for part in model.modules()}
+    places: dict[nn.Module, tuple[int, ...]] = {}
+    for place, layer in enumerate(layers):
+        module = layer.build
+        if isinstance(module, nn.Module) and id(module) in parts and not compiled_in_place(module) and may_draw(module):
+            places[module] = (*places.get(module, ()), place)  # a module without state may stand in several places
+    for module, theirs in places.items():
+        # before others' hooks, which may draw
+        module.register_forward_pre_hook(partial(randomness.begin_layer, theirs), prepend=True)
+    randomness.by_layer = True
+
+
+def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Names of tensors in the order of the layers, if they are known: the order in which stages add up their norms."""
+    places = {layer.name: place for place, layer in enumerate(layers_of(model))}
+
+    def place(name: str) -> int:
+        above = name
+        while above and above not in places:
+            above = above.rpartition(".")[0]
+        return places.get(above, len(places))
+
+    return sorted(names, key=place)
+
+
+def layers_of(model: nn.Module) -> Sequence[Layer]:
+    """The layers that a pipeline would cut, or none."""
+    model = unwrapped(model)
+    if is_chain(model):
+        return Layers.of(model).layers
+    if isinstance(model, PipelineModel):
+        return model.layers.layers
+    method = getattr(model, "layers", None)
+    kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = signature(method).parameters.values() if ismethod(method) else ()
+    if not ismethod(method) or any(one.default is Parameter.empty and one.kind not in kinds for one in parameters):
+        return ()
+    with torch.random.fork_rng(devices=[]):  # it may build the layers that it gives
+        given = list(cast("Iterable[object]", method()))
+    layers = [one for one in given if isinstance(one, Layer)]
+    return layers if len(layers) == len(given) else ()

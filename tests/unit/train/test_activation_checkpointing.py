@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from evenstep import Engine, Memory, Task, Training
 from evenstep.errors import TaskError
 from evenstep.train import Committed
-from evenstep.train.recompute import CheckpointedForward
+from evenstep.train.blocks import CheckpointedForward
 from kit import engine_of, filled
 from refused import refused
 from same import assert_same

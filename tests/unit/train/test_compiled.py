@@ -24,7 +24,7 @@ from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train import Aborted, Committed
-from evenstep.train.compiled import compiled_parts
+from evenstep.train.blocks import compiled_parts
 from kit import FailAt, Squares, data, engine_of, filled, flat, points, stacked, trainer_of
 from refused import refused
 from same import assert_same

@@ -17,7 +17,7 @@ from evenstep.parallel import Fsdp
 from evenstep.precision import PRECISIONS, Bf16True, FullPrecision
 from evenstep.train import Aborted, Committed
 from evenstep.train.checks import check_formats
-from evenstep.train.footprint import footprint
+from evenstep.cli.check import footprint
 from kit import Squares, engine_of, filled, points, stacked, train
 from same import assert_same
 

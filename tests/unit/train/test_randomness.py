@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from evenstep import Hook, Task, Training
 from evenstep.parallel import Ddp
 from evenstep.pipeline import Layer, PipelineModel
-from evenstep.train.layer_keys import may_draw
+from evenstep.train.randomness import may_draw
 from kit import Squares, data, flat, line, trainer_of
 
 State = dict[str, Tensor]

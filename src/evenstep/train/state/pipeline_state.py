@@ -10,7 +10,7 @@ from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.tensors import named_buffers, named_parameters, state_of
-from evenstep.train.layer_keys import in_order
+from evenstep.train.randomness import in_order
 from evenstep.train.state import Tree
 
 T = TypeVar("T")
