@@ -60,6 +60,7 @@ from evenstep.train.checks import (
 )
 from evenstep.train.cut import SplitLimit
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, LossSpikes, Policies, Retry
+from evenstep.train.forwards import build_teacher
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import Randomness, in_order, key_layers
@@ -71,7 +72,6 @@ from evenstep.train.tasks.modules import attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
 from evenstep.train.tasks.weighting import Combine, Fixed
-from evenstep.train.teacher import build_teacher
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last
 from evenstep.train.update.execution import Execution, build_execution

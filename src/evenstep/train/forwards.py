@@ -1,16 +1,27 @@
-"""Forward passes over data with an observer of their outputs: evaluations, predictions, and the check of the loss."""
+"""Forward passes with an observer of their outputs (evaluations, predictions, the check of the loss), or of the average.
+
+The average is run for tasks that learn from its output (mean teachers, self-distillation). In update u that is the
+average after update u - 1, the same for every micro-batch, so the result does not depend on the cut.
+"""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from evenstep import training_mode
 from evenstep.data import GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
+from evenstep.internals import buffers_of, parameters_of, places_of, unwrapped
+from evenstep.optim.ema import Average
 from evenstep.parallel import Group
+from evenstep.pipeline.compiled import as_written
+from evenstep.pipeline.layers import arguments
+from evenstep.tensors import plain
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import MicrobatchStep
@@ -54,3 +65,32 @@ def run_forwards(execution: Execution, step: MicrobatchStep, *, kind: str) -> No
     with step:
         execution.begin(step, kind=kind)
         execution.evaluator.run(execution.forwards(step.numbers), step)
+
+
+def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Callable[[Any], Any] | None:
+    """The function that gives the output of the average for inputs, see `Now.teacher`; None where no task asks."""
+    if average is None or not any(task.uses_average for task in context.tasks.values()):
+        return None
+    model = unwrapped(model)
+
+    def teacher(inputs: Any) -> Any:
+        given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
+        positional, named = arguments([], given, True)
+        state = average.state_dict()
+        places = places_of(model, parameters_of) | places_of(model, buffers_of)
+        values = {
+            place: state[plain(name)].to(one.dtype)  # in the format that the model computes in
+            for name, one in chain(model.named_parameters(), model.named_buffers())
+            # torch swaps a module with two places twice, and then leaves the given value in the model
+            for place in places[id(one)]
+        }
+        with (
+            evaluating(model, context.device),
+            as_written(),
+            context.randomness.unkeyed(),
+            context.precision.forward(context.device),
+        ):
+            output = functional_call(model, values, tuple(positional), dict(named), tie_weights=False)
+        return output if context.cast_outputs is None else context.cast_outputs(output)
+
+    return teacher
