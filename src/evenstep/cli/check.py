@@ -4,13 +4,13 @@ It starts the ranks of the run, loads the checkpoint that the run continues from
 of each set, and packs the state of hooks and data as a checkpoint would. Methods of the recipe's hooks are not called.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
 from typing import final
 
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.arguments import advice, first_of
 from evenstep.checkpoint import complete_checkpoints, pack
@@ -24,14 +24,16 @@ from evenstep.data import Data, MapData, Mixture
 from evenstep.errors import ConfigError
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.events.hooks.target import MetricTarget
+from evenstep.internals import local_tensor
 from evenstep.optim.groups import described_groups
-from evenstep.parallel import Group
+from evenstep.optim.low_bit import inner_tensors
+from evenstep.parallel import Group, mapped
 from evenstep.parallel.rank_info import is_launched
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.process import EXIT_DONE
-from evenstep.train import Trainer
+from evenstep.tensors import gradient_format, named_parameters
+from evenstep.train import Engine, Trainer
 from evenstep.train.build_loop import writers_of
-from evenstep.train.footprint import footprint, per_parameter
 
 
 def check(path: Path, settings: list[str]) -> int:
@@ -90,7 +92,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         if trainer.rank == 0:
             if one.num_samples:
                 _check_followed(hooks.hooks, trainer, one.evaluated)
-                print(f"memory      {per_parameter(footprint(trainer.engine), parameters)}")
+                print(f"memory      {_per_parameter(footprint(trainer.engine), parameters)}")
             _print_result(one, result.metrics)
     return EXIT_DONE
 
@@ -184,3 +186,36 @@ def _samples(name: str, data: Data) -> str:
 def _batches(table: DataTable) -> str:
     names = ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens")
     return ", ".join(f"{name} {value}" for name in names if (value := getattr(table, name)) is not None)
+
+
+def footprint(engine: Engine) -> dict[str, int]:
+    """Bytes on this rank by use, without activations and temporary memory of reductions.
+
+    Gradients are those at their sum; "blocks" are the most partial sums of them in the last update.
+    """
+    state = engine.parts.saved
+    parameters, formats = named_parameters(state.model), state.averaged_as
+    trained = [one for one in parameters.values() if one.requires_grad]
+    held = [one.numel() if state.layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed
+    gradients = sum(count * gradient_format(one).itemsize for count, one in zip(held, trained, strict=True))
+    moments: list[Tensor] = []
+    for of_parameter in state.optimizer.state.values():  # counts of steps are 0-dim
+        mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
+    return {
+        "model": _bytes(one for name, one in parameters.items() if name not in formats),
+        "masters": _bytes([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
+        "gradients": gradients,
+        "blocks": gradients * engine.reducers.further_sets,
+        "optimizer": _bytes(moments),
+        "average": 0 if state.average is None else _bytes(state.average.state_dict()[name] for name in parameters),
+    }
+
+
+def _per_parameter(held: Mapping[str, int], parameters: int) -> str:
+    parts = {name: value / max(parameters, 1) for name, value in held.items() if value}
+    each = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
+    return f"{sum(parts.values()):.3g} bytes per parameter: {each}"
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(local.numel() * local.itemsize for local in map(local_tensor, tensors))

@@ -1,4 +1,4 @@
-"""Forward passes with an observer of their outputs (evaluations, predictions, the check of the loss), or of the average.
+"""Forward passes of evaluations, predictions and the check of the loss, and of the average of the parameters.
 
 The average is run for tasks that learn from its output (mean teachers, self-distillation). In update u that is the
 average after update u - 1, the same for every micro-batch, so the result does not depend on the cut.
