@@ -20,10 +20,10 @@ import torch  # noqa: E402 - the folder of this script must be on the path first
 from torch import Tensor, nn  # noqa: E402
 
 from evenstep import Engine, Task  # noqa: E402
+from evenstep.cli.check import footprint  # noqa: E402
 from evenstep.internals import foreach_copy  # noqa: E402
 from evenstep.optim.rounded import RoundedStepper  # noqa: E402
 from evenstep.optim.stepper import MasterStepper  # noqa: E402
-from evenstep.cli.check import footprint  # noqa: E402
 from harness.row import Row, Times, compared, table, write_rows  # noqa: E402
 
 RESULTS = HERE / "results" / "formats.json"

@@ -8,10 +8,10 @@ from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
 
 import evenstep
+from evenstep.cli.check import footprint
 from evenstep.parallel import Ddp, Group, Mesh
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.precision import PRECISIONS
-from evenstep.cli.check import footprint
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 WORDS, WIDTH = 11, 8

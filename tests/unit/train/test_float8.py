@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Memory, Training
+from evenstep.cli.check import footprint
 from evenstep.errors import CheckpointError
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Float8Mixed
 from evenstep.train import Aborted, Committed
-from evenstep.cli.check import footprint
 from kit import Squares, cut, engine_of, filled, points, stacked, train
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")

@@ -12,12 +12,12 @@ from fake_group import Fake
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Loss, Task, Training
+from evenstep.cli.check import footprint
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp
 from evenstep.precision import PRECISIONS, Bf16True, FullPrecision
 from evenstep.train import Aborted, Committed
 from evenstep.train.checks import check_formats
-from evenstep.cli.check import footprint
 from kit import Squares, engine_of, filled, points, stacked, train
 from same import assert_same
 
