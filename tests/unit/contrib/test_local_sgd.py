@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import evenstep
+import kit
 from evenstep.contrib.local_sgd import LocalSgd
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Single
@@ -23,36 +24,15 @@ POINTS = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dty
 ROWS = [(point, point.sum().sin()) for point in POINTS]
 
 
-class Square(evenstep.Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
-
-
-def made() -> nn.Linear:
-    model = nn.Linear(3, 1).double()
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.5, -0.25, 1.0]]))
-        model.bias.fill_(0.125)
-    return model
-
-
-def trainer_of(group: Any, hooks: Any, *, updates: int = 12, strategy: Any = Single, **more: Any) -> evenstep.Trainer:
-    model = made()
-    return evenstep.Trainer(
-        model=model,
-        task=Square(),
-        optimizer=more.pop("optimizer", torch.optim.SGD)(model.parameters(), lr=LR),
-        data=evenstep.MapData(more.pop("rows", ROWS), global_batch_size=BATCH, micro_batch_size=2, shuffle=False),
-        updates=updates,
-        device="cpu",
-        strategy=strategy(group),
-        hooks=hooks,
-        **more,
-    )
+def trainer_of(group: Any, hooks: Any, *, optimizer: Any = torch.optim.SGD, **more: Any) -> evenstep.Trainer:
+    model = kit.line()
+    data = evenstep.MapData(ROWS, global_batch_size=BATCH, micro_batch_size=2, shuffle=False)
+    more = {"updates": 12, "strategy": Single(group), **more}
+    return kit.trainer_of(model, *hooks, optimizer=optimizer(model.parameters(), lr=LR), data=data, **more)
 
 
 def flat(trainer: evenstep.Trainer) -> Tensor:
-    return torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+    return kit.flat(trainer.model)
 
 
 def on_each(ranks: int, updates: int) -> list[list[Tensor]]:
@@ -70,7 +50,7 @@ def on_each(ranks: int, updates: int) -> list[list[Tensor]]:
 
 def by_hand(ranks: int, step: Callable[..., tuple[Tensor, Tensor]], *, updates: int = 12) -> Tensor:
     """Each rank makes steps of SGD on its own samples; every H updates `step` gives θ and v from θ, Δ and v."""
-    shared = torch.tensor([0.5, -0.25, 1.0, 0.125], dtype=torch.float64)
+    shared = kit.flat(kit.line()).clone()
     own = [shared.clone() for _ in range(ranks)]
     velocity = torch.zeros_like(shared)
     samples = on_each(ranks, updates)

@@ -7,38 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
-from evenstep import Ema, MapData, StreamData, Task, Trainer, Training, find_lr
+import kit
+from evenstep import Ema, StreamData, Trainer, Training, find_lr
 from evenstep.contrib.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import Cosine
 from refused import refused
 from same import assert_same
 
-POINTS = [(torch.randn(3, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
-
-
-class Square(Task):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
+POINTS = kit.points(dtype=torch.float32)
 
 
 def trainer_of(**more: Any) -> Trainer:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+    model = kit.noisy(torch.float32)
     groups = [{"params": [*model[0].parameters()], "lr": 0.1}, {"params": [*model[4].parameters()], "lr": 0.05}]
-    given = {
-        "model": model,
-        "task": Square(),
-        "optimizer": torch.optim.AdamW(groups, fused=True),
-        "data": MapData(POINTS, global_batch_size=8, micro_batch_size=3),
-        "updates": 9,
-        "device": "cpu",
-        "train": Training(ema=Ema(decay=0.9), clip_norm=1.0),
-        **more,
-    }
-    return Trainer(**given)
+    more = {"train": Training(ema=Ema(decay=0.9), clip_norm=1.0), **more}
+    return kit.trainer_of(model, optimizer=torch.optim.AdamW(groups, fused=True), updates=9, **more)
 
 
 def tree_of(trainer: Trainer) -> Any:
@@ -65,28 +50,19 @@ def test_it_leaves_model_optimizer_data_and_generators_as_they_were(schedule: An
 
 
 def test_its_losses_are_those_of_plain_updates_at_these_rates() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1).double()
-    data = [(x.double(), y.double()) for x, y in POINTS]
-    reference = copy.deepcopy(model)
-    trainer = Trainer(
-        model=model,
-        task=Square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        data=MapData(data, global_batch_size=8, shuffle=False),
-        updates=3,
-        device="cpu",
-    )
+    model, reference, data = kit.line(), kit.line(), kit.points()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    trainer = kit.trainer_of(model, optimizer=optimizer, data=kit.data(micro=None, shuffle=False), updates=3)
     found = find_lr(trainer, lowest=1e-4, highest=1e-1, updates=7)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
     rates = np.geomspace(1e-4, 1e-1, 7)
     assert found.rates == pytest.approx(rates.tolist(), rel=1e-12)
     for number, rate in enumerate(rates):
         taken = data[8 * (number % 3) : 8 * (number % 3) + 8]
-        inputs, targets = (torch.stack([pair[part] for pair in taken]) for part in (0, 1))
+        inputs, targets = kit.stacked(taken)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        loss = ((reference(inputs) - targets) ** 2).sum() / 8
+        loss = ((reference(inputs).squeeze(-1) - targets) ** 2).sum() / 8
         assert found.losses[number] == pytest.approx(loss.item(), rel=1e-12)
         loss.backward()
         optimizer.step()
@@ -95,23 +71,11 @@ def test_its_losses_are_those_of_plain_updates_at_these_rates() -> None:
 
 
 def test_it_stops_where_the_loss_diverges_and_suggests_less() -> None:
-    found = find_lr(line(), lowest=1e-4, highest=1e4, updates=200)
+    model = kit.line()
+    trainer = kit.trainer_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    found = find_lr(trainer, lowest=1e-4, highest=1e4, updates=200)
     assert len(found.losses) < 200
     assert found.suggestion is not None and 1e-4 < found.suggestion < found.rates[-1]
-
-
-def line() -> Trainer:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return Trainer(
-        model=model,
-        task=Square(),
-        optimizer=optimizer,
-        data=MapData(POINTS, global_batch_size=8),
-        updates=3,
-        device="cpu",
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Task, Trainer, Training
+import kit
+from evenstep import Ema, Training
 from evenstep.parallel import Ddp
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.train.update.rollback import Buffers
 
 OnRanks = Callable[..., list[Any]]
-
-
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output.sum(-1) - batch[1]) ** 2).sum()
 
 
 class Counts(nn.Module):
@@ -37,40 +33,11 @@ class Counts(nn.Module):
         return x * (1 + 0.01 * self.seen)
 
 
-def model(part: nn.Module) -> nn.Module:
-    made = nn.Sequential(nn.Linear(4, 8), part, nn.Linear(8, 2))
-    generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
-    return made
-
-
-def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
-
-
-def trainer(
-    made: nn.Module, strategy: Any, *, updates: int = 4, size: int = 6, hooks: Any = (), task: Task | None = None
-) -> Trainer:
-    return Trainer(
-        model=made,
-        task=task or Square(),
-        optimizer=torch.optim.SGD(made.parameters(), lr=0.01),
-        data=MapData(points(), global_batch_size=size, micro_batch_size=2),
-        updates=updates,
-        device="cpu",
-        strategy=strategy,
-        train=Training(ema=Ema(decay=0.5)),
-        hooks=hooks,
-    )
-
-
-def state_of(made: nn.Module, strategy: Any, **more: Any) -> dict[str, Any]:
-    one = trainer(made, strategy, **more)
-    one.train()
-    return one.state_dict()
+def state_of(made: nn.Module, strategy: Any) -> dict[str, Any]:
+    train = Training(ema=Ema(decay=0.5))
+    trainer = kit.trainer_of(made, strategy=strategy, updates=4, data=kit.data(size=6, micro=2), train=train)
+    trainer.train()
+    return trainer.state_dict()
 
 
 def check_equal(states: list[dict[str, Any]]) -> None:
@@ -84,17 +51,17 @@ def test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks(
     on_ranks: OnRanks, strategy: Any, ranks: int
 ) -> None:
     """Three micro-batches per update, so that ranks have unequal numbers of them."""
-    wanted = state_of(model(nn.BatchNorm1d(8, momentum=None)), None)["model"]
-    states = on_ranks(ranks, lambda group: state_of(model(nn.BatchNorm1d(8, momentum=None)), strategy(group)))
+    wanted = state_of(kit.net(nn.BatchNorm1d(5, momentum=None)), None)["model"]
+    states = on_ranks(ranks, lambda group: state_of(kit.net(nn.BatchNorm1d(5, momentum=None)), strategy(group)))
     check_equal(states)
     got = states[0]["model"]
-    assert got["1.num_batches_tracked"] == wanted["1.num_batches_tracked"] == 12
-    for name in ("1.running_mean", "1.running_var"):
+    assert got["2.num_batches_tracked"] == wanted["2.num_batches_tracked"] == 12
+    for name in ("2.running_mean", "2.running_var"):
         torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-5)
 
 
 def norm_of_weights() -> nn.Module:
-    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Tanh())
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5, dtype=torch.float64)), nn.Tanh())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +69,7 @@ def norm_of_weights() -> nn.Module:
 )
 def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: OnRanks, part: Any) -> None:
     def act(group: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        made = model(part())
+        made = kit.net(part())
         return state_of(made, Ddp(group)), {name: one.clone() for name, one in made.named_buffers()}
 
     (state, own), (other_state, other) = on_ranks(2, act)
@@ -111,17 +78,17 @@ def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: OnR
 
 
 def test_a_replaced_buffer_is_averaged_and_rolled_back_like_a_changed_buffer() -> None:
-    changed, replaced = (state_of(model(Counts(replaces=replaces)), None) for replaces in (False, True))
+    changed, replaced = (state_of(kit.net(Counts(replaces=replaces)), None) for replaces in (False, True))
     check_equal([changed, replaced])
-    made = model(Counts(replaces=True))
-    buffers, kept = Buffers(made), made[1].seen
-    made(torch.ones(1, 4))
-    assert made[1].seen is not kept
+    made = kit.net(Counts(replaces=True))
+    buffers, kept = Buffers(made), made[2].seen
+    made(torch.ones(1, 3).double())
+    assert made[2].seen is not kept
     buffers.restore(1.0)
-    assert made[1].seen is kept and kept == 0
+    assert made[2].seen is kept and kept == 0
     with buffers.unchanged():
-        made(torch.ones(1, 4))
-    assert made[1].seen is kept and kept == 0 and not buffers.moved(kept)
+        made(torch.ones(1, 3).double())
+    assert made[2].seen is kept and kept == 0 and not buffers.moved(kept)
 
 
 def test_a_buffer_that_only_another_rank_moves_is_taken_from_it(on_ranks: OnRanks) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from evenstep import Hook, Logging, MapData, Profile, Task, Trainer
+import kit
+from evenstep import Profile
 from evenstep.events import Bus, EpochEvent, Status, TrainEvent, UpdateEvent
 from evenstep.events.hooks import status as module
 
@@ -60,33 +60,12 @@ def test_the_status_has_the_end_and_its_reason(trainer: Any, outcome: Any, error
     assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
 
 
-class Line(Task):
-    def loss(self, output: Any, batch: Any) -> Any:
-        return ((output - batch[1]) ** 2).sum()
-
-
-def train(folder: Path | None, *hooks: Hook) -> nn.Module:
-    torch.manual_seed(1)
-    model = nn.Linear(1, 1)
-    pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
-    Trainer(
-        model=model,
-        task=Line(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
-        data=MapData(pairs, global_batch_size=4, micro_batch_size=2),
-        updates=5,
-        device="cpu",
-        folder=folder,
-        hooks=list(hooks),
-        log=Logging(writers=()),
-    ).train()
-    return model
-
-
 def test_a_trace_names_updates_and_actions_and_changes_no_bit(tmp_path: Path) -> None:
-    profiled = train(tmp_path / "a", Profile(first=2, last=3))
-    plain = train(tmp_path / "b")
-    assert all(torch.equal(*pair) for pair in zip(profiled.parameters(), plain.parameters(), strict=True))
+    profiled, plain = kit.net(), kit.net()
+    data: Any = {"size": 4, "micro": 2}
+    kit.trainer_of(profiled, Profile(first=2, last=3), folder=tmp_path / "a", data=kit.data(**data)).train()
+    kit.trainer_of(plain, data=kit.data(**data)).train()
+    assert torch.equal(kit.flat(profiled), kit.flat(plain))
     (path,) = (tmp_path / "a" / "profile").iterdir()
     assert path.name == "updates-2-3-rank-0.trace.json.gz"
     with gzip.open(path) as file:

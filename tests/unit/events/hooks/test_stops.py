@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+import kit
 from clock import Clock
-from evenstep import MapData, Task, Trainer
+from evenstep import Trainer
 from evenstep.events import Bus, EarlyStop, EvaluateEvent, StopBelowLr, StopFile, TimeBudget, TrainEvent, UpdateEvent
 from evenstep.events.hooks import stops
 from evenstep.optim.schedules import Linear
@@ -75,24 +75,15 @@ def test_a_time_budget_ends_a_start(trainer: Any, clock: Clock) -> None:
         trainer.asked.clear()
 
 
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
-
-
-def falling(folder: Path | None = None, lr: float = 0.35e-3, updates: int = 10) -> Trainer:
-    points = [(torch.tensor([float(n)]), torch.tensor([2.0 * n])) for n in range(8)]
-    model = nn.Linear(1, 1)
-    return Trainer(
-        model=model,
-        task=Square(),
+def falling(folder: Path, updates: int = 10) -> Trainer:
+    model = kit.line()
+    return kit.trainer_of(
+        model,
+        StopBelowLr(0.35e-3),
         optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-        data=MapData(points, global_batch_size=4),
         updates=updates,
         lr_schedule=Linear(warmup_updates=2),
         folder=folder,
-        hooks=[StopBelowLr(lr)],
-        device="cpu",
     )
 
 
