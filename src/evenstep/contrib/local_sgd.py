@@ -94,7 +94,7 @@ class LocalSgd(Hook):
                 raise ReplicaError(
                     "ranks must begin with the same parameters, but differ; seed torch before the model is built."
                 )
-        if not self._shared and self._keeps_shared:
+        if not self._shared and (self._lr != 1.0 or self._momentum > 0):
             self._shared = {name: one.detach().clone() for name, one in self._trained().items()}
             self._velocity = {name: torch.zeros_like(one) for name, one in self._shared.items()}
 
@@ -117,10 +117,6 @@ class LocalSgd(Hook):
     @property
     def _group(self) -> Group:
         return cast("Trainer", self.trainer).engine.group
-
-    @property
-    def _keeps_shared(self) -> bool:
-        return self._lr != 1.0 or self._momentum > 0
 
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: one for name, one in named_parameters(self.trainer.model).items() if one.requires_grad}
@@ -145,7 +141,10 @@ class LocalSgd(Hook):
         shared = self._shared[name]
         gradient = shared - mean
         velocity = self._velocity[name].mul_(self._momentum)
-        rate = self._rate(parameter) if self._by_inner_rate else 1.0
+        rate = 1.0
+        if self._by_inner_rate:
+            groups = self.trainer.optimizer.param_groups
+            rate = next(float(group["lr"]) for group in groups if any(one is parameter for one in group["params"]))
         if rate == 0:  # a schedule has ended at 0: the step for γ → 0
             velocity_step = gradient
         else:
@@ -155,10 +154,6 @@ class LocalSgd(Hook):
             velocity_step = gradient + self._momentum * velocity_step
         shared.sub_(velocity_step, alpha=self._lr)
         parameter.copy_(shared)
-
-    def _rate(self, parameter: nn.Parameter) -> float:
-        groups = self.trainer.optimizer.param_groups
-        return next(float(group["lr"]) for group in groups if any(one is parameter for one in group["params"]))
 
 
 def mean_over(group: Group, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

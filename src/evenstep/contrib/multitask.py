@@ -9,7 +9,6 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.keys import key
@@ -89,8 +88,7 @@ class AlignedMtl(Combine):
     ) -> TaskWeights:
         count = len(tasks)
         values, vectors = torch.linalg.eigh(products)
-        # eigenvalues below are roundings of zero
-        kept = values > 1e-12 * values[-1].clamp(min=0.0)
+        kept = values > 1e-12 * values[-1].clamp(min=0.0)  # others are roundings of zero
         own = [1.0] * count
         if not bool(kept.any()):
             return TaskWeights(shared=own, own=own)
@@ -124,17 +122,15 @@ class GradNorm(Combine):
     def __init__(
         self, *, alpha: NonNegative = 1.5, coefficient_lr: Positive = 0.025, parameters: Sequence[str] = ("*",)
     ) -> None:
-        require_number("alpha", alpha, "[0, inf)")
-        require_number("coefficient_lr", coefficient_lr, "(0, inf)")
         self._alpha = alpha
         self._coefficient_lr = coefficient_lr
         self._parameters = tuple(parameters)
         self._tasks: tuple[str, ...] = ()
-        self._learned = nn.Identity()  # as a model that runs all of its parts runs this as well
+        self._learned = nn.Identity()
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         self._tasks = tuple(tasks)
-        self._learned = nn.Identity()
+        self._learned = nn.Identity()  # as a model that runs all of its parts runs this as well
         self._learned.register_buffer("coefficients", torch.ones(len(tasks)))  # λ_t; buffers go into checkpoints
         self._learned.register_buffer("first_losses", torch.zeros(len(tasks)))  # 0 before it comes
         return self._learned
@@ -147,16 +143,12 @@ class GradNorm(Combine):
     ) -> TaskWeights:
         places = [self._tasks.index(name) for name in tasks]
         coefficients, first_losses = (self._learned.get_buffer(name) for name in ("coefficients", "first_losses"))
-        every, first = coefficients.tolist(), first_losses.tolist()
-        now = [every[place] for place in places]
-        for place, loss in zip(places, losses, strict=True):
-            first[place] = first[place] or loss
-        moved = self._moved(now, products.diagonal().sqrt().tolist(), losses, [first[place] for place in places])
-        for place, value in zip(places, moved, strict=True):
-            every[place] = value
+        now = coefficients[places].tolist()
+        first = [before or loss for before, loss in zip(first_losses[places].tolist(), losses, strict=True)]
+        moved = self._moved(now, products.diagonal().sqrt().tolist(), losses, first)
         with torch.no_grad():
-            coefficients.copy_(torch.tensor(every))
-            first_losses.copy_(torch.tensor(first))
+            first_losses[places] = torch.tensor(first).to(first_losses.dtype)
+            coefficients[places] = torch.tensor(moved).to(coefficients.dtype)
         return TaskWeights(shared=now, own=now)
 
     def _moved(
@@ -199,11 +191,11 @@ class Uncertainty(Coefficients):
 
     def __init__(self, *, regression: Sequence[str] = ()) -> None:
         self._regression = frozenset(regression)
-        self._log_variances = nn.Identity()  # as a model that runs all of its parts runs this as well
+        self._log_variances = nn.Identity()
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(dict.fromkeys(self._regression, None), tasks)
-        self._log_variances = nn.Identity()
+        self._log_variances = nn.Identity()  # as a model that runs all of its parts runs this as well
         for name in tasks:  # one 0-dim parameter each, so that those without work have no gradient
             self._log_variances.register_parameter(f"log_variance_{name}", nn.Parameter(torch.zeros(())))
         return self._log_variances

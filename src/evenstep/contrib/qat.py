@@ -96,7 +96,7 @@ class QuantizationAware(Hook):
             for one in _quantizers(layer):
                 one.scale = one.zero_point = None  # of the last forward, whose graph can't be copied
         copy = deepcopy(model)
-        names = set(self._chosen(copy, _qat().FakeQuantizedLinear))
+        names = self._chosen(copy, _qat().FakeQuantizedLinear)
         step = _qat().QATConfig(self._made(), step="convert")
 
         def is_chosen(layer: nn.Module, name: str) -> bool:
@@ -106,19 +106,23 @@ class QuantizationAware(Hook):
         return copy
 
     def _change(self, name: str, layer: nn.Module) -> None:
-        prepared = _qat().QATConfig(self._made())
         holder = nn.Sequential(layer)
 
-        def is_this(one: nn.Module, place: str) -> bool:
+        def is_this(one: nn.Module, name: str) -> bool:
             return one is layer
 
         with undisturbed():  # torchao draws a weight that it then throws away
-            _quantization().quantize_(holder, prepared, filter_fn=is_this)
+            _quantization().quantize_(holder, _qat().QATConfig(self._made()), filter_fn=is_this)
         made = holder[0]
         if type(layer) is not nn.Linear or type(made) is not _qat().FakeQuantizedLinear:
             raise ArgumentError(f"torchao can't train `{name}`, a {type(layer).__name__}, exactly.", field="layers")
         for one in _quantizers(made):
-            _check_rounding(one.config)
+            if type(getattr(one.config, "granularity", None)).__name__ == "PerTensor":
+                raise ArgumentError(
+                    "`config` has scales of a whole tensor, which depend on how a batch is cut; take rows, groups or "
+                    "tokens.",
+                    field="config",
+                )
             one.enabled = False
         cast("Any", layer).__class__ = type(made)  # in place: owners of the layer then hold the rounding layer
         vars(layer).update({key: value for key, value in vars(made).items() if key not in vars(layer)})
@@ -132,7 +136,12 @@ class QuantizationAware(Hook):
     def _made(self) -> Any:
         if not isinstance(self._config, str):
             return self._config
-        options = {name: _option(name, value) for name, value in self._options.items()}
+        options = dict(self._options)
+        for name, value in options.items():
+            if name.endswith("dtype") and isinstance(value, str):
+                options[name] = getattr(torch, value)
+            if name.endswith("granularity") and isinstance(value, int):
+                options[name] = _quantization().PerGroup(value)
         return getattr(_quantization(), self._config)(**options)
 
     def _chosen(self, model: nn.Module, kind: type[nn.Module]) -> list[str]:
@@ -153,22 +162,6 @@ class QuantizationAware(Hook):
 def _quantizers(layer: nn.Module) -> list[Any]:
     made = [getattr(layer, f"{part}_fake_quantizer", None) for part in ("weight", "activation")]
     return [one for one in made if one is not None]
-
-
-def _check_rounding(config: Any) -> None:
-    if type(getattr(config, "granularity", None)).__name__ == "PerTensor":
-        raise ArgumentError(
-            "`config` has scales of a whole tensor, which depend on how a batch is cut; take rows, groups or tokens.",
-            field="config",
-        )
-
-
-def _option(name: str, value: Any) -> Any:
-    if name.endswith("dtype") and isinstance(value, str):
-        return getattr(torch, value)
-    if name.endswith("granularity") and isinstance(value, int):
-        return _quantization().PerGroup(value)
-    return value
 
 
 def _quantization() -> Any:

@@ -25,11 +25,8 @@ _COMPILERS = ("torch._dynamo.", "torch._inductor.", "torch._functorch.", "torch.
 class NotCompiledError(TaskError):
     """A function has no graph for its arguments."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "torch's compiler is switched off (`TORCH_COMPILE_DISABLE`, or `torch.compiler.set_stance`), but `compile` "
-            "is 'update'; switch it on, or set `compile` to 'off'."
-        )
+    def __init__(self) -> None:  # the text is read where a new graph was refused
+        super().__init__("torch's compiler is switched off; switch it on, or set `compile` to 'off'.")
 
 
 def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool) -> Callable[..., Any]:
@@ -87,13 +84,11 @@ class Compiled:
         self._is_begun = False
 
     def known(self, *args: Any) -> Any:
-        """Run the graph that was compiled for such arguments; NotCompiledError if there is none.
-
-        The callable of `torch.compile` prepares to compile at each call, which takes half of the time until the graph
-        runs. But it also counts its calls, which captured CUDA graphs need.
-        """
+        """Run the graph that was compiled for such arguments; NotCompiledError if there is none."""
         if not self._is_begun:
             raise NotCompiledError
+        # The callable of `torch.compile` prepares to compile at each call, which takes half of the time until the
+        # graph runs. But it also counts its calls, which captured CUDA graphs need.
         if not self._backend.captures:
             before = self._follow(False)  # use compiled code, and compile nothing
             try:
@@ -147,6 +142,5 @@ def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
 
 def keep_address(tensors: Sequence[Tensor]) -> None:
     """Tell torch's compiler that tensors stay where they are: a captured graph then writes to them without copies."""
-    mark = cast("Any", import_module("torch._dynamo")).mark_static_address
     for tensor in tensors:
-        mark(tensor)
+        cast("Any", import_module("torch._dynamo")).mark_static_address(tensor)

@@ -127,31 +127,31 @@ class OptimizerState:
 
     def read(self) -> None:
         """Read state and step counts of the optimizer."""
-        optimizer = self._optimizer
-        self._formulas = [formula_of(optimizer, group) for group in optimizer.param_groups]
-        self._states: list[dict[str, Any]] = [optimizer.state.get(one, {}) for one in self.parameters]
-        self._standing = list(optimizer.state.values())
-        self._taken = [self._formula(one).steps_taken(state) for one, state in enumerate(self._states)]
-        self._lacking = {one for one, state in enumerate(self._states) if self._missing(one, state)}
+        state = self._optimizer.state
+        self._formulas = self._formulas_now()
+        self._states: list[dict[str, Any]] = [state.get(one, {}) for one in self.parameters]
+        self._standing = list(state.values())
+        self._taken = [self._formula(one).steps_taken(held) for one, held in enumerate(self._states)]
+        self._lacking = {one for one in range(len(self._states)) if self._missing(one)}
         self.version += 1
 
     def follow(self) -> None:
         """Read the optimizer again if its state was replaced or its options were changed."""
         standing = self._optimizer.state.values()
-        if (
-            len(standing) != len(self._standing)
-            or not all(map(is_, standing, self._standing))
-            or [formula_of(self._optimizer, group) for group in self._optimizer.param_groups] != self._formulas
-        ):
+        is_same = len(standing) == len(self._standing) and all(map(is_, standing, self._standing))
+        if not is_same or self._formulas_now() != self._formulas:
             self.read()
+
+    def _formulas_now(self) -> list[Formula]:
+        return [formula_of(self._optimizer, group) for group in self._optimizer.param_groups]
 
     def _formula(self, one: int) -> Formula:
         return self._formulas[self._group_of[one]]
 
-    def _missing(self, one: int, state: Mapping[str, Any]) -> list[str]:
+    def _missing(self, one: int) -> list[str]:
         formula = self._formula(one)
         names = ("step", *formula.kept) if isinstance(formula, AdamFormula) else formula.kept
-        return [name for name in names if state.get(name) is None]
+        return [name for name in names if self._states[one].get(name) is None]
 
     def begin(self, own: Sequence[int]) -> bool:
         """Make missing state of some parameters, as before a first step; True if there was any."""
@@ -159,7 +159,7 @@ class OptimizerState:
         for one in self._new:
             parameter, group = self.parameters[one], self._optimizer.param_groups[self._group_of[one]]
             state = self._optimizer.state[parameter]
-            for name in self._missing(one, state):
+            for name in self._missing(one):
                 if name == "step":
                     there = parameter.device if group.get("fused") or group.get("capturable") else None
                     state[name] = torch.zeros((), dtype=torch.float32, device=there)

@@ -34,14 +34,6 @@ Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | No
 _FIXED = ("held", "numbers", "step", "context", "trained", "moving", "autocasts")
 
 
-class Numbers(NamedTuple):
-    """The loss scale, the share by which the average moves, and the factor of each summed loss."""
-
-    scale: float
-    share: float
-    factors: list[float]
-
-
 class Probed(NamedTuple):
     """Numbers of the parameters that get a gradient, and of the model's buffers that forwards move."""
 
@@ -119,38 +111,36 @@ class Graphs:
         self._entries: dict[Hashable, dict[Probed, _Entry]] = {}
 
     def __call__(
-        self, key: Hashable, tasks: tuple[Task, ...], batches: list[Any], numbers: Numbers, halted: Tensor | None
+        self, key: Hashable, tasks: tuple[Task, ...], batches: list[Any], numbers: list[float], halted: Tensor | None
     ) -> Outcome | None:
-        """Compute an update, and apply it if its gradient is finite.
+        """Compute an update, and apply it if its gradient is finite; None, and nothing, if no parameter gets one.
 
         Args:
             key: shapes, tasks and trained parameters, which select the graph.
             tasks: task of each micro-batch.
             batches: transformed batches on the device.
+            numbers: the loss scale, the share by which the average moves, and the factor of each summed loss.
             halted: 1 until the host has handled an earlier abort, or None.
-
-        Returns:
-            None where no parameter gets a gradient: then nothing has happened.
         """
         entries = self._entries.setdefault(key, {})
         for entry in entries.values():
             try:
-                return self._run(entry, tasks, batches, numbers, halted, is_known=True)
+                return self._run(entry, tasks, batches, numbers, halted)
             except NotCompiledError:
                 self._state.forget()
         probed = self._probe()
         entry = entries.setdefault(probed, _Entry(probed))
-        return self._run(entry, tasks, batches, numbers, halted, is_known=False)
+        return self._run(entry, tasks, batches, numbers, halted, compiles=True)
 
     def _run(
         self,
         entry: _Entry,
         tasks: tuple[Task, ...],
         batches: list[Any],
-        numbers: Numbers,
+        numbers: list[float],
         halted: Tensor | None,
         *,
-        is_known: bool,
+        compiles: bool = False,
     ) -> Outcome | None:
         state, own = self._state, entry.probed.used
         if not own:
@@ -159,9 +149,11 @@ class Graphs:
         if entry.version != state.version:
             self._refresh(entry, tasks)
         rows = [number for row in entry.rows for number in state.numbers(row)]
-        packed = self._packed([numbers.scale, numbers.share, *rows, *numbers.factors])
+        device = self._context.device
+        packed = torch.tensor([*numbers[:2], *rows, *numbers[2:]], dtype=self._format)
+        packed = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
         assert entry.compiled is not None
-        run = entry.compiled.known if is_known else entry.compiled
+        run = entry.compiled if compiles else entry.compiled.known
         norm, aborted, told = run(entry.held, batches, packed, halted)
         return Outcome(norm, aborted, told, own, begins)
 
@@ -190,10 +182,6 @@ class Graphs:
             function = _function(self._model, self._context, tasks, trained, names_of_buffers, step)
             entry.compiled = Compiled(function, _FIXED, self.backend)
 
-    def _packed(self, numbers: list[float]) -> Tensor:
-        device, packed = self._context.device, torch.tensor(numbers, dtype=self._format)
-        return (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
-
 
 def _function(
     model: nn.Module,
@@ -203,12 +191,7 @@ def _function(
     moving: list[tuple[str, ...]],
     step: "_Step",
 ) -> Callable[..., Any]:
-    """The function of an update.
-
-    Args:
-        tasks: task of each micro-batch.
-        trained: trained parameters, each by all its names in the model; `moving`: buffers that forwards move, likewise.
-    """
+    """The function of an update. Parameters and moving buffers are given by all their names in the model."""
     autocasts = isinstance(context.precision.forward(context.device), torch.autocast)
 
     def loss_function(task: Task, batch: Any, factor: Tensor, tree: list[Any]) -> Callable[..., Any]:
@@ -256,7 +239,6 @@ def _function(
 
 
 def _filled(tree: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
-    """The tree of leaves, each in a tuple or None for the next tensor, and its structure."""
     leaves, spec = tree
     rest = iter(tensors)
     return pytree.tree_unflatten([next(rest) if leaf is None else leaf[0] for leaf in leaves], spec)
@@ -267,9 +249,7 @@ def _filled(tree: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
 class _Step:
     """Clips a finite gradient and takes the step of the optimizer and of the average.
 
-    Args:
-        formulas: formula of each parameter; `starts`: begin of its row among the numbers.
-        clip_norm: None does not clip.
+    Each parameter has a formula, and the begin of its row among the numbers.
     """
 
     formulas: tuple[Formula, ...]
@@ -284,13 +264,7 @@ class _Step:
         numbers: Sequence[Tensor],
         halted: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Step the held tensors in place; gives ‖g‖₂ before clipping, and 1 for an abort.
-
-        Args:
-            moved: the buffers after the update's forwards.
-            gradients: gradients times the loss scale.
-            numbers: the loss scale, the share by which the average moves, and the rows.
-        """
+        """Step the held tensors in place, from gradients times the loss scale; gives ‖g‖₂, and 1 for an abort."""
         scale, share = numbers[0], numbers[1]
         wide = torch.float64 if any(one.dtype == torch.float64 for one in gradients) else torch.float32
         each = torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in gradients])

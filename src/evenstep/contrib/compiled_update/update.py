@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evenstep.contrib.compiled_update.checks import check_shows_nothing, check_uncalled
 from evenstep.contrib.compiled_update.formulas import OptimizerState
-from evenstep.contrib.compiled_update.graphs import Graphs, Numbers, Outcome, Probed
+from evenstep.contrib.compiled_update.graphs import Graphs, Outcome, Probed
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
 from evenstep.internals import pytree
@@ -65,11 +65,6 @@ class CompiledUpdate:
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
-        pending = self._made(batch, before)
-        self._context.phases.lap("compiled")
-        return pending
-
-    def _made(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         core, context, update = self._core, self._context, before.update + 1
         core.rollback.begin(update, batch)
         core.trained.follow()
@@ -107,6 +102,7 @@ class CompiledUpdate:
         core.rollback.judge(pending.aborted)
         pending.losses = self._record(weights, outcome).losses
         core.record(pending, rates)
+        context.phases.lap("compiled")
         return pending
 
     def _follow_state(self, update: int) -> None:
@@ -123,15 +119,13 @@ class CompiledUpdate:
         try:
             batches = [self._prepared(one, own) for one in weights.work]
             forms = [(one.task, _form_of(batch)) for one, batch in zip(weights.work, batches, strict=True)]
-            numbers = Numbers(
-                scale=scale,
-                share=0.0 if self._ema is None else self._ema.share(update),
-                factors=[scale * value(one.task, update) / weights.divisors[one.task] for one in weights.work],
-            )
+            share = 0.0 if self._ema is None else self._ema.share(update)
+            factors = [scale * value(one.task, update) / weights.divisors[one.task] for one in weights.work]
             tasks = tuple([context.tasks[one.task] for one in weights.work])
             self._begin_graph(weights)
             with torch.no_grad():
-                return self._graphs((self._core.trained.stamp, *forms), tasks, batches, numbers, self._halted)
+                key = self._core.trained.stamp, *forms
+                return self._graphs(key, tasks, batches, [scale, share, *factors], self._halted)
         finally:
             context.randomness.in_pass = False
 

@@ -1,7 +1,4 @@
-"""`evenstep report RUN_FOLDER... [--to FILE] [--follow]`: writes the page of one or several runs, or serves it.
-
-The server is for browsers of this machine; each request renders the page.
-"""
+"""`evenstep report RUN_FOLDER... [--to FILE] [--follow]`: writes the page of runs, or serves it on this machine."""
 
 from collections.abc import Sequence
 from contextlib import suppress
