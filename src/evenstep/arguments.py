@@ -1,4 +1,4 @@
-"""Checks of arguments: numbers in a range, and words of a table. Importing this loads no torch."""
+"""Checks of arguments, and words for messages. Importing this loads no torch."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = "") -> int:
-    """`value`, perhaps a number of numpy's, as an int; ArgumentError, which ends in `advice`, unless it is in range.
-
-    >>> require_whole("limit", 10, advice="10 is usual")
-    10
-    """
+    """`value`, perhaps a number of numpy's, as an int; ArgumentError, which ends in `advice`, unless it is in range."""
     whole = not isinstance(value, bool) and hasattr(value, "__index__")
     number = cast(Any, value).__index__() if whole else at_least - 1
     if number < at_least:
@@ -27,10 +23,7 @@ def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = 
 
 
 def require_number(name: str, value: object, within: str = "(-inf, inf)") -> None:
-    """Raise ArgumentError unless `value` is a number in its range, which no NaN is in.
-
-    >>> require_number("decay", 0.999, "[0, 1)")
-    """
+    """Raise ArgumentError unless `value` is a number in its range, such as "[0, 1)", which no NaN is in."""
     is_number = not isinstance(value, bool) and isinstance(value, Real)
     number = float(cast(Any, value)) if is_number else float("nan")
     low, high = map(float, within[1:-1].split(","))
@@ -70,22 +63,17 @@ def meant(word: str, known: Collection[str]) -> str:
     >>> meant("fp16", ["bf16-mixed", "16-mixed"]), meant("reduce_lr_on_plateau", ["linear", "plateau"])
     ('16-mixed', 'plateau')
     """
-    word = word.lower()
-    if VALUES.get(word) in known:
-        return VALUES[word]
+    usual = [VALUES[word.lower()]] if VALUES.get(word.lower()) in known else []
     begins = [name for name in known if word and name.startswith(word)]
-    close = begins or get_close_matches(word, known, n=1) or [name for name in known if name in word]
+    inside = [name for name in known if len(name) > 2 and name in word]
+    close = usual or begins or get_close_matches(word, known, n=1) or inside
     return close[0] if close else ""
 
 
 def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
-    """End of a sentence about a word that is none of `known`: the closest, else `otherwise`.
-
-    >>> advice("adamm", ["adam", "sgd"]), advice("lion", ["adam", "sgd"])
-    ('did you mean `adam`?', 'there are adam, sgd.')
-    """
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean `{close[0]}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."
+    """End of a sentence about a word that is none of `known`: the closest, else `otherwise`."""
+    close = meant(word, known)
+    return f"did you mean `{close}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."
 
 
 def unknown_argument(owner: str, name: str, known: Collection[str]) -> ArgumentError:
@@ -109,11 +97,7 @@ def said(value: object) -> str:
 
 
 def first_of(names: Sequence[object], most: int = 8, separator: str = ", ") -> str:
-    """The first of some names, and the number of the others.
-
-    >>> first_of(["a", "b", "c"], 2)
-    'a, b and 1 more'
-    """
+    """The first of some names, and the number of the others, such as "a, b and 1 more"."""
     more = f"{separator.strip(' ,')} and {len(names) - most} more" if len(names) > most else ""
     return f"{separator.join(map(str, names[:most]))}{more}"
 

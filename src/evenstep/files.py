@@ -16,9 +16,8 @@ SAVING, REPLACED = ".saving-", ".replaced-"
 def replacing(path: Path, *, sync: bool = True) -> Generator[Path]:
     """Write a new file or folder at the path given, beside `path`; it gets the name `path` at the end of the `with`.
 
-    Readers see the old content or the new content, never a part. If the body or the disk fails, the old content stays.
-    A folder that is replaced is called `.replaced-NAME` for an instant. With `sync` the new content survives a loss of
-    power.
+    Readers see the old content or the new content, never a part. A folder that is replaced is called `.replaced-NAME`
+    for an instant. With `sync` the new content survives a loss of power.
     """
     new = path.with_name(f"{SAVING}{path.name}")
     remove(new)

@@ -11,13 +11,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(value: int) -> int:
-    """Scramble a 64-bit number: the finaliser of SplitMix64.
-
-    Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-
-    >>> mix(0), mix(1)
-    (16294208416658607535, 10451216379200822465)
-    """
+    """Scramble a 64-bit number: the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -25,11 +19,7 @@ def mix(value: int) -> int:
 
 
 def key(seed: int, *path: int | str) -> int:
-    """The key of a path of numbers and names under `seed`: k ← mix(k xor step) for each step; a number in [0, 2⁶³).
-
-    >>> key(1, 5) != key(2, 4), key(7, "order", 0) == key(7, "order", 0)
-    (True, True)
-    """
+    """The key of a path of numbers and names under `seed`: k ← mix(k xor step) for each step; a number in [0, 2⁶³)."""
     return key_below(branch(seed, *path))
 
 

@@ -38,13 +38,7 @@ _COLLECTIVES = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreE
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host had no memory left, so that a smaller piece can be tried.
-
-    >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("out of memory"))
-    (True, False)
-    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    True
-    """
+    """True if a device or the host had no memory left, so that a smaller piece can be tried."""
     if isinstance(error, EvenstepError):
         return False
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -10,7 +10,7 @@ Importing this loads no torch: the classes of objects are imported when one is c
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -214,26 +214,9 @@ def check_length(updates: object, epochs: object) -> None:
             require_whole(name, count)
 
 
-def check_rewinds(keep_last: int | None, **policies: object) -> None:
-    """Raise ArgumentError for a policy that rewinds, by its field, if fewer than two checkpoints are kept."""
-    if keep_last is None or keep_last >= 2:
-        return
-    for name in policies:
-        raise ArgumentError(f"`{name}` rewinds, which needs `keep_last` 2 or more, but is {keep_last}.", field=name)
-
-
-def check_task_names(names: Iterable[str]) -> None:
-    """Raise ArgumentError for a task's name that metrics and files cannot have."""
+def check_names(kind: str, names: Iterable[str], reserved: Collection[str]) -> None:
+    """Raise ArgumentError for a name of a task or an evaluation that metrics and files cannot have."""
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
-            words = ", ".join(RESERVED)
-            text = f"task `{name}` needs a name of letters, digits, `_` and `-`, except {words}; rename it."
-            raise ArgumentError(text, field=name)
-
-
-def check_evaluation_names(names: Iterable[str]) -> None:
-    """Raise ArgumentError for a name of an evaluation that would mix its metrics with others."""
-    for name in names:
-        if name in ("train", "perf", "progress") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            text = f"evaluation `{name}` needs a name of letters, digits, `_` and `-`, except train, perf and progress."
-            raise ArgumentError(text, field=name)
+        if name in reserved or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            text = f"needs a name of letters, digits, `_` and `-`, except {', '.join(reserved)}; rename it."
+            raise ArgumentError(f"{kind} `{name}` {text}", field=name)

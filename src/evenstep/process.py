@@ -42,10 +42,7 @@ def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 @contextmanager
 def ending(*, leaves: bool = False) -> Generator[None]:
-    """Raise Terminated at a signal of `REQUEUE` inside the `with`.
-
-    With `leaves` the process ends after it: then the signals stay ignored, and `leave_with` must follow.
-    """
+    """Raise Terminated at a signal of `REQUEUE` inside the `with`; with `leaves` they stay ignored after it."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
@@ -80,7 +77,6 @@ def stopping(
     Gives a function that returns the signal that has asked for the end, or None.
 
     Args:
-        request_stop: called in a signal handler with the reason, and `requeue=` for another run later.
         spares_own: leave handlers that the program has set itself.
     """
     caught: signal.Signals | None = None
@@ -124,11 +120,8 @@ def _is_handled(number: signal.Signals) -> bool:
 
 
 def command() -> list[str]:
-    """Python and its arguments that start evenstep in another process as in this one.
-
-    `python -m` puts the working directory before the standard library, the command `evenstep` does not (`-P`): a file
-    `queue.py` of a recipe must not replace Python's in the ranks either.
-    """
+    """Python and its arguments that start evenstep in another process as in this one."""
+    # `python -m` puts the working directory before the standard library: with -P no `queue.py` replaces Python's
     as_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
     return [sys.executable, *([] if as_module else ["-P"]), "-m", "evenstep"]
 
@@ -136,14 +129,9 @@ def command() -> list[str]:
 def user_line(error: BaseException) -> str:
     """The innermost line of the user's code in a traceback, `FILE:LINE in FUNCTION`; "" for none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users(frame.filename):
+        file = Path(frame.filename).resolve()
+        is_library = "site-packages" in file.parts or file.is_relative_to(Path(os.__file__).parent)
+        is_ours = file.is_relative_to(_OURS) and not file.is_relative_to(_OURS / "recipes")
+        if file.is_file() and not is_library and not is_ours:
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return ""
-
-
-def is_users(filename: str) -> bool:
-    """True for a file that is neither evenstep's nor Python's nor a library's; the recipes are the user's."""
-    file = Path(filename).resolve()
-    if not file.is_file() or "site-packages" in file.parts or file.is_relative_to(Path(os.__file__).parent):
-        return False
-    return file.is_relative_to(_OURS / "recipes") or not file.is_relative_to(_OURS)

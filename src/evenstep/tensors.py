@@ -21,11 +21,7 @@ _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 
 
 def plain(name: str) -> str:
-    """Name of a tensor without the wrappers of `torch.compile`, activation checkpointing and FSDP.
-
-    >>> plain("blocks.0._orig_mod.weight"), plain("_orig_mod.head.bias")
-    ('blocks.0.weight', 'head.bias')
-    """
+    """Name of a tensor without the wrappers of `torch.compile`, activation checkpointing and FSDP."""
     for wrapped in _WRAPPED:
         name = name.replace(wrapped, "")
     return name
@@ -87,7 +83,7 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor is neither sparse nor quantised nor nested."""
+    """True for a tensor that is neither sparse nor quantised nor nested."""
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested)
 
 
@@ -124,9 +120,6 @@ def byte_sum(tensor: Tensor) -> Tensor:
 
     It is Σ w·(2c + 1) mod 2⁶⁴ over the words w of 8 bytes in memory and their columns c. Weights are odd: an even one
     would lose the highest bit, which is the sign of a float.
-
-    >>> byte_sum(torch.tensor([0.0, 1.0])) == byte_sum(torch.tensor([0.0, -1.0]))
-    tensor(False)
     """
     flat = local_tensor(tensor).detach().contiguous().flatten()
     if flat.data_ptr() % 8:

@@ -151,7 +151,7 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
         first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
         lines.append(f"trying out  {first} (`limit_batches`)")
     lines += [f"batches     {key}: {_batches(table)}" for key, table in config.sets.items()]
-    lines.append(f"run         {_length(parts, trainer)}, precision {config.precision}, seed {config.seed}")
+    lines.append(f"run         {_length(parts, trainer)}, precision {engine.precision.name}, seed {config.seed}")
     return lines
 
 

@@ -16,7 +16,7 @@ from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import DecayOn, ParameterGroup
-from evenstep.optim.schedules import AnySchedule, Constant, LrSchedule
+from evenstep.optim.schedules import AnySchedule, Constant
 from evenstep.options import (
     STANDARD_WRITERS,
     Checkpointing,
@@ -180,9 +180,6 @@ class DataTable:
     def __post_init__(self) -> None:
         if (self.global_batch_size is None) == (self.global_batch_tokens is None):
             raise ArgumentError("give one of `global_batch_size` and `global_batch_tokens`.", field="global_batch_size")
-        by_tokens = self.global_batch_size is None or self.micro_batch_tokens is not None
-        if self.micro_batch_size == "auto" and by_tokens:
-            raise ArgumentError('"auto" is for batches by samples; give a number.', field="micro_batch_size")
 
 
 @option
@@ -365,10 +362,6 @@ class LaunchTable:
     """When one of several ranks dies: `stop` ends the run; `continue` divides the update among the remaining ranks, and
     takes the lost one back when it returns (on CPUs, with strategy ddp, and the extra `torchft`)."""
 
-    def __post_init__(self) -> None:
-        if self.slurm is not None and (self.max_restarts or self.ranks > 1 or self.lost_rank == "continue"):
-            raise ArgumentError("starts the ranks; leave out the other keys of `launch`.", field="slurm")
-
 
 @option
 class LogTable(Logging):
@@ -458,19 +451,6 @@ class RunConfig:
         """Names of the evaluations, of all tasks together."""
         return list(dict.fromkeys(name for table in self.sets.values() for name in table.evaluations))
 
-    @property
-    def schedules(self) -> dict[str, LrSchedule]:
-        """Every LR schedule by its key."""
-        groups = self.optimizer.groups.items()
-        own = {f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in groups}
-        return {"lr_schedule": self.lr_schedule, **{key: one for key, one in own.items() if one is not None}}
-
-    @property
-    def precision(self) -> str:
-        """Name of the number format."""
-        given = self.train.precision
-        return given if isinstance(given, str) else given.name
-
     def faults(self) -> Iterator[str]:
         """Faults between tables, each with its key."""
         for key, given in (("task", self.task), ("data", self.data)):
@@ -484,12 +464,10 @@ class RunConfig:
         if self.reset and self.resume in ("never", "auto"):
             yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
         if self.launch.lost_rank == "continue":
-            excluded = {
-                "parallel.strategy": self.parallel.strategy in ("fsdp", "zero1"),
-                "parallel.pipeline": self.parallel.pipeline > 1,
-                "data.micro_batch_size": any(one.micro_batch_size == "auto" for one in self.sets.values()),
-                "failures.non_finite": str(self.failures.non_finite).startswith("rewind"),
-                "failures.loss_spike": str(self.failures.loss_spike).startswith("rewind"),
-            }
-            for key in (key for key, excludes in excluded.items() if excludes):
-                yield f'`launch.lost_rank` "continue" can\'t be with this `{key}`.'
+            rewinds = [str(one).startswith("rewind") for one in (self.failures.non_finite, self.failures.loss_spike)]
+            divides = self.parallel.strategy in ("fsdp", "zero1") or self.parallel.pipeline > 1
+            if divides or any(rewinds) or any(one.micro_batch_size == "auto" for one in self.sets.values()):
+                yield (
+                    '`launch.lost_rank` "continue" is for strategy ddp without a pipeline, without policies that '
+                    'rewind, and with a number as `micro_batch_size`; use "stop".'
+                )

@@ -37,7 +37,7 @@ from evenstep.options import (
     Evaluation,
     Failures,
     Logging,
-    check_evaluation_names,
+    check_names,
 )
 from evenstep.train.build import Parts
 from evenstep.train.checkpointer import Checkpointer
@@ -61,7 +61,7 @@ def evaluations_of(given: Any) -> dict[str, Data]:
     if given is None:
         return {}
     sets: Mapping[str, Any] = given if isinstance(given, Mapping) else {"valid": given}
-    check_evaluation_names(sets)
+    check_names("evaluation", sets, ("train", "perf", "progress"))
     return {name: data_of(data, f"evaluations[{name!r}]") for name, data in sets.items()}
 
 

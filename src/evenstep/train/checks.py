@@ -21,7 +21,7 @@ from evenstep.optim.optimizers import moded, parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, has_own_state_dict, shard_refusal
 from evenstep.optim.stepper import is_narrow
-from evenstep.options import SAVED_BY, Checkpointing, Failures, Training, check_rewinds
+from evenstep.options import SAVED_BY, Checkpointing, Failures, Training
 from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel, pipeline_of
@@ -265,7 +265,9 @@ def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkp
     spike = policies.spikes and policies.spikes.policy
     asked = {"non_finite": (policies.non_finite, failures.non_finite), "loss_spike": (spike, failures.loss_spike)}
     rewinding = {name: given for name, (policy, given) in asked.items() if isinstance(policy, Rewind)}
-    check_rewinds(checkpoint.keep_last, **rewinding)
+    keep_last = checkpoint.keep_last
+    for name in rewinding if keep_last is not None and keep_last < 2 else ():
+        raise ArgumentError(f"`{name}` rewinds, which needs `keep_last` 2 or more, but is {keep_last}.", field=name)
 
 
 # --- the tasks

@@ -172,7 +172,6 @@ def test_an_optimizer_is_a_class_of_torch_or_a_target_with_lr(faults: Faults) ->
 BROKEN = [
     (["--train.epochs", "1"], "train.updates"),
     (["--data.global_batch_tokens", "10"], "data.global_batch_size"),
-    (["--data.micro_batch_size", "auto", "--data.micro_batch_tokens", "8"], "data.micro_batch_size"),
     (["--task", "none"], "task"),
     (["--parallel.shard_ranks", "2"], "parallel.shard_ranks"),
     (["--train.precision", '{kind = "bf16-mixed", initial = 8}'], "train.precision.initial"),

@@ -156,7 +156,9 @@ class RunFileBench:
             changed["failures.non_finite"] = "stop"
         if str(config.failures.loss_spike).startswith("rewind"):
             changed["failures.loss_spike"] = "report"
-        for key, table in config.schedules.items():
+        groups = config.optimizer.groups.items()
+        schedules = {f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in groups}
+        for key, table in {"lr_schedule": config.lr_schedule, **schedules}.items():
             if isinstance(table, Plateau):  # as it is before the first evaluation
                 changed[key] = f'{{kind = "constant", warmup_updates = {table.warmup_updates}}}'
         for key, table in config.sets.items():

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.internals import unwrapped
-from evenstep.options import NormStatistics, check_task_names
+from evenstep.options import RESERVED, NormStatistics, check_names
 from evenstep.parallel.buffers import is_norm
 from evenstep.tensors import LEARNED
 from evenstep.train.tasks.task import Task
@@ -71,7 +71,7 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
         return {"": task}
     if not isinstance(cast("object", task), Mapping) or not task:
         raise ArgumentError(f"`task` must be a Task, or tasks by name, but is {said(task)}.", field="task")
-    check_task_names(map(str, task))
+    check_names("task", map(str, task), RESERVED)
     return dict(task)
 
 
