@@ -7,7 +7,6 @@ made one message ahead. Between accelerators the tensors go by themselves, over 
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from math import prod
@@ -64,26 +63,18 @@ def check_sendable(leaf: Any, name: object) -> None:
         )
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Name of a message.
+class Address(NamedTuple):
+    """Name of a message."""
 
-    Args:
-        kind: "output" or "gradient" between stages, "state" of a checkpoint, or "prediction".
-        source: stage that it comes from; rank for a state or prediction.
-        destination: stage or rank that it goes to.
-    """
-
-    kind: str
-    source: int
+    kind: str  # "output" or "gradient" between stages, or "state" of a checkpoint
+    source: int  # stage that it comes from; rank for a state
     destination: int
     microbatch: int
 
     @property
     def edge(self) -> Edge:
         """The address without the micro-batch."""
-        return self.kind, self.source, self.destination
+        return self[:3]
 
     def __str__(self) -> str:
         return f"the {self.kind} from stage {self.source} to stage {self.destination} for micro-batch {self.microbatch}"
@@ -112,7 +103,7 @@ class Wire:
         self._known_forms: dict[Edge, Any] = {}
         self._largest: dict[Edge, int] = {}
         self._room: dict[Edge, int] = {}
-        self._sending: dict[int, dict[Address, Waits]] = {}
+        self._sending: dict[int, deque[Waits]] = {}  # by rank
 
     def begin(self) -> None:
         """A plan begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
@@ -136,25 +127,19 @@ class Wire:
         if self._fits(address, len(piece) - _ALIGNED):
             waits = [self.group.begin_send(piece, rank)]
         else:
-            waits = [
-                self.group.begin_send(piece[:_ALIGNED], rank),
-                self.group.begin_send(piece[_ALIGNED:], rank, _SECOND),
-            ]
+            waits = [self.group.begin_send(piece[:_ALIGNED], rank)]
+            waits.append(self.group.begin_send(piece[_ALIGNED:], rank, _SECOND))
         waits += [self.group.begin_send(part, rank) for part in parts if apart and part.numel()]
-        sending = self._sending.setdefault(rank, {})
-        sending[address] = waits
+        sending = self._sending.setdefault(rank, deque())
+        sending.append(waits)
         while len(sending) > SENDING:
-            _finish(sending.pop(next(iter(sending))))
-
-    def acknowledge(self, address: Address, rank: int) -> None:
-        """Forget a message that has arrived, since `rank` has answered it."""
-        _finish(self._sending.get(rank, {}).pop(address, []))
+            _finish(sending.popleft())
 
     def flush(self) -> None:
         """Wait until all messages have left."""
         for sending in self._sending.values():
             while sending:
-                _finish(sending.popitem()[1])
+                _finish(sending.popleft())
 
     def begin_receive(self, address: Address, rank: int) -> "Incoming":
         """Make room for the next message of `rank`, which must be `address`."""
@@ -263,8 +248,6 @@ class Edges:
         if rank == self._rank_of[address.destination]:
             return self._held.pop(address)
         self._read_to(address, rank)
-        if address.kind == "gradient":  # so the output that it belongs to had arrived
-            self.wire.acknowledge(Address("output", address.destination, address.source, address.microbatch), rank)
         return self._read.pop(address).tree()
 
     def put(self, address: Address, tree: Any) -> None:

@@ -322,7 +322,7 @@ class Parts:
 
     def _saved(self, names: list[list[str]], rounded: list[str]) -> TrainState:
         model, precision, reducers = self.model, self.precision, self.execution.reducers
-        pipeline = self.execution.trainer.pipeline
+        edges = self.execution.trainer.edges
         stepper = self._stepper(rounded)  # rounds the parameters of the model
         by_name = named_parameters(model)
         averaged_as: dict[str, torch.dtype] = {}
@@ -338,9 +338,7 @@ class Parts:
             stepper=stepper,
             averaged_as=averaged_as,
             trained=TrainedParameters(model, self.optimizer, names, reducers, precision),
-            stages=StageState(model, pipeline.wire)
-            if isinstance(model, PipelineModel) and pipeline is not None
-            else None,
+            stages=StageState(model, edges.wire) if isinstance(model, PipelineModel) and edges is not None else None,
         )
 
     def _stepper(self, rounded: Sequence[str]) -> Stepper:
