@@ -129,7 +129,6 @@ class PipelineModel(nn.Module):
         mesh: the ranks; one process by default.
         stages_per_rank: number of stages of each rank; by default as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; by default equal numbers of layers.
-        ties: sets of names of parameters that are one. Parameters shared by modules are found without it.
         seed: seed of the layers that functions build.
 
     Raises:
@@ -149,7 +148,6 @@ class PipelineModel(nn.Module):
         schedule: str = "1f1b",
         stages_per_rank: int | None = None,
         split_at: Sequence[str] | None = None,
-        ties: Sequence[tuple[str, ...]] = (),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -174,7 +172,7 @@ class PipelineModel(nn.Module):
         self.carried = flows(layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(pipeline.rank)
-        tied = [*layers.ties, *ties, *_shared(layers)]
+        tied = [*layers.ties, *_shared(layers)]
         modules = {place: built(layers.layers[place], place, seed) for n in self.own for place in self._places[n]}
         _separate(modules.values())
         # without the modules of the layers, which must not live on in ranks of other stages

@@ -9,7 +9,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import Layers, PipelineModel
 from refused import refused
 
 
@@ -82,8 +82,12 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
     assert torch.equal(first, second)
 
 
+def tied(*ties: tuple[str, str]) -> Layers:
+    return Layers(Layers.of(linears()).layers, ties=ties)
+
+
 def test_named_ties_make_the_copies_equal_to_the_first() -> None:
-    model = PipelineModel(linears(), ties=[("1.weight", "2.weight"), ("2.weight", "3.weight")])
+    model = PipelineModel(tied(("1.weight", "2.weight"), ("2.weight", "3.weight")))
     state = model.state_dict()
     assert torch.equal(state["1.weight"], state["2.weight"])
     assert torch.equal(state["1.weight"], state["3.weight"])
@@ -92,9 +96,9 @@ def test_named_ties_make_the_copies_equal_to_the_first() -> None:
 
 def test_unknown_and_unequal_ties_and_shared_modules_are_refused() -> None:
     with refused(ArgumentError, "ties"):
-        PipelineModel(linears(), ties=[("0.weight", "9.weight")])
+        PipelineModel(tied(("0.weight", "9.weight")))
     with pytest.raises(ArgumentError):
-        PipelineModel(linears(), ties=[("0.weight", "1.bias")])
+        PipelineModel(tied(("0.weight", "1.bias")))
     shared = nn.Linear(2, 2)
     with pytest.raises(ArgumentError):
         PipelineModel([shared, nn.ReLU(), shared])
