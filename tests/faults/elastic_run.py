@@ -23,7 +23,7 @@ from torch import nn
 
 import evenstep
 from evenstep.contrib.elastic import Elastic, ElasticRank, Lighthouse
-from evenstep.contrib.elastic.lighthouse import coordination
+from evenstep.contrib.elastic.membership import coordination
 from evenstep.events import Evaluate, JsonlWriter, Save
 from evenstep.parallel import Ddp, Group
 

@@ -47,24 +47,18 @@ class Group:
         return [value]
 
     def first_rank_does(self, act: Callable[[], T]) -> T:
-        """Do something on the first rank only, such as writing a file; all get its result, or raise.
-
-        Raises:
-            EvenstepError: on the other ranks, when it raised on the first.
-        """
-        result, fault = None, ""
-        raised: Exception | None = None
-        if self.rank == 0:
-            try:
-                result = act()
-            except Exception as error:  # noqa: BLE001 - raised again below, once the others know
-                raised, fault = error, f"{type(error).__name__} on rank 0: {error}"
-        result, fault = self.gather((result, fault))[0]
-        if raised is not None:
-            raise raised
-        if fault:
-            raise EvenstepError(fault)
-        return cast("T", result)
+        """Do something on the first rank only, such as writing a file; all get its result, or raise."""
+        if self.rank:
+            result, fault = cast("tuple[T, str]", self.gather(None)[0])
+            if fault:
+                raise EvenstepError(fault)
+            return result
+        try:
+            result = act()
+        except Exception as error:
+            self.gather((None, f"{type(error).__name__} on rank 0: {error}"))
+            raise
+        return self.gather((result, ""))[0][0]
 
     # Tensors of devices.
 
@@ -77,17 +71,14 @@ class Group:
 
         Messages of one channel arrive in order; tensors on hosts only have several channels.
         """
-        raise AssertionError("a group of one has nobody to send to")
+        raise NotImplementedError
 
     def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
         """Begin to receive into `tensor` what `rank` sends, which on hosts may be shorter; call the result to wait."""
-        raise AssertionError("a group of one has nobody to receive from")
+        raise NotImplementedError
 
     def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
-        """Begin to send a tensor to each other rank and to receive one from each; call the result to wait.
-
-        Tensors without elements are not sent.
-        """
+        """Begin to exchange tensors with each other rank, unless they are empty; call the result to wait."""
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         waits = [self.begin_receive(received[rank], rank) for rank in others if received[rank].numel()]
         waits += [self.begin_send(sent[rank], rank) for rank in others if sent[rank].numel()]
@@ -104,8 +95,7 @@ class Group:
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         """The ranks as torch's sharding needs them: "dp" copies of the model × neighbouring "shard" ranks of one."""
         raise ArgumentError(
-            "with `fsdp` several ranks share one copy of the model, but the strategy has a group of one; give it all "
-            "ranks that hold the same, `Fsdp(Processes(device))`, or leave `strategy` out.",
+            "with `fsdp` ranks share one copy of the model, but the strategy has a group of one; leave `strategy` out.",
             field="fsdp",
         )
 
@@ -131,11 +121,7 @@ class Group:
         return [value]
 
     def fail(self, message: str, *, wake: bool = False) -> None:
-        """Post that this rank fails, and why; of the ranks' messages the first is kept.
-
-        Args:
-            wake: close the connections of this rank, so that all who wait for it raise at once.
-        """
+        """Post that this rank fails, and why; `wake` closes its connections, so that all who wait for it raise."""
 
     def failure(self) -> str:
         """The first message that any rank has given to `fail`, or ""."""

@@ -102,14 +102,12 @@ class Processes(Group):
     def _connect(self, store: Store) -> None:
         if dist.is_initialized():
             raise ArgumentError(
-                "`torch.distributed` is initialized in this process already, but evenstep connects ranks itself and "
-                "must be able to reconnect them; leave `init_process_group` out, or call "
-                "`torch.distributed.destroy_process_group()` before and set MASTER_PORT to a free port."
+                "`torch.distributed` is initialized in this process already, but evenstep connects ranks itself; leave "
+                "`init_process_group` out, or call `torch.distributed.destroy_process_group()` before."
             )
-        self._table = Connections(self._timeout)
         self._global_ranks = list(range(self.ranks))  # the global ranks of this group
         try:
-            self._table.add_all(store, self.rank, self.ranks)
+            self._table = Connections(store, self.rank, self.ranks, self._timeout)
             self._hosts = self._devices = self._table.get(GLOO, self._global_ranks)
             self._share_devices = self.device.type == "cuda" and self._on_one_device(place_of(self.device))
         except (RuntimeError, ValueError) as error:

@@ -39,12 +39,9 @@ _COLLECTIVES = (
 
 
 class Renewable(ProcessGroup):
-    """A process group of torch that can be closed and reconnected.
+    """A gloo group that can be closed and reconnected; its ranks find each other through `store` in each epoch."""
 
-    Args:
-        store: through which its ranks find each other in each epoch.
-    """
-
+    _backend_name = GLOO
     _kind: Any = ProcessGroup.BackendType.GLOO
     _device_type = "cpu"
 
@@ -93,13 +90,14 @@ class Renewable(ProcessGroup):
         return name_of_group(self)
 
     def getBackendName(self) -> str:
-        return GLOO
+        return self._backend_name
 
 
 @final
 class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; so far it has been run by one rank alone, not by several."""
 
+    _backend_name = NCCL
     _kind = ProcessGroup.BackendType.NCCL
     _device_type = "cuda"
     _begun: torch.cuda.Event | None = None
@@ -130,9 +128,6 @@ class RenewableNccl(Renewable):
             sleep(_LOOK_S)
         backend.abort()
 
-    def getBackendName(self) -> str:
-        return NCCL
-
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: Renewable, *args: Any, **kwargs: Any) -> Any:
@@ -149,19 +144,15 @@ for _name in _COLLECTIVES.split():
 
 @final
 class Connections:
-    """All groups of this process by backend and ranks, closed and reconnected together."""
+    """All groups of this process by backend and ranks, closed and reconnected together; at first that of all ranks."""
 
-    def __init__(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
-
-    def add_all(self, store: Store, rank: int, ranks: int) -> None:
-        """Connect all ranks, as torch's default group."""
+    def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         if not hasattr(dist.Backend, GLOO.upper()):
             dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
             dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])
-        dist.init_process_group(GLOO, store=store, rank=rank, world_size=ranks, timeout=self._timeout)
-        self._groups[GLOO, tuple(range(ranks))] = dist.group.WORLD
+        dist.init_process_group(GLOO, store=store, rank=rank, world_size=ranks, timeout=timeout)
+        self._timeout = timeout
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {(GLOO, tuple(range(ranks))): dist.group.WORLD}
 
     def get(self, backend: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """The group of some of all ranks, connected at the first call; members only call it."""

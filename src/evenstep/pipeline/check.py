@@ -20,6 +20,7 @@ _OTHER_END = {
     Op.SEND_GRADIENT: Op.RECEIVE_GRADIENT,
     Op.RECEIVE_GRADIENT: Op.SEND_GRADIENT,
 }
+Needs = dict[Action, list[Action]]
 
 
 def check(
@@ -39,23 +40,60 @@ def check(
     """
     if len(plans) != layout.ranks:
         raise PlanError(f"there must be one plan for each of the {layout.ranks} ranks, but there are {len(plans)}.")
-    walks = [_Walk(rank, plan, layout) for rank, plan in enumerate(plans)]
-    for walk in walks:
-        walk.check_complete(microbatches, forward_only=forward_only)
+    walks: list[_Walk] = []
+    for rank, plan in enumerate(plans):
+        needs = _needs(rank, plan, layout, microbatches, forward_only=forward_only)
+        counts = Counter(plan)
+        wrong = [action for action, count in counts.items() if action not in needs or count > 1]
+        missing = [str(action) for action in needs if action not in counts]
+        if wrong or missing:
+            found = f"does {wrong[0]} {counts[wrong[0]]} times" if wrong else f"lacks {min(missing)}"
+            raise PlanError(
+                f"rank {rank} must do each action of its stages once for each of the {len(microbatches)} "
+                f"micro-batches, but its plan {found}."
+            )
+        walks.append(_Walk(rank, plan, needs))
     _walk_together(walks, layout)
     return tuple(walk.peak for walk in walks)
 
 
+def _needs(rank: int, plan: Plan, layout: Layout, microbatches: Collection[int], *, forward_only: bool) -> Needs:
+    """All actions that a plan must have, each with those that must come before it on the same rank."""
+    split = {(action.stage, action.microbatch) for action in plan if action.op in _BACKWARDS[1:]}
+
+    def backward(stage: int, k: int) -> Action:
+        return Action(Op.INPUT_BACKWARD if (stage, k) in split else Op.BACKWARD, stage, k)
+
+    needs: Needs = {}
+    own = layout.stages_of(rank)
+    for stage, k in product(own, microbatches):
+        sources, destinations = layout.sources(stage), layout.destinations(stage)
+        forward = Action(Op.FORWARD, stage, k)
+        needs[forward] = [
+            Action(Op.FORWARD, peer, k) if peer in own else Action(Op.RECEIVE_INPUT, stage, k, peer) for peer in sources
+        ]
+        needs |= {Action(Op.SEND_OUTPUT, stage, k, peer): [forward] for peer in destinations if peer not in own}
+        if forward_only:
+            continue
+        back = backward(stage, k)
+        needs[back] = [forward] + [
+            backward(peer, k) if peer in own else Action(Op.RECEIVE_GRADIENT, stage, k, peer) for peer in destinations
+        ]
+        needs |= {Action(Op.SEND_GRADIENT, stage, k, peer): [back] for peer in sources if peer not in own}
+        if back.op is Op.INPUT_BACKWARD:
+            needs[Action(Op.WEIGHT_BACKWARD, stage, k)] = [back]
+    needs |= {one: [] for some in [*needs.values()] for one in some if one.op in _OTHER_END}
+    for stage in () if forward_only else own:
+        needs |= {Action(Op.ARM, stage): [], Action(Op.REDUCE, stage): [Action(Op.ARM, stage)]}
+    return needs
+
+
 @final
 class _Walk:
-    def __init__(self, rank: int, plan: Plan, layout: Layout) -> None:
-        self.rank = rank
-        self.plan = plan
-        self.place = 0
-        self.peak = 0
-        self._layout = layout
-        self._counts = Counter(plan)
-        self._needs: dict[Action, list[Action]] = {}
+    def __init__(self, rank: int, plan: Plan, needs: Needs) -> None:
+        self.rank, self.plan = rank, plan
+        self.place = self.peak = 0
+        self._needs = needs
         self._done: set[Action] = set()
         self._live = 0
         self._left = Counter(action.stage for action in plan if action.op in _BACKWARDS)
@@ -64,17 +102,6 @@ class _Walk:
     @property
     def action(self) -> Action | None:
         return self.plan[self.place] if self.place < len(self.plan) else None
-
-    def check_complete(self, microbatches: Collection[int], *, forward_only: bool) -> None:
-        self._needs = self._all_needs(microbatches, forward_only=forward_only)
-        wrong = [action for action, count in self._counts.items() if action not in self._needs or count > 1]
-        missing = [str(action) for action in self._needs if action not in self._counts]
-        if wrong or missing:
-            found = f"does {wrong[0]} {self._counts[wrong[0]]} times" if wrong else f"lacks {min(missing)}"
-            raise PlanError(
-                f"rank {self.rank} must do each action of its stages once for each of the {len(microbatches)} "
-                f"micro-batches, but its plan {found}."
-            )
 
     def step(self) -> None:
         action = self.plan[self.place]
@@ -89,38 +116,6 @@ class _Walk:
         self._left[action.stage] -= action.op in _BACKWARDS
         self._done.add(action)
         self.place += 1
-
-    def _all_needs(self, microbatches: Collection[int], *, forward_only: bool) -> dict[Action, list[Action]]:
-        needs: dict[Action, list[Action]] = {}
-        own = self._layout.stages_of(self.rank)
-        for stage, k in product(own, microbatches):
-            sources, destinations = self._layout.sources(stage), self._layout.destinations(stage)
-            forward = Action(Op.FORWARD, stage, k)
-            needs[forward] = [
-                Action(Op.FORWARD, peer, k) if peer in own else Action(Op.RECEIVE_INPUT, stage, k, peer)
-                for peer in sources
-            ]
-            needs |= {Action(Op.SEND_OUTPUT, stage, k, peer): [forward] for peer in destinations if peer not in own}
-            if forward_only:
-                continue
-            backward = self._backward(stage, k)
-            needs[backward] = [forward] + [
-                self._backward(peer, k) if peer in own else Action(Op.RECEIVE_GRADIENT, stage, k, peer)
-                for peer in destinations
-            ]
-            needs |= {Action(Op.SEND_GRADIENT, stage, k, peer): [backward] for peer in sources if peer not in own}
-            if backward.op is Op.INPUT_BACKWARD:
-                needs[Action(Op.WEIGHT_BACKWARD, stage, k)] = [backward]
-        received = {one for some in needs.values() for one in some if one.op in _OTHER_END}
-        needs |= {action: [] for action in received}
-        for stage in () if forward_only else own:
-            needs |= {Action(Op.ARM, stage): [], Action(Op.REDUCE, stage): [Action(Op.ARM, stage)]}
-        return needs
-
-    def _backward(self, stage: int, microbatch: int) -> Action:
-        halves = (Action(Op.INPUT_BACKWARD, stage, microbatch), Action(Op.WEIGHT_BACKWARD, stage, microbatch))
-        split = any(half in self._counts for half in halves)
-        return halves[0] if split else Action(Op.BACKWARD, stage, microbatch)
 
 
 def _walk_together(walks: Sequence[_Walk], layout: Layout) -> None:

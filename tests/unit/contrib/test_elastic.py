@@ -11,8 +11,7 @@ import torch
 import kit
 from evenstep import StreamData, Trainer
 from evenstep.contrib.elastic import Elastic, ElasticRank
-from evenstep.contrib.elastic.lighthouse import Peer
-from evenstep.contrib.elastic.membership import _enough
+from evenstep.contrib.elastic.membership import Peer, _enough
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
 

@@ -1,32 +1,133 @@
 """A group whose processes may be lost, and come back, between two updates.
 
-Process 0 keeps the run folder, so it is in every group: while it is lost, the others wait for it.
+The lighthouse of torchft lists the processes that are alive, equal for all that ask. Process 0 keeps the run folder, so
+it is in every group: while it is lost, the others wait for it.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
 from socket import gethostname
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any, TypeVar, final
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.contrib.elastic.lighthouse import SILENT_S, Lighthouse, Peer
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, MissingExtraError, ReplicaError
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
-from evenstep.parallel.rank_info import RankInfo
+from evenstep.parallel.rank_info import ElasticRank, RankInfo, this_process
 
 T = TypeVar("T")
-_WHOLE = "ranks that may be lost must each hold the whole model; use `Ddp`, no shards and no pipeline."
+_HEARTBEAT_S = 0.1
+_SILENT_S = 2.0  # a process that has sent no heartbeat for so long is lost
+_ANSWER_S = 5.0
 _PAUSE_S = 0.1  # between two tries to form a group
 _MEETING_S = 5.0  # for processes that the lighthouse has just seen
+_ERRORS = (RuntimeError, ValueError, TimeoutError)  # of torchft
+_WHOLE = "ranks that may be lost must each hold the whole model; use `Ddp`, no shards and no pipeline."
+
+
+def coordination() -> Any:
+    if find_spec("torchft") is None:
+        raise MissingExtraError("torchft", "torchft")
+    os.environ.setdefault("RUST_LOG", "warn")  # read once, when it is imported
+    return import_module("torchft.coordination")
+
+
+@contextmanager
+def lighthouse(timeout_s: float) -> Generator[str]:
+    """Serve a lighthouse, which waits up to `timeout_s` for a process that is alive and does not ask; its address."""
+    server: Any = coordination().LighthouseServer(
+        bind="[::]:0",
+        min_replicas=1,
+        join_timeout_ms=int(1000 * timeout_s),
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=int(1000 * _SILENT_S),
+    )
+    try:  # a machine's own name need not lead back to it
+        yield f"http://localhost:{server.address().rpartition(':')[2]}"
+    finally:
+        server.shutdown()
 
 
 @final
-class Alone(Group):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One process that has asked."""
+
+    number: int
+    name: str  # unique, also beside a process that takes the same place later
+    tries: int  # number of groups that it has been in, or tried to form
+    patient: bool  # prefers to wait for processes that have not come
+    store: str  # address where the first process of a group lets the others rendezvous
+
+
+@final
+class Lighthouse:
+    """One process's access to the lighthouse; alive from the first question until `close`."""
+
+    def __init__(self, place: ElasticRank) -> None:
+        self.place = place
+        self.name = f"{place.number:06d}:{this_process()}:{monotonic()}"
+        try:
+            self._client = coordination().LighthouseClient(
+                place.lighthouse, connect_timeout=timedelta(seconds=_ANSWER_S)
+            )
+        except _ERRORS as error:
+            raise self._silent(error) from error
+        self._ended = Event()
+        self._beating: Thread | None = None
+
+    def ask(self, *, update: int, tries: int, patient: bool, store: str, timeout_s: float) -> list[Peer]:
+        """All processes that ask at the same time, by number; see `Peer`."""
+        if self._beating is None:
+            self._beating = Thread(target=self._beat, name="evenstep-heartbeat", daemon=True)
+            self._beating.start()
+        try:
+            answer = self._client.quorum(
+                replica_id=self.name,
+                timeout=timedelta(seconds=timeout_s),
+                address=gethostname(),
+                store_address=store,
+                step=update,
+                world_size=1,
+                shrink_only=False,
+                data={"number": self.place.number, "tries": tries, "patient": patient},
+            )
+        except _ERRORS as error:
+            raise self._silent(error) from error
+        members = [Peer(name=one.replica_id, store=one.store_address, **one.data) for one in answer.participants]
+        return sorted(members, key=lambda one: (one.number, one.name))
+
+    def close(self) -> None:
+        """Send no more heartbeats."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(_HEARTBEAT_S):
+            try:
+                self._client.heartbeat(self.name)
+            except _ERRORS:  # the next question raises if nobody answers
+                self._ended.wait(1.0)
+
+    def _silent(self, error: Exception) -> LostRankError:
+        return LostRankError(
+            f"the lighthouse at {self.place.lighthouse} gives no answer: {str(error).splitlines()[0]} "
+            f"It runs in the launcher, or where `torchft_lighthouse` was started."
+        )
+
+
+@final
+class _Alone(Group):
     """One of several processes before they have met: each value that it gathers is its own."""
 
     def __init__(self, rank: int, ranks: int) -> None:
@@ -57,7 +158,7 @@ class Elastic(Group):
     def __init__(self, lighthouse: Lighthouse, *, timeout_s: float) -> None:
         mine = lighthouse.place
         self._lighthouse, self._timeout_s = lighthouse, timeout_s
-        self._now: Alone | Processes = Alone(mine.number, mine.count)
+        self._now: _Alone | Processes = _Alone(mine.number, mine.count)
         self.rank, self.ranks, self.count = mine.number, mine.count, mine.count
         self.members: dict[str, int] = {}
         self._formed: list[Peer] = []
@@ -124,7 +225,7 @@ class Elastic(Group):
             attempt=_attempt(members),
         )
         try:
-            now = Processes("cpu", info=info, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
+            now = Processes("cpu", info=info, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=_SILENT_S)
         except (EvenstepError, RuntimeError) as error:
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise
@@ -141,7 +242,7 @@ class Elastic(Group):
         if isinstance(self._now, Processes):
             self._formed = []
             self._now.close(waits=waits)
-            self._now = Alone(self.rank, self.ranks)
+            self._now = _Alone(self.rank, self.ranks)
 
     def close(self) -> None:
         self._leave(waits=True)
