@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep.arguments import advice, first_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
-from evenstep.cli.session import on_ranks
+from evenstep.cli.launch import on_ranks
 from evenstep.config.build import RunParts, build_parts
 from evenstep.config.load import settings_of
 from evenstep.config.open import OpenRun, open_run
@@ -92,7 +92,10 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         if trainer.rank == 0:
             if one.num_samples:
                 _check_followed(hooks.hooks, trainer, one.evaluated)
-                print(f"memory      {_per_parameter(footprint(trainer.engine), parameters)}")
+                parts_of_memory = footprint(trainer.engine).items()
+                each = ", ".join(f"{name} {value / parameters:.3g}" for name, value in parts_of_memory if value)
+                whole = sum(value for _, value in parts_of_memory) / parameters
+                print(f"memory      {whole:.3g} bytes per parameter: {each}")
             _print_result(one, result.metrics)
     return EXIT_DONE
 
@@ -201,21 +204,15 @@ def footprint(engine: Engine) -> dict[str, int]:
     moments: list[Tensor] = []
     for of_parameter in state.optimizer.state.values():  # counts of steps are 0-dim
         mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
+
+    def size(tensors: Iterable[Tensor]) -> int:
+        return sum(local.numel() * local.itemsize for local in map(local_tensor, tensors))
+
     return {
-        "model": _bytes(one for name, one in parameters.items() if name not in formats),
-        "masters": _bytes([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
+        "model": size(one for name, one in parameters.items() if name not in formats),
+        "masters": size([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
         "gradients": gradients,
         "blocks": gradients * engine.reducers.further_sets,
-        "optimizer": _bytes(moments),
-        "average": 0 if state.average is None else _bytes(state.average.state_dict()[name] for name in parameters),
+        "optimizer": size(moments),
+        "average": 0 if state.average is None else size(state.average.state_dict()[name] for name in parameters),
     }
-
-
-def _per_parameter(held: Mapping[str, int], parameters: int) -> str:
-    parts = {name: value / max(parameters, 1) for name, value in held.items() if value}
-    each = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
-    return f"{sum(parts.values()):.3g} bytes per parameter: {each}"
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(local.numel() * local.itemsize for local in map(local_tensor, tensors))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,9 +20,11 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, final
 
+from evenstep.config.open import OpenRun, joined
 from evenstep.config.run import SlurmTable
 from evenstep.errors import ArgumentError, EvenstepError
-from evenstep.lazy import load_optional
+from evenstep.lazy import load, load_optional
+from evenstep.parallel import Group
 from evenstep.parallel.rank_info import (
     ADDRESS,
     ATTEMPT,
@@ -31,6 +34,7 @@ from evenstep.parallel.rank_info import (
     NUM_PORTS,
     NUMBER,
     RESTARTS,
+    is_launched,
 )
 from evenstep.process import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL, REQUEUE, command, heeded
 
@@ -52,16 +56,37 @@ def end_with_parent() -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
+def on_ranks(run: OpenRun, arguments: list[str], work: Callable[[Group], int], *, restarts: bool = True) -> int:
+    """Start the ranks of a run with a command line, or do the work of one of them; gives the exit code.
+
+    Args:
+        restarts: start ranks again after a failure, as often as the run file says.
+    """
+    table, parallel = run.config.launch, run.config.parallel
+    ranks = max(table.ranks, parallel.pipeline)
+    max_restarts = table.max_restarts if restarts else 0
+    if is_launched():
+        end_with_parent()
+    elif ranks > 1 or max_restarts:
+        may_lose = table.lost_rank == "continue"
+        serving = load("evenstep.contrib.elastic:lighthouse")(parallel.timeout_s) if may_lose else nullcontext("")
+        with serving as lighthouse:
+            return launch(ranks, arguments, max_restarts=max_restarts, lighthouse=lighthouse)
+    with joined(run.config) as group:
+        code = work(group)
+        group.gather(code)  # a rank that ends before the others looks like one that has failed
+    return code
+
+
 def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, lighthouse: str = "") -> int:
     """Run `evenstep` with `arguments` as several processes on this machine.
+
+    Gives the exit code of the first rank that failed, as the others only fail because of it; of rank 0 where ranks may
+    be lost.
 
     Args:
         max_restarts: number of times that all ranks, or a lost one, are started again after one has failed.
         lighthouse: address that ranks which may come and go ask for each other; "": all ranks stay.
-
-    Returns:
-        The exit code of the first rank that failed, as the others only fail because of it; of rank 0 where ranks may
-        be lost.
     """
     started = _Ranks(ranks, arguments, lighthouse)
     print(f"ranks       {ranks} on this machine; logs of all but the first in {started.logs}", flush=True)

@@ -17,7 +17,7 @@ from torch import nn
 
 from evenstep.arguments import advice
 from evenstep.cli.check import parameters_of
-from evenstep.cli.session import on_ranks
+from evenstep.cli.launch import on_ranks
 from evenstep.cli.train import train
 from evenstep.config.build import build_parts
 from evenstep.config.load import refused_at, schema, settings_of

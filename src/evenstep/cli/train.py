@@ -14,9 +14,8 @@ from typing import Any, cast
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.check import described
 from evenstep.cli.folder import BEGUN, OWN, check_free, find_config, folder_of, has_saved, publish, where_to_begin
-from evenstep.cli.launch import submit_run
+from evenstep.cli.launch import on_ranks, submit_run
 from evenstep.cli.screen import Screen
-from evenstep.cli.session import on_ranks
 from evenstep.config.build import build_parts
 from evenstep.config.load import (
     Setting,

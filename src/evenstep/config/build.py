@@ -46,11 +46,7 @@ _Made = TypeVar("_Made")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """The parts of a run, its model on the CPU.
-
-    Args:
-        loaded: weights that the model begins with, or None.
-    """
+    """The parts of a run, its model on the CPU; `loaded` are weights that it begins with."""
 
     config: RunConfig
     model: nn.Module
@@ -71,12 +67,7 @@ class RunParts:
         kept: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Trainer:
-        """The trainer of these parts.
-
-        Args:
-            kept: plain values that are kept with each checkpoint, such as the resolved configuration.
-            more: further arguments of the trainer, such as `folder`.
-        """
+        """The trainer of these parts; it keeps `kept` with each checkpoint, and `more` are arguments such as `folder`."""
         config = deepcopy(self.config)  # some objects in it keep the state of one run
         checkpoint = Checkpointing() if more.get("folder") is None else config.checkpoint
         with refused_at("train"):
