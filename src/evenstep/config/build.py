@@ -67,7 +67,7 @@ class RunParts:
         kept: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Trainer:
-        """The trainer of these parts; it keeps `kept` with each checkpoint, and `more` are arguments such as `folder`."""
+        """The trainer of these parts; checkpoints keep `kept`, and `more` are arguments such as `folder`."""
         config = deepcopy(self.config)  # some objects in it keep the state of one run
         checkpoint = Checkpointing() if more.get("folder") is None else config.checkpoint
         with refused_at("train"):
