@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Engine, Hook, Logging, Loss, MapData, Task, Trainer
-from evenstep.errors import EvenstepError
 from evenstep.events import Incident
 from evenstep.pipeline import Layers
 
@@ -215,12 +214,3 @@ def history(trainer: Trainer, name: str) -> list[float]:
 
 def saved_updates(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
-
-
-def error_of(act: Any) -> EvenstepError | None:
-    """The refusal that `act` raises, or None."""
-    try:
-        act()
-    except EvenstepError as error:
-        return error
-    return None

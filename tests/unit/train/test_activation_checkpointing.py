@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -188,20 +186,6 @@ def test_a_compiled_block_is_computed_again_as_compiled() -> None:
     assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
 
-def test_another_engine_of_the_same_model_makes_its_own_choice() -> None:
-    model, kept = net(), net()
-    own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
-    engine(model, "blocks").update(microbatches=batches())
-    assert isinstance(vars(model.blocks[0])["forward"], CheckpointedForward)
-    engine(model, "blocks.0").update(microbatches=batches())
-    assert vars(model.blocks[1])["forward"] == own and "forward" not in vars(model.blocks[2])
-    engine(model).update(microbatches=batches())
-    assert "forward" not in vars(model.blocks[0])
-    for _ in range(3):
-        engine(kept).update(microbatches=batches())
-    assert_same(model.state_dict(), kept.state_dict())
-
-
 class Refusing(Square):
     """Of more rows than fit, some block runs out of memory when it is computed again."""
 
@@ -245,19 +229,3 @@ def test_a_forward_that_writes_into_its_buffer_is_refused_by_name() -> None:
     run = engine(nn.Sequential(nn.Linear(4, WIDTH), Counts(), nn.Linear(WIDTH, 1)), "1")
     with refused(TaskError, "1"):
         run.update(microbatches=batches(1))
-
-
-@settings(max_examples=6, deadline=None)
-@given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=5), chosen=st.sets(st.integers(0, 3)))
-def test_any_blocks_of_any_cut_have_the_bits_of_a_run_that_keeps_all(sizes: list[int], chosen: set[int]) -> None:
-    """With dropout in each block, keyed by update and micro-batch."""
-
-    def trained(which: str) -> dict[str, Tensor]:
-        model = net(4)
-        run = engine(model, which)
-        for _ in range(2):
-            run.update(microbatches=[one for n in sizes for one in batches(1, n)])
-        return model.state_dict()
-
-    pattern = f"blocks.[{''.join(map(str, sorted(chosen)))}]" if chosen else "blocks"
-    assert_same(trained("none"), trained(pattern))

@@ -38,15 +38,6 @@ def mine(everything: list[Any], rank: int, ranks: int) -> list[Any]:
     return everything[len(everything) * rank // ranks : len(everything) * (rank + 1) // ranks]
 
 
-def test_losses_are_checked_also_under_the_newer_precision_setting_of_torch() -> None:
-    products = torch.backends.mkldnn.matmul
-    before, products.fp32_precision = products.fp32_precision, "bf16"
-    try:
-        assert isinstance(engine_of().update(microbatches=cut(batch(), 4)), Committed)
-    finally:
-        products.fp32_precision = before
-
-
 def test_an_outcome_is_of_the_whole_global_batch() -> None:
     model, (x, y) = net(), batch()
     with torch.no_grad():
@@ -158,23 +149,6 @@ def test_a_late_mean_over_nothing_contributes_nothing_though_its_gradient_is_not
     torch.testing.assert_close(*ends, rtol=1e-12, atol=0)
 
 
-def test_a_task_that_had_no_state_has_none_when_the_run_goes_back_to_it() -> None:
-    class Forgets(Squares):
-        seen = 0
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"seen": self.seen} if self.seen else {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.seen = state.get("seen", 0)
-
-    task = Forgets()
-    engine = engine_of(task=task)
-    early, task.seen = engine.state_dict(), 7
-    engine.load_state_dict(early)
-    assert task.seen == 0
-
-
 @pytest.mark.parametrize("state", [lambda: engine_of(seed=1).state_dict(), dict])
 def test_a_state_of_another_seed_or_of_something_else_is_refused(state: Any) -> None:
     with pytest.raises(CheckpointError):
@@ -217,40 +191,6 @@ def test_an_evaluation_gives_the_metrics_of_a_batch_and_changes_nothing() -> Non
     assert engine.evaluate(microbatches=cut((x, y), 3)) == {"loss": pytest.approx(expected)}
     assert model.training and torch.equal(before, flat(model))
     assert isinstance(outcome, Committed) and outcome.metrics()["loss"] == outcome.loss  # of training, as before
-
-
-class Adapted(nn.Linear):
-    """A frozen layer with an adapter, which its own `train` merges for evaluations and takes apart again."""
-
-    def __init__(self) -> None:
-        super().__init__(3, 1, bias=False)
-        self.weight.requires_grad_(False)
-        self.adapter, self.merged = nn.Parameter(torch.zeros(1, 3)), False
-
-    def train(self, mode: bool = True) -> "Adapted":
-        super().train(mode)
-        if mode is self.merged:
-            with torch.no_grad():
-                self.weight.add_(self.adapter, alpha=-1.0 if mode else 1.0)
-            self.merged = not mode
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.merged else super().forward(x) + nn.functional.linear(x, self.adapter)
-
-
-def test_a_layer_that_merges_its_adapter_for_evaluations_goes_on_to_train_it() -> None:
-    found: list[Tensor] = []
-    for evaluates in (False, True):
-        model = filled(nn.Sequential(Adapted()).double())
-        engine = engine_of(model, optimizer=torch.optim.SGD([model[0].adapter], lr=0.1))
-        for _ in range(3):
-            engine.update(batch())
-            if evaluates:
-                assert engine.evaluate(batch())["loss"] > 0
-        assert not model[0].merged
-        found.append(flat(model))
-    assert torch.allclose(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_several_tasks_are_named_by_the_micro_batches() -> None:
@@ -424,22 +364,6 @@ def test_a_state_with_an_interrupted_change_is_neither_saved_nor_evaluated() -> 
     engine.update(batch())
     for _ in range(2):
         undisturbed.update(batch())
-    assert torch.equal(flat(model), flat(alone))
-
-
-def test_an_error_that_comes_when_an_update_has_been_applied_leaves_it_applied() -> None:
-    class Fails(Squares):
-        def after_update(self, event: Any) -> None:
-            if event.update == 1:
-                raise ZeroDivisionError
-
-    model, alone = net(), net()
-    engine, undisturbed = engine_of(model, Fails()), engine_of(alone)
-    with pytest.raises(ZeroDivisionError):
-        engine.update(batch())
-    engine.update(batch(1))
-    for number in range(2):
-        undisturbed.update(batch(number))
     assert torch.equal(flat(model), flat(alone))
 
 

@@ -86,16 +86,6 @@ def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> 
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_parameter_may_be_frozen_and_unfrozen(name: str) -> None:
-    engine = of(name)
-    for frozen in (True, False):
-        engine.model[0].requires_grad_(not frozen)
-        before = values(engine)[:24]
-        train(engine, [0])
-        assert torch.equal(values(engine)[:24], before) == frozen
-
-
 def reference(
     updates: int, optimizer: Callable[[Any], torch.optim.Optimizer], clip: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -191,15 +181,6 @@ def test_a_state_that_is_loaded_goes_on_with_the_same_bits(name: str, fused: boo
     one, other = straight.state_dict(), second.state_dict()
     for part in ("model", "ema", "optimizer", "precision"):
         assert_same(one[part], other[part], part)
-
-
-@pytest.mark.parametrize("name", MASTERS)
-def test_masters_are_saved_exactly_and_not_rebuilt_from_rounded_weights(name: str) -> None:
-    engine = train(of(name), range(3))
-    saved = engine.state_dict()["model"]
-    for key, parameter in engine.model.named_parameters():
-        assert torch.equal(saved[key].to(parameter.dtype), parameter)
-    assert any(not torch.equal(saved[key], saved[key].to(DTYPES[name]).float()) for key in saved)
 
 
 @pytest.mark.parametrize("name", FORMATS)

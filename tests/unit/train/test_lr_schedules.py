@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evenstep import Checkpointing, EarlyStop, Evaluation, Failures, Hook, MapData, Trainer
+from evenstep import Checkpointing, EarlyStop, Evaluation, Hook, MapData, Trainer
 from evenstep.contrib.multitask import Scheduled
 from evenstep.data import StreamData
 from evenstep.errors import ArgumentError, HookError
@@ -25,7 +25,7 @@ from evenstep.optim.schedules import (
     Step,
 )
 from evenstep.train.build import lr_schedule_of
-from kit import Squares, engine_of, line, net, points, stacked
+from kit import engine_of, line, net, points, stacked
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 from same import assert_same
@@ -156,28 +156,6 @@ def test_changes_of_hooks_at_an_epoch_end_are_in_its_last_checkpoint(saved_at: i
     for part in ("model", "lr_schedule"):
         assert_same(whole[part], resumed[part])
     assert whole["lr_schedule"]["0"]["multiplier"] == 0.5**3  # of four evaluations the first is the best
-
-
-def test_after_a_rewind_the_evaluation_at_the_end_of_an_epoch_is_made_again(tmp_path: Path) -> None:
-    class Once(Squares):
-        def loss(self, output: Tensor, batch: Any) -> Tensor:
-            spoils = self.now.is_training and self.now.update == spoilt.get("update")
-            return super().loss(output, batch) * (float("nan") if spoils and spoilt.popitem() else 1.0)
-
-    def run(folder: Path) -> dict[str, Any]:
-        checkpoint, failures = Checkpointing(every_updates=2), Failures(non_finite="rewind")
-        more: dict[str, Any] = {"folder": folder, "checkpoint": checkpoint, "failures": failures}
-        one = trainer_of(Rates(), slow_plateau(), task=Once(), evaluations=valid(), updates=8, **more)
-        one.train()
-        return one.state_dict()
-
-    spoilt: dict[str, int] = {}
-    straight = run(tmp_path / "straight")
-    spoilt["update"] = 4  # behind the end of an epoch, and back to update 2
-    rewound = run(tmp_path / "rewound")
-    assert not spoilt
-    for part in ("model", "lr_schedule"):
-        assert_same(straight[part], rewound[part])
 
 
 def test_a_state_that_is_loaded_has_the_memory_of_its_plateau_or_resets_it(tmp_path: Path) -> None:

@@ -152,18 +152,6 @@ def test_a_batch_that_is_cut_is_observed_once() -> None:
     assert got == pytest.approx(measuring(evaluations={"valid": valid}).evaluate()["valid"], rel=1e-9)
 
 
-def test_a_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
-    def run(name: str, *ends: int) -> list[Any]:
-        for end in ends:
-            task = {one: Measured(one, {"pearson": torchmetrics.PearsonCorrCoef()}) for one in SIZES}
-            trainer = measuring(task, updates=end, folder=tmp_path / name)
-            trainer.resume()
-            trainer.train()
-        return trainer.storage.history("train/b/pearson")
-
-    assert run("stopped", 2, 4) == run("straight", 4)
-
-
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_collection_of_metrics_is_taken(is_whole: bool) -> None:
     collection = torchmetrics.MetricCollection([torchmetrics.MeanSquaredError(), torchmetrics.MeanAbsoluteError()])
@@ -265,19 +253,6 @@ def test_values_of_hooks_are_recorded_once_per_update(tried: str) -> None:
         assert weights_of(trainer, name) == dict.fromkeys(updates, 2.0), name
     assert weights_of(trainer, "before_microbatch") == dict.fromkeys(updates, 8.0 if tried == "no memory" else 4.0)
     assert (hook.num_begun > len(updates)) == (tried not in ("at once", "no memory"))
-
-
-def test_ranks_put_theirs_once_where_one_of_them_retries(on_ranks: Any) -> None:
-    def act(group: Group) -> tuple[dict[int, float], float]:
-        task = Bad(bad=3, bad_tries=1) if group.rank == 1 else Bad()
-        failures = Failures(non_finite=Retry(limit=3))
-        trainer = putting(task, Puts(group.rank), micro=1, strategy=Ddp(group), failures=failures)
-        trainer.train()
-        return weights_of(trainer, "before_update"), history(trainer, "mine/before_update")[-1]
-
-    for weights, value in on_ranks(2, act):
-        assert weights == dict.fromkeys(range(1, 5), 4.0)
-        assert value == (1.0 + 2.0) / 4.0
 
 
 def test_metrics_keep_no_graph_alive() -> None:

@@ -12,13 +12,11 @@ from evenstep import Checkpointing, Ema, Hook, MapData, Statistics, Trainer, Tra
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
-from evenstep.optim.sharing import TORCH, Granularity
 from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks import check_optimizer
 from kit import Squares, data, flat, net
 from kit import trainer_of as trainer_of_kit
-from refused import refused
 
 
 def trainer_of(make: Any, *hooks: Hook, **more: Any) -> Trainer:
@@ -61,12 +59,6 @@ def shards() -> Strategy:
 
 def parts() -> Strategy:
     return Zero1(Group())
-
-
-@pytest.mark.parametrize("kind", [*(kind for kind, of in TORCH.items() if of is Granularity.ELEMENT), Elementwise])
-def test_elementwise_optimizers_are_shared_in_shards(kind: Any) -> None:
-    model = net()
-    check_optimizer(kind(model.parameters()), model=model, strategy=shards())
 
 
 @pytest.mark.parametrize(
@@ -266,15 +258,3 @@ def test_a_run_that_saves_takes_the_short_way_to_the_step_and_calls_hooks_on_it(
     hooked.optimizer.register_step_post_hook(lambda *_: called.append(1))
     hooked.train()
     assert len(called) == 4
-
-
-def test_an_owner_of_all_parameters_shares_with_nobody() -> None:
-    def muon(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.Muon([one for one in parameters if one.ndim == 2])
-
-    assert trainer_of(muon, strategy=Zero1(Group()), updates=1).train().update == 1
-
-
-def test_an_optimizer_is_refused_by_its_field() -> None:
-    with refused(ArgumentError, "optimizer"):
-        trainer_of(Closing)

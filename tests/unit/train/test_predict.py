@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import EvenstepError
 from evenstep.parallel import Ddp, Mesh, Single, Zero1
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Prediction
@@ -172,23 +171,6 @@ def test_each_task_keeps_its_own() -> None:
     found = trainer(task={"a": Name(), "b": Twice()}, data=given).predict(given)
     kinds = {(one.task, len(one.samples), type(one.output)) for one in found}
     assert kinds == {("a", 2, dict), ("b", 2, tuple), ("b", 1, tuple)}
-
-
-def test_an_error_of_one_rank_ends_the_others(on_ranks: Any) -> None:
-    class Fails(Name):
-        def predict(self, output: Tensor, batch: Any) -> Any:
-            if "sample 7" in batch["names"]:
-                raise ValueError("no such thing")
-            return output
-
-    def act(group: Any) -> str:
-        mesh = Mesh.of(group, pipeline=2)
-        one = trainer(PipelineModel(layers(), mesh=mesh), Single(mesh.data), task=Fails())
-        with pytest.raises(ValueError, match="no such thing") if group.rank else pytest.raises(EvenstepError):
-            one.predict(data())
-        return group.failure()
-
-    assert all("rank 1 failed" in reason for reason in on_ranks(2, act))
 
 
 def test_outputs_that_wait_do_not_grow_with_the_number_of_micro_batches() -> None:

@@ -16,7 +16,7 @@ from evenstep.events import Hook
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Mesh, Single
 from evenstep.pipeline import SCHEDULES, Layout, Op, PipelineModel, Plan
-from kit import Squares, Weighted, data, deep, filled, points, samples, trainer_of
+from kit import Squares, Weighted, data, deep, filled, points, trainer_of
 from refused import refused
 from same import assert_same
 
@@ -279,19 +279,6 @@ def test_several_tasks_in_stages_train_as_the_whole_model_does(on_ranks: Any, ca
     assert state["valid"] == wanted["valid"]
 
 
-def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: Any) -> None:
-    def act(group: Any) -> State:
-        mesh = Mesh.of(group, pipeline=2)
-        some = Mixture({"a": data(22, size=8, micro=2, dtype=torch.float32)})
-        tasks = {name: OfHead(name, -1.0) for name in "ab"}
-        return trained(PipelineModel(with_heads(), mesh=mesh), Ddp(mesh.data), task=tasks, data=some)[1]
-
-    state, begin = on_ranks(4, act)[0], Last().state_dict()
-    moved = {name for name, value in begin.items() if not torch.equal(value, state["model"][f"5.{name}"])}
-    assert moved == {"heads.a.weight", "heads.a.bias"}
-    assert [name for name in state["optimizer"]["state"] if "heads" in name] == ["5.heads.a.weight", "5.heads.a.bias"]
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -304,14 +291,3 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: Any)
 def test_tasks_that_need_all_gradients_at_once_are_refused_for_stages(more: State) -> None:
     with pytest.raises(ArgumentError):
         several(PipelineModel(with_heads()), Ddp(), **more)
-
-
-def test_a_weight_that_only_the_last_stage_knows_divides_on_all(on_ranks: Any) -> None:
-    some = [tuple(part.float() for part in sample) for sample in samples(22)]
-    late = {"data": MapData(some, global_batch_size=10, micro_batch_size=2), "task": Weighted(late=True)}
-
-    def act(group: Any) -> State:
-        mesh = Mesh.of(group, pipeline=2)
-        return trained(PipelineModel(deep(), mesh=mesh), Ddp(mesh.data), **late)[1]
-
-    check_same(on_ranks(4, act)[0], trained(PipelineModel(deep()), Ddp(), **late)[1])

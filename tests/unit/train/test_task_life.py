@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep import Hook, MapData, Mixture, Task, Trainer, Training
 from kit import Squares, data, engine_of, line, points, stacked, trainer_of
@@ -126,21 +126,6 @@ def test_an_engine_tells_of_updates_and_evaluations() -> None:
     engine.evaluate(batch)
     asked = ["transform", "inputs", "postprocess", "loss"]
     assert task.told == ["before_update", *asked, "after_update", "before_evaluate", *asked, "after_evaluate"]
-
-
-@pytest.mark.parametrize("labels", [(1.0, 10.0, 100.0), (100.0, 1.0, 10.0), (5.0,)])
-def test_gradients_of_several_batches_accumulate_and_the_last_one_does_not_win(labels: tuple[float, ...]) -> None:
-    class Scaled(Task):
-        """The gradient of a batch of one sample is its label."""
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            return (output * batch[1]).sum()
-
-    model = nn.Linear(1, 1, bias=False).double()
-    before, ones = model.weight.item(), torch.ones(1, 1, dtype=torch.float64)
-    engine = engine_of(model, Scaled(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
-    engine.update(microbatches=((ones, label * ones) for label in labels))
-    assert before - model.weight.item() == pytest.approx(sum(labels) / len(labels), rel=1e-12)
 
 
 class Pictures(Task):

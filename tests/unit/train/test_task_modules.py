@@ -12,7 +12,7 @@ from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import Mixing
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Zero1
-from kit import engine_of, filled, history, samples, stacked
+from kit import filled, history, samples, stacked
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 
@@ -208,22 +208,6 @@ def test_networks_of_a_task_are_in_evaluation_mode_only_in_evaluations_and_predi
     trainer.train()
     trainer.predict(some)
     assert modes[-3:] == [True, False, False] and task.judge[1].training
-
-
-def test_in_16_bits_they_stay_float32() -> None:
-    class Scaled(Task):
-        def __init__(self) -> None:
-            self.scale = nn.Parameter(torch.ones(1))
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            return (self.scale * output**2).sum()
-
-    model, task = nn.Linear(3, 1, bias=False), Scaled()
-    nn.init.ones_(model.weight)
-    sgd = torch.optim.SGD([*model.parameters(), task.scale], lr=2.0**-20)
-    engine_of(model, task, optimizer=sgd, precision="bf16-true").update((torch.ones(2, 3),))
-    assert (model.weight.dtype, task.scale.dtype) == (torch.bfloat16, torch.float32)
-    assert task.scale.item() == 1.0 - 9 * 2.0**-20  # a step too small for 16 bits
 
 
 @pytest.mark.parametrize(

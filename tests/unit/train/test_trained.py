@@ -74,15 +74,6 @@ def test_strategies_are_notified_only_when_the_trained_parameters_change() -> No
     assert heard == [2, 1, 2]
 
 
-def test_a_gradient_of_before_does_not_outlive_a_freezing() -> None:
-    model = nn.Linear(2, 2)
-    trained = followed(model)
-    model(torch.ones(1, 2)).sum().backward()
-    model.bias.requires_grad_(False)
-    trained.follow()
-    assert model.bias.grad is None
-
-
 @pytest.mark.parametrize("stages", [1, 2])
 def test_to_go_on_with_others_frozen_is_refused_unless_it_is_meant(on_ranks: Any, tmp_path: Path, stages: int) -> None:
     def made(group: Any, *thawed: str, **more: Any) -> Trainer:

@@ -132,16 +132,6 @@ def test_a_gradient_replaced_by_a_hook_is_divided_and_clipped_like_the_original(
     assert torch.equal(ended(Halves(in_place=True)), ended(Halves(in_place=False)))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_the_last_committed_update() -> None:
-    some = points()
-    some[13][0][2] = math.nan
-    trainer = trainer_of(data=MapData(some, global_batch_size=12, micro_batch_size=4, shuffle=False))
-    with pytest.raises(NonFiniteError):
-        trainer.train()
-    assert trainer.progress.update == 1 == len(history(trainer, "train/loss"))
-    assert torch.isfinite(flat(trainer.model)).all()
-
-
 def test_a_loss_that_no_parameter_of_the_model_moves_stops_the_run() -> None:
     class Anew(Squares):
         def loss(self, output: Any, batch: Any) -> Loss:
@@ -219,15 +209,6 @@ def test_a_bad_batch_in_16_mixed_gets_the_policy_and_the_scale_stays(in_backward
     assert ("overflow" in heard.kinds) == in_backward  # an infinite loss is known at once
     assert trainer.progress.skipped == isinstance(policy, Skip)
     assert trainer.state_dict()["precision"]["scale"] == SCALE
-
-
-def test_an_overflow_in_16_mixed_is_tried_again_at_half_the_scale_until_it_fits() -> None:
-    heard = Heard()
-    trainer = in_16_mixed(Bad(factor=100.0), heard, precision=Fp16Mixed(initial=2.0**40))
-    trainer.train()
-    assert set(heard.kinds) == {"overflow"}
-    assert (trainer.progress.update, trainer.progress.skipped) == (6, 0)
-    assert trainer.state_dict()["precision"]["scale"] == 2.0 ** (40 - len(heard.kinds))
 
 
 def test_where_no_lower_scale_is_left_the_one_before_the_update_is_kept() -> None:
