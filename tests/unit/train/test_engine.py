@@ -1,28 +1,24 @@
 """The engine by itself, for loops of one's own; and the loops of docs/engine.md, over cuts and ranks."""
 
 import random
-import re
 import threading
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
 
 from evenstep import Batch, Ema, Engine, Loss, Training
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp
 from evenstep.train import Aborted, Committed
-from kit import Squares, cut, data, engine_of, filled, flat, net, points, stacked, trainer_of
+from kit import Squares, cut, data, engine_of, flat, net, points, stacked, trainer_of
 from refused import refused
 
-PAGE = Path(__file__).parents[3] / "docs" / "engine.md"
 GLOBAL = 8  # samples
 
 
@@ -60,11 +56,6 @@ def test_the_engine_and_the_trainer_make_the_same_updates() -> None:
             break
     assert torch.equal(flat(trained), flat(own))
     assert engine.progress.samples == GLOBAL
-
-
-def test_a_packed_sequence_is_itself_the_input_of_the_model() -> None:
-    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    assert Squares().inputs(packed) is packed and Squares().inputs((packed, None)) is packed
 
 
 def test_after_an_abort_nothing_has_changed_and_the_next_call_is_the_same_update() -> None:
@@ -409,42 +400,6 @@ def test_on_two_ranks_each_gives_its_own_micro_batches(on_ranks: Any, kind: Any)
         assert torch.allclose(theirs, alone, rtol=0, atol=0.0 if kind is Ddp else 1e-12)
         assert numbers == pytest.approx(told)
     assert torch.equal(both[0][0], both[1][0])
-
-
-def example(name: str) -> Any:
-    """A function of the page."""
-    for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
-        if f"def {name}(" in snippet:
-            names: dict[str, Any] = {}
-            exec(compile(snippet, str(PAGE), "exec"), names)
-            return names[name]
-    raise AssertionError(name)
-
-
-def batches_of(name: str) -> list[Any]:
-    torch.manual_seed(5)
-    images = [torch.randn(GLOBAL, 4, dtype=torch.float64) for _ in range(3)]
-    return {
-        "train_gan": [image[:, :2] for image in images],
-        "distil": [(image, image.argmax(-1).clamp(max=2)) for image in images],
-        "improve": [image[:, :3] for image in images],
-    }[name]
-
-
-@pytest.mark.parametrize("name", ["train_gan", "distil", "improve"])
-def test_the_loops_of_the_page_have_the_same_bits_on_two_ranks(
-    name: str, on_ranks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nn.Linear, "reset_parameters", filled)  # threads that act ranks share one generator
-    batches = batches_of(name)
-
-    def run(group: Any) -> Tensor:
-        share = partial(mine, rank=group.rank, ranks=group.ranks)
-        engines = example(name)(batches, size=2, share=share, strategy=lambda: Ddp(group))
-        return torch.cat([flat(engine.model) for engine in engines])
-
-    alone = on_ranks(1, run)[0]
-    assert all(torch.equal(theirs, alone) for theirs in on_ranks(2, run))
 
 
 def test_a_concurrent_update_or_evaluation_from_another_thread_is_refused_without_harm() -> None:

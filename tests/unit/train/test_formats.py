@@ -166,23 +166,6 @@ def test_an_update_that_overflows_at_the_floor_is_not_finite(name: str) -> None:
     assert torch.equal(values(engine), before) and engine.progress.update == 0
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_state_that_is_loaded_goes_on_with_the_same_bits(name: str, fused: bool) -> None:
-    def built() -> Engine:
-        model = net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
-        return of(name, model, optimizer=optimizer, train=Training(ema=Ema(decay=0.9), clip_norm=0.5))
-
-    straight, second = train(built(), range(4)), built()
-    saved = train(built(), range(2)).state_dict()
-    second.load_state_dict({**saved, "model": {key: one.clone() for key, one in saved["model"].items()}})
-    train(second, range(2, 4))
-    one, other = straight.state_dict(), second.state_dict()
-    for part in ("model", "ema", "optimizer", "precision"):
-        assert_same(one[part], other[part], part)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_evaluation_of_an_average_changes_nothing_of_the_training(name: str) -> None:
     found: list[Tensor] = []

@@ -1,7 +1,6 @@
-"""Tasks that evaluate by themselves, by generating: edit distance and perplexity, over any cut and ranks."""
+"""Tasks that evaluate by themselves, by calling the model as often as they like, over any cut and ranks."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,70 +11,30 @@ from torch import Tensor, nn
 from evenstep import Ema, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.parallel import Ddp
-from kit import Squares, engine_of, filled, line
+from kit import Squares, data, engine_of, line, net, points, stacked
 from kit import trainer_of as trainer_of_kit
 
-WORDS, LONGEST = 5, 6
+
+def counts_of(model: Any, x: Tensor) -> dict[str, int]:
+    """Of how many samples the output rises, where the inputs are doubled; and of how many in all."""
+    with torch.no_grad():
+        return {"rise": int((model(2 * x) > model(x)).sum()), "all": len(x)}
 
 
-class Writer(nn.Module):
-    """The word that follows each word, and a text that it writes by always taking the likeliest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scores = nn.Linear(WORDS, WORDS)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.scores(nn.functional.one_hot(words, WORDS).to(self.scores.weight.dtype))
-
-    def write(self, first: Tensor, length: int) -> Tensor:
-        text = [first]
-        for _ in range(length - 1):
-            text.append(self(text[-1]).argmax(-1))
-        return torch.stack(text, 1)
-
-
-def edits(mine: Sequence[int], wanted: Sequence[int]) -> int:
-    """The edit distance of two texts (Wagner and Fischer 1974)."""
-    row = list(range(len(wanted) + 1))
-    for number, word in enumerate(mine, start=1):
-        before, row[0] = row[0], number
-        for place, other in enumerate(wanted, start=1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (word != other))
-    return row[-1]
-
-
-def counts_of(mine: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> dict[str, int]:
-    pairs = list(zip(mine, wanted, strict=True))
-    return {"wrong": sum(edits(*pair) for pair in pairs), "wanted": sum(len(one) for one in wanted)}
-
-
-class Write(Task):
-    """Trains on the next word; evaluates the texts that the model writes."""
+class Rises(Squares):
+    """Trains on squares; evaluates counts."""
 
     derived: Any = {  # noqa: RUF012
-        "wer": lambda counts: counts["wrong"] / counts["wanted"],
+        "rate": lambda counts: counts["rise"] / counts["all"],
         "ppl": lambda metrics: math.exp(metrics["loss"]),
     }
 
-    def inputs(self, batch: Any) -> Any:
-        return batch["text"][:, :-1]
-
-    def weight(self, batch: Any) -> float:
-        return float(batch["text"][:, 1:].numel())
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(output.flatten(0, 1), batch["text"][:, 1:].flatten(), reduction="sum")
-
     def evaluate(self, model: nn.Module, batch: Any) -> Loss:
         assert not model.training and not torch.is_grad_enabled() and not self.now.is_training
-        lengths: list[int] = batch["length"].tolist()
-        wanted = [row[:length] for row, length in zip(batch["text"].tolist(), lengths, strict=True)]
-        texts: Tensor = model.write(batch["text"][:, 0], LONGEST - 1)  # pyright: ignore
-        return Loss(None, metrics={"length": (sum(lengths), len(lengths))}, counts=counts_of(texts.tolist(), wanted))
+        return Loss(None, metrics={"calls": (2, 1)}, counts=counts_of(model, batch[0]))
 
 
-class Beside(Write):
+class Beside(Rises):
     """The same, and the loss."""
 
     def evaluate(self, model: nn.Module, batch: Any) -> Loss:
@@ -83,80 +42,60 @@ class Beside(Write):
         return replace(super().evaluate(model, batch), sum=loss)
 
 
-def texts(count: int = 11) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    return [
-        {"text": torch.randint(WORDS, (LONGEST,), generator=generator), "length": torch.tensor(2 + n % (LONGEST - 1))}
-        for n in range(count)
-    ]
-
-
-def writer() -> Writer:
-    return filled(Writer().double(), 1)
-
-
-def data(count: int = 11, size: int = 4, micro: int = 4) -> MapData:
-    return MapData(texts(count), global_batch_size=size, micro_batch_size=micro, shuffle=False)
-
-
 def trainer_of(task: Any = None, model: nn.Module | None = None, **more: Any) -> Trainer:
-    given = {"updates": 3, "data": data(8, micro=2), "evaluations": data(), "task": task or Write()}
-    return trainer_of_kit(model or writer(), **given | more)
+    given = {"evaluations": data(11, size=4, micro=4), "task": task or Rises()}
+    return trainer_of_kit(model, **given | more)
 
 
 def by_hand(model: Any) -> dict[str, float]:
-    """Of all texts at once, in plain Python."""
-    wanted = [one["text"][: int(one["length"])].tolist() for one in texts()]
-    counts = counts_of(model.write(torch.stack([one["text"][0] for one in texts()]), LONGEST - 1).tolist(), wanted)
-    return {"wer": counts["wrong"] / counts["wanted"], "length": counts["wanted"] / len(wanted)}
+    counts = counts_of(model, stacked(points(11))[0])
+    return {"rate": counts["rise"] / counts["all"], "calls": 2.0}
 
 
-def test_generated_texts_are_scored_as_all_at_once_and_no_loss_is_made_up() -> None:
-    model = writer()
-    trainer = trainer_of(model=model)
+def test_counts_are_of_all_samples_at_once_and_no_loss_is_made_up() -> None:
+    trainer = trainer_of()
     found = trainer.train().metrics
-    assert {name: found[f"valid/{name}"] for name in ("wer", "length")} == by_hand(model)
-    assert not {"valid/loss", "valid/no_loss", "valid/ppl"} & found.keys()
+    assert {name: found[f"valid/{name}"] for name in ("rate", "calls")} == by_hand(trainer.model)
+    assert 0 < found["valid/rate"] < 1
+    assert not {"valid/loss", "valid/no_loss", "valid/ppl", "valid/rise"} & found.keys()
     assert found["train/ppl"] == math.exp(found["train/loss"])
-    assert not any("wrong" in name for name in trainer.storage.names())
 
 
 @pytest.mark.parametrize(("ranks", "size", "micro"), [(1, 4, 1), (2, 11, 11), (3, 5, 2)])
 def test_every_cut_on_any_ranks_gives_the_same_bits(on_ranks: Any, ranks: int, size: int, micro: int) -> None:
     def act(group: Any) -> Any:
-        return trainer_of(strategy=Ddp(group), evaluations=data(size=size, micro=micro)).evaluate()["valid"]
+        return trainer_of(strategy=Ddp(group), evaluations=data(11, size=size, micro=micro)).evaluate()["valid"]
 
-    assert on_ranks(ranks, act) == [by_hand(writer())] * ranks
+    assert on_ranks(ranks, act) == [by_hand(net())] * ranks
 
 
 def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
-    model = writer()
-    found = trainer_of(Beside(), model, updates=1).train().metrics
+    trainer = trainer_of(Beside())
+    found = trainer.train().metrics
+    x, y = stacked(points(11))
     with torch.no_grad():
-        text = torch.stack([one["text"] for one in texts()])
-        loss = nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).item()
+        loss = ((trainer.model(x).squeeze(-1) - y) ** 2).mean().item()
     assert found["valid/loss"] == pytest.approx(loss, rel=1e-12)
     assert found["valid/ppl"] == math.exp(found["valid/loss"])
-    assert found["valid/wer"] == by_hand(model)["wer"]
+    assert found["valid/rate"] == by_hand(trainer.model)["rate"]
 
 
 def test_it_is_evaluated_with_the_average_the_parameters_or_both() -> None:
-    model, averaged = writer(), writer()
-    trainer = trainer_of(model=model, train=Training(ema=Ema(decay=0.9, evaluated="both")), updates=6)
+    trainer, averaged = trainer_of(train=Training(ema=Ema(decay=0.9, evaluated="both"))), net()
     found = trainer.train().metrics
     averaged.load_state_dict(trainer.state_dict()["ema"])
-    assert found["valid/parameters/wer"] == by_hand(model)["wer"]
-    assert found["valid/wer"] == by_hand(averaged)["wer"]
+    assert found["valid/parameters/rate"] == by_hand(trainer.model)["rate"]
+    assert found["valid/rate"] == by_hand(averaged)["rate"]
 
 
-def test_batches_that_do_not_fit_into_memory_are_generated_in_parts() -> None:
-    class Small(Write):
+def test_batches_that_do_not_fit_into_memory_are_evaluated_in_parts() -> None:
+    class Small(Rises):
         def evaluate(self, model: nn.Module, batch: Any) -> Loss:
-            if len(batch["text"]) > 1:
+            if len(batch[0]) > 1:
                 raise MemoryError("injected")
             return super().evaluate(model, batch)
 
-    assert trainer_of(Small()).evaluate()["valid"] == by_hand(writer())
+    assert trainer_of(Small()).evaluate()["valid"] == by_hand(net())
 
 
 def test_in_16_bits_the_model_is_called_in_its_own_format() -> None:
@@ -174,27 +113,23 @@ def test_in_16_bits_the_model_is_called_in_its_own_format() -> None:
 
 
 def test_batches_without_labels_are_evaluated_and_losses_of_others_are_still_checked() -> None:
-    class Unlabelled(Write):
-        def weight(self, batch: Any) -> float:
-            return float(len(batch["first"])) if "first" in batch else super().weight(batch)
-
+    class Unlabelled(Rises):
         def evaluate(self, model: Any, batch: Any) -> Loss:
-            return Loss(None, metrics={"twos": ((model.write(batch["first"], 3) == 2).sum(), 3 * len(batch["first"]))})
+            return Loss(None, counts=counts_of(model, batch["x"]))
 
-    firsts = [{"first": torch.tensor(number)} for number in range(WORDS)]
+    firsts = [{"x": x} for x, _ in points(11)]
     trainer = trainer_of(Unlabelled(), evaluations=MapData(firsts, global_batch_size=2, shuffle=False))
-    wanted = (writer().write(torch.arange(WORDS), 3) == 2).double().mean().item()
-    assert trainer.evaluate()["valid"] == {"twos": pytest.approx(wanted, rel=1e-12)}
+    assert trainer.evaluate()["valid"] == {"rate": by_hand(net())["rate"]}
     with pytest.raises(TaskError):
-        trainer_of(type("Mean", (Unlabelled,), {"loss": lambda self, out, batch: out.mean()})()).train()
+        trainer_of(type("Mean", (Rises,), {"loss": lambda self, out, batch: out.mean()})()).train()
 
 
 def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
-    plain, model = type("Plain", (Write,), {"evaluate": Task.evaluate, "derived": {}})(), writer()
-    sets, valid = (Mixture({name: data(count) for name in "ab"}, end="max") for count in (8, 11))
-    metrics = trainer_of({"a": Write(), "b": plain}, model, data=sets, evaluations=valid).train().metrics
-    assert metrics["valid/a/wer"] == by_hand(model)["wer"]
-    assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/wer" not in metrics
+    plain, model = type("Plain", (Rises,), {"evaluate": Task.evaluate, "derived": {}})(), net()
+    sets, valid = (Mixture({name: data(count, size=4) for name in "ab"}, end="max") for count in (8, 11))
+    metrics = trainer_of({"a": Rises(), "b": plain}, model, data=sets, evaluations=valid).train().metrics
+    assert metrics["valid/a/rate"] == by_hand(model)["rate"]
+    assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/rate" not in metrics
 
 
 @pytest.mark.parametrize("compile", ["off", pytest.param("update", marks=pytest.mark.slow)])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence
 
 from evenstep import Loss, Task
 from evenstep.data import GlobalBatch, Microbatch, Position
@@ -58,20 +57,6 @@ def test_a_late_task_is_not_asked_for_weights() -> None:
 
     weights = weigh({"": Late()}, batch_of(3, 0), Group())
     assert (weights.total, len(weights.work)) == (2.0, 2)  # they are counted
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"x": torch.zeros(6, 8), "y": torch.zeros(8)},
-        [torch.zeros(3, 4, 4) for _ in range(8)],
-        pack_sequence([torch.zeros(2 + n, 3) for n in range(8)], enforce_sorted=False),
-        object(),
-    ],
-    ids=["feature first", "list", "packed", "object"],
-)
-def test_a_batch_weighs_the_number_of_its_samples(data: Any) -> None:
-    assert weigh({"": Squares()}, batch_of(data, num_samples=8), Group()).total == 8
 
 
 @pytest.mark.parametrize("weight", [10**400, 1e308, "three", "3", -1, float("inf")])

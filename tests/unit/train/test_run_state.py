@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Hook, StreamData, Trainer
 from evenstep.checkpoint import read_checkpoint
-from evenstep.errors import CheckpointError, ReplicaError
+from evenstep.errors import ReplicaError
 from evenstep.events import Save
 from evenstep.parallel import Ddp, Zero1
 from kit import Squares, data, filled, saved_updates
@@ -116,38 +116,6 @@ def test_an_error_undoes_changes_of_buffers_by_forwards_and_not_those_of_hooks_b
         trainer.train()
     state = trainer.state_dict()["model"]
     assert (state["chosen"].item(), state["forwards"].item(), trainer.progress.update) == (7.0, 4.0, 2)
-
-
-class Made(nn.Module):
-    """A line beside a buffer that its forwards make, resize or replace by another one."""
-
-    def __init__(self, how: str, persistent: bool) -> None:
-        super().__init__()
-        self.line, self.how, self.persistent = filled(nn.Linear(3, 1)), how, persistent
-        if how != "made":
-            self.register_buffer("table", torch.zeros(1), persistent=persistent)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "made":
-            self.register_buffer("table", torch.ones(1), persistent=self.persistent)
-        elif self.how == "resized":
-            self.table.resize_(2).fill_(1.0)
-        else:
-            self.table = torch.ones(2)
-        return self.line(x)
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("how", ["made", "resized", "replaced"])
-def test_a_buffer_that_forwards_make_or_resize_is_resumed(tmp_path: Path, how: str, persistent: bool) -> None:
-    trainer_of(tmp_path / "first", 2, model=Made(how, persistent)).train()
-    again = trainer_of(tmp_path / "again", 3, model=Made(how, persistent))
-    if how == "made" and persistent:  # the new model has no such buffer yet
-        with pytest.raises(CheckpointError):
-            again.resume(tmp_path / "first")
-        return
-    again.resume(tmp_path / "first")
-    assert again.train().update == 3
 
 
 class Stale:

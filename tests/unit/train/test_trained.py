@@ -18,7 +18,6 @@ from evenstep.train.checks import check_ties
 from evenstep.train.state.train_state import parameter_names
 from evenstep.train.trained import TrainedParameters
 from kit import data, filled, trainer_of
-from same import assert_same
 
 
 def layers() -> nn.Sequential:
@@ -29,33 +28,10 @@ def layers() -> nn.Sequential:
     return made
 
 
-class Unfreeze(Hook):
-    """Trains everything from the third update on."""
-
-    def after_update(self, event: Any) -> None:
-        if event.update == 2:
-            self.trainer.model.requires_grad_(True)
-
-
 def built(model: nn.Module, *hooks: Hook, **more: Any) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
     some = data(8, micro=2, dtype=torch.float32)
     return trainer_of(model, *hooks, data=some, optimizer=optimizer, train=Training(clip_norm=0.5), **more)
-
-
-def test_stages_unfreeze_as_one_process_does_and_checkpoints_say_what_is_trained(on_ranks: Any) -> None:
-    def act(group: Any) -> Any:
-        mesh = Mesh.of(group, pipeline=group.ranks)
-        trainer = built(PipelineModel(layers(), mesh=mesh), Unfreeze(), strategy=Ddp(mesh.data), updates=4)
-        trainer.train()
-        return trainer.state_dict()
-
-    alone, together = on_ranks(1, act)[0], on_ranks(2, act)[0]
-    for part in ("model", "trained"):
-        assert_same(alone[part], together[part])
-    assert set(alone["trained"]) == set(alone["model"])
-    for name, one in alone["trained"].items():
-        assert one == {"now": True, "built": name[0] not in "13"}
 
 
 def followed(model: nn.Module, share: Any = lambda those: None) -> TrainedParameters:
