@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,23 @@ def test_a_hook_that_evaluates_or_saves_by_itself_is_refused(does: str, tmp_path
         trainer.train()
 
 
+class InEvaluation(Hook):
+    """Acts when the evaluation after update 2 begins."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+
+    def before_evaluate(self, event: Any) -> None:
+        if event.update == 2:
+            self.act()
+
+
 def urgent(kind: str, folder: Path) -> list[Hook]:
     if kind == "time":
-        return [TimeBudget(max_minutes=0.3 / 60)]
+        return [TimeBudget(max_minutes=1 / 60)]
     if kind == "file":
-        folder.mkdir()
-        threading.Timer(0.3, (folder / "stop").touch).start()
-        return [StopFile()]
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    return []
+        return [StopFile(), InEvaluation((folder / "stop").touch)]
+    return [InEvaluation(lambda: os.kill(os.getpid(), signal.SIGTERM))]
 
 
 @pytest.mark.parametrize(("kind", "updates"), [("signal", 4), ("signal", 2), ("time", 2), ("file", 4)])
