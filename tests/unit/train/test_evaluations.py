@@ -72,14 +72,14 @@ def test_a_hook_that_evaluates_or_saves_by_itself_is_refused(does: str, tmp_path
 
 
 class InEvaluation(Hook):
-    """Acts when the evaluation after update 2 begins."""
+    """Acts once, when the evaluation after update 2 begins."""
 
     def __init__(self, act: Callable[[], object]) -> None:
-        self.act = act
+        self.left = [act]
 
     def before_evaluate(self, event: Any) -> None:
-        if event.update == 2:
-            self.act()
+        if event.update == 2 and self.left:
+            self.left.pop()()
 
 
 def urgent(kind: str, folder: Path) -> list[Hook]:
