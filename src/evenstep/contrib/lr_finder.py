@@ -65,7 +65,14 @@ def find_lr(
     """
     check_range(lowest=lowest, highest=highest, updates=updates)
     loop = idle_loop(trainer, "find_lr")
-    _check(loop)
+    if isinstance(loop.engine.model, PipelineModel) or loop.engine.group.can_change:
+        raise ArgumentError("`find_lr` needs a model without stages, on ranks that stay.", field="find_lr")
+    if loop.feed.data.positions == "epochs":
+        raise ArgumentError(
+            "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
+            "`state_dict` and `load_state_dict`, or try a dataset with a length.",
+            field="find_lr",
+        )
     engine, first = loop.engine, loop.engine.progress.update + 1
     rates = [lowest * (highest / lowest) ** (number / (updates - 1)) for number in range(updates)]
     state = mapped(loop.checkpointer.state.state_dict(whole=True), lambda one: one.detach().clone())
@@ -133,14 +140,3 @@ def _steepest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     falls = {number: smoothed[number] - smoothed[number + width] for number in range(begin, lowest - width + 1)}
     steepest = max(falls, key=falls.__getitem__, default=None)
     return None if steepest is None or falls[steepest] <= 0 else rates[steepest + width // 2]
-
-
-def _check(loop: "Loop") -> None:
-    if isinstance(loop.engine.model, PipelineModel) or loop.engine.group.can_change:
-        raise ArgumentError("`find_lr` needs a model without stages, on ranks that stay.", field="find_lr")
-    if loop.feed.data.positions == "epochs":
-        raise ArgumentError(
-            "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
-            "`state_dict` and `load_state_dict`, or try a dataset with a length.",
-            field="find_lr",
-        )

@@ -53,9 +53,8 @@ class Ema:
     @property
     def passes(self) -> tuple[tuple[str, bool], ...]:
         """Evaluations in turn: prefix of the metrics' names, and True for the average."""
-        if self.evaluated == "both":
-            return ("", True), ("parameters/", False)
-        return (("", self.evaluated == "average"),)
+        both = ("", True), ("parameters/", False)
+        return both if self.evaluated == "both" else (("", self.evaluated == "average"),)
 
     def check(self, updates: int | None) -> None:
         """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
@@ -108,7 +107,7 @@ class Average:
 
     @torch.no_grad()
     def restart(self, names: Collection[str] | None = None) -> None:
-        """Begin again as a copy of the model, or of its parameters and buffers of these names."""
+        """Copy the model again, or its parameters and buffers of these names."""
         begun = [name for name in self._average if names is None or name in names]
         for name, value in zip(begun, self._values(begun), strict=True):
             local_tensor(self._average[name]).copy_(value)

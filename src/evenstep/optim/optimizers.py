@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import has_state_hooks
 from evenstep.tensors import parameters_in
 
 Group = dict[str, Any]
@@ -17,7 +18,7 @@ Group = dict[str, Any]
 
 @final
 class Optimizers:
-    """Groups, state and saved numbers of several optimizers, in their order. Only the `Stepper` steps them.
+    """Groups and state of several optimizers, in their order. Only the `Stepper` steps them.
 
     Raises:
         ArgumentError: a parameter is in two optimizers, or an optimizer has its own `state_dict`.
@@ -32,7 +33,7 @@ class Optimizers:
         owners: dict[int, Optimizer] = {}
         for one in parts:
             name = type(one).__name__
-            if type(one).state_dict is not Optimizer.state_dict:
+            if has_own_state_dict(one):
                 raise ArgumentError(
                     f"optimizers of a tuple save their `state`, but {name} has its own `state_dict`; leave it out.",
                     field="optimizer",
@@ -61,21 +62,6 @@ class Optimizers:
         """Add a group to the last optimizer."""
         self.parts[-1].add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State as of one optimizer. Keys of no parameter have the number of their optimizer before them."""
-        state: dict[Any, Any] = {}
-        groups: list[Group] = []
-        begin = 0
-        for place, one in enumerate(self.parts):
-            saved = one.state_dict()
-            for key, value in saved["state"].items():
-                state[f"{place}.{key}" if isinstance(key, str) else begin + key] = value
-            groups += [
-                {**group, "params": [begin + number for number in group["params"]]} for group in saved["param_groups"]
-            ]
-            begin += len(parameters_in(one))
-        return {"state": state, "param_groups": groups}
-
 
 def joined(optimizer: Optimizer | Sequence[Optimizer]) -> Optimizer:
     """A tuple of optimizers as one; an optimizer itself."""
@@ -88,6 +74,10 @@ def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     """The optimizers of a tuple, or the optimizer itself."""
     given = cast("Optimizer | Optimizers", optimizer)
     return given.parts if isinstance(given, Optimizers) else (given,)
+
+
+def has_own_state_dict(optimizer: Optimizer) -> bool:
+    return has_state_hooks(optimizer) or type(optimizer).state_dict is not Optimizer.state_dict
 
 
 @final

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from torch import optim
 from torch.optim import Optimizer
 
-from evenstep.internals import has_state_hooks
 from evenstep.optim.optimizers import parts_of
 
 
@@ -64,10 +63,6 @@ def granularity(optimizer: Optimizer) -> Granularity | None:
     if own.get("elementwise") is True:
         return Granularity.ELEMENT
     return Granularity.PARAMETER if own.get("parameterwise") is True else None
-
-
-def has_own_state_dict(optimizer: Optimizer) -> bool:
-    return has_state_hooks(optimizer) or type(optimizer).state_dict is not Optimizer.state_dict
 
 
 def shard_refusal(part: Granularity, optimizer: Optimizer) -> str:

@@ -17,9 +17,9 @@ from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
-from evenstep.optim.optimizers import moded, parts_of
+from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
 from evenstep.optim.schedules import LrSchedule
-from evenstep.optim.sharing import TORCH, Granularity, has_own_state_dict, shard_refusal
+from evenstep.optim.sharing import TORCH, Granularity, shard_refusal
 from evenstep.optim.stepper import is_narrow
 from evenstep.options import SAVED_BY, Checkpointing, Failures, Training
 from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of

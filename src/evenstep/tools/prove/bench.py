@@ -57,7 +57,7 @@ _REDUCED: Mapping[str, object] = {
 
 @final
 class RunFileBench:
-    """Builds variants of a run file, and makes runs of them in processes of their own.
+    """Builds variants of a run file, and runs them in new processes.
 
     Args:
         given: settings of the user.

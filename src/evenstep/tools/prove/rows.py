@@ -46,6 +46,9 @@ class Verdict:
     causes: Sequence[str] = ()
 
 
+_ONE_UPDATE = Verdict(measure=SHA, note="there is only one update")
+
+
 class Measure(NamedTuple):
     """Quantity by which runs are compared, and the largest difference that rounding makes, as a share of `scale`."""
 
@@ -61,10 +64,9 @@ class Measure(NamedTuple):
 
 
 def measure_of(reference: Ended, reordered: Ended, updates: int) -> Measure:
-    """Measure the bound, from a run whose gradients were summed in another order and rounded.
+    """Bound of ten times the effect of summing gradients in another order, with a rounding.
 
-    It is ten times the effect of that. Where steps magnify rounding beyond the cap of the format, the first gradients
-    are compared instead.
+    Where steps magnify rounding beyond the cap of the format, the first gradients are compared instead.
     """
     formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
     narrow = next(one for one in reversed(_CAP) if one in formats or one is torch.float64)
@@ -139,12 +141,20 @@ class Prover:
 
     # runs that several rows compare with
 
-    def _run(self, variant: Variant, *, updates: int | None = None, **more: Any) -> Ended:
-        return run_once(self.open, variant, updates=self.updates if updates is None else updates, **more)
+    def _run(self, variant: Variant, *, updates: int = 0, **more: Any) -> Ended:
+        return run_once(self.open, variant, updates=updates or self.updates, **more)
 
     @cached_property
     def _as_it_is(self) -> Ended:
         return self._run(Variant())
+
+    @cached_property
+    def _whole(self) -> Ended:
+        return self._run(replace(self._still, cut="1"))
+
+    @cached_property
+    def _four(self) -> Ended:
+        return self._run(self._still)
 
     @cached_property
     def _still(self) -> Variant:
@@ -156,14 +166,6 @@ class Prover:
             self._inexact = f"not in float64, in which the model raises {clause(error)}"
             return replace(still, wide=False)
         return still
-
-    @cached_property
-    def _whole(self) -> Ended:
-        return self._run(replace(self._still, cut="1"))
-
-    @cached_property
-    def _four(self) -> Ended:
-        return self._run(self._still)
 
     @cached_property
     def _measure(self) -> Measure:
@@ -243,7 +245,7 @@ class Prover:
 
     def _resume(self) -> Verdict:
         if self.updates < 2:
-            return Verdict(measure=SHA, note="there is only one update")
+            return _ONE_UPDATE
         with tempfile.TemporaryDirectory() as name:
             for stop in self._stops:
                 self._run(Variant(), updates=stop, folder=Path(name))
@@ -252,7 +254,7 @@ class Prover:
 
     def _kill(self) -> Verdict:
         if self.updates < 2:
-            return Verdict(measure=SHA, note="there is only one update")
+            return _ONE_UPDATE
         with tempfile.TemporaryDirectory() as name:
             elsewhere = partial(self.elsewhere, Variant(), updates=self.updates, folder=Path(name))
             try:

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
-from evenstep.optim.optimizers import parts_of
-from evenstep.optim.sharing import has_own_state_dict
+from evenstep.optim.optimizers import has_own_state_dict, parts_of
 from evenstep.parallel import mapped
 from evenstep.tensors import laid_out, parameters_in
 from evenstep.train.state import Tree
