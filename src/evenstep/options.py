@@ -156,8 +156,6 @@ class Evaluation:
     """Evaluate after every this many updates."""
     every_epochs: Count | None = None
     """Evaluate after every this many epochs. By default after each one, unless `every_updates` is given."""
-    from_update: Natural = 0
-    """Do not evaluate before this update."""
 
 
 @option

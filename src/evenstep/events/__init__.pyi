@@ -38,10 +38,9 @@ from evenstep.events.writers import WRITERS as WRITERS
 from evenstep.events.writers.console import ConsoleWriter as ConsoleWriter
 from evenstep.events.writers.files import CsvWriter as CsvWriter, JsonlWriter as JsonlWriter
 from evenstep.events.writers.live import is_watched as is_watched
-from evenstep.events.writers.retrying import Writers as Writers
 from evenstep.events.writers.services import (
     MlflowWriter as MlflowWriter,
     TensorBoardWriter as TensorBoardWriter,
     WandbWriter as WandbWriter,
 )
-from evenstep.events.writers.writer import Writer as Writer
+from evenstep.events.writers.writer import Writer as Writer, Writers as Writers

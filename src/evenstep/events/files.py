@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from io import FileIO
+from itertools import chain, count
 from pathlib import Path
 from typing import final
 
@@ -82,39 +83,27 @@ class IncidentFiles:
     """
 
     def __init__(self, folder: Path | None, *, makes_folder: bool = True) -> None:
+        self._run = folder
         self._makes_folder = makes_folder
-        self._folder = None if folder is None else folder / "incidents"
         self._written: Counter[str] = Counter()
-        self._has_failed = False
 
     def write(self, incident: Incident) -> None:
-        """Write one incident. A disk that takes no file is reported once, on stderr."""
-        folder = self._folder
-        if folder is None or self._written[incident.kind] >= FILES_PER_KIND:
+        """Write one incident. A disk that takes no file is reported on stderr."""
+        if self._run is None or self._written[incident.kind] >= FILES_PER_KIND:
             return
+        if not self._makes_folder and not self._run.exists():
+            return  # the first rank has removed it
         self._written[incident.kind] += 1
-        rank = "" if incident.rank is None else f"-rank-{incident.rank}"
-        stem = f"{incident.update:08d}-{incident.kind}{rank}"
+        rank = "" if incident.rank is None else f" on rank {incident.rank}"
+        lines = [f"{incident.kind} at update {incident.update}{rank}", "", incident.message, ""]
+        lines += [f"{name}: {json.dumps(value)}" for name, value in incident.facts().items()]
+        lines += ["", incident.traceback.rstrip()] if incident.traceback else []
+        stem = f"{incident.update:08d}-{incident.kind}{rank.replace(' on rank ', '-rank-')}"
+        names = chain([f"{stem}.txt"], (f"{stem}-{number}.txt" for number in count(2)))
+        folder = self._run / "incidents"
         try:
-            if not self._makes_folder and not folder.parent.exists():
-                return  # the first rank has removed it
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{stem}.txt"
-            number = 1
-            while path.exists():
-                number += 1
-                path = folder / f"{stem}-{number}.txt"
-            path.write_text(_text(incident), encoding="utf-8")
+            path = next(path for path in (folder / name for name in names) if not path.exists())
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                print(f"evenstep: incidents can't be written to {folder}: {error}", file=sys.stderr, flush=True)
-
-
-def _text(incident: Incident) -> str:
-    rank = "" if incident.rank is None else f" on rank {incident.rank}"
-    lines = [f"{incident.kind} at update {incident.update}{rank}", "", incident.message, ""]
-    lines += [f"{name}: {json.dumps(value)}" for name, value in incident.facts().items()]
-    if incident.traceback:
-        lines += ["", incident.traceback.rstrip()]
-    return "\n".join(lines) + "\n"
+            print(f"evenstep: incidents can't be written to {folder}: {error}", file=sys.stderr, flush=True)

@@ -181,13 +181,7 @@ def _hooks(
         after += [StopFile(), Status()]
     if evaluation is not None:
         epochs = evaluation.every_epochs or (1 if evaluation.every_updates is None else None)
-        before.append(
-            Evaluate(
-                every_updates=evaluation.every_updates,
-                every_epochs=epochs,
-                from_update=evaluation.from_update,
-            )
-        )
+        before.append(Evaluate(every_updates=evaluation.every_updates, every_epochs=epochs))
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
 

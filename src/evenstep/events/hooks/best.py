@@ -53,11 +53,6 @@ class Best(Hook):
         """Best value so far, or None."""
         return self._best[0][0] if self._best else None
 
-    @property
-    def best_update(self) -> int | None:
-        """Update of the best value so far, or None."""
-        return self._best[0][1] if self._best else None
-
     def before_train(self, event: TrainEvent) -> None:
         self._target.check(self)
         self._correct_link()
@@ -81,8 +76,7 @@ class Best(Hook):
                 self._take(value, update)
             return
         self._saved = self._saving
-        if event.update == self.best_update and self.trainer.rank == 0:
-            replace_text(run_folder(self) / self.link, f"{event.path.name}\n")
+        self._correct_link()
 
     def kept_checkpoints(self) -> tuple[str, ...]:
         return tuple(f"step-{update:08d}" for _, update in self._best)
@@ -101,14 +95,10 @@ class Best(Hook):
             return False
         place = 0
         if not self._target.better(value, than=self.best_value):
-            place = len(self._best)
-            while place > 1 and self._target.gain(value, self._best[place - 1][0]) > 0:
-                place -= 1
-        if place >= self._keep:
-            return False
+            place = 1 + sum(self._target.gain(value, known) <= 0 for known, _ in self._best[1:])
         self._best.insert(place, (value, update))
         del self._best[self._keep :]
-        return True
+        return place < self._keep
 
     def _correct_link(self) -> None:
         folder = run_folder(self)

@@ -7,12 +7,12 @@ from typing import final
 from evenstep.errors import HookError
 from evenstep.events.event import EpochEvent, SaveEvent, TrainEvent, UpdateEvent
 from evenstep.events.hook import Hook
-from evenstep.schema import Count, Natural, Positive
+from evenstep.schema import Count, Positive
 
 
 @final
 class Evaluate(Hook):
-    """Requests an evaluation every `every_updates` updates or `every_epochs` epochs, from `from_update` on.
+    """Requests an evaluation every `every_updates` updates or `every_epochs` epochs.
 
     The end of the run is always evaluated.
 
@@ -21,23 +21,20 @@ class Evaluate(Hook):
 
     draws = False
 
-    def __init__(
-        self, *, every_updates: Count | None = None, every_epochs: Count | None = None, from_update: Natural = 0
-    ) -> None:
+    def __init__(self, *, every_updates: Count | None = None, every_epochs: Count | None = None) -> None:
         self._every_updates = every_updates
         self._every_epochs = every_epochs
-        self._from_update = from_update
 
     def before_train(self, event: TrainEvent) -> None:
         if not self.trainer.evaluations:
             raise HookError(f"hook `{self.name}` needs `evaluations`; give the trainer some.", field="evaluations")
 
     def after_update(self, event: UpdateEvent) -> None:
-        if event.update >= self._from_update and _is_update_due(event, self._every_updates):
+        if _is_update_due(event, self._every_updates):
             self.trainer.request_evaluate()
 
     def after_epoch(self, event: EpochEvent) -> None:
-        if event.update >= self._from_update and _is_epoch_due(event, self._every_epochs):
+        if _is_epoch_due(event, self._every_epochs):
             self.trainer.request_evaluate()
 
 

@@ -5,12 +5,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, cast, final
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
 
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError
 from evenstep.events.metrics.pairs import Record
 
@@ -29,26 +30,17 @@ class Seen:
     """The metric, if it is not one of those that all ranks were given."""
 
 
-class _Snapshot(NamedTuple):
-    update: int
-    attempt: int
-    last: int | None
-    state: State
-
-
 @final
-@dataclass(slots=True)
 class _Meter:
-    key: str
-    metric: Any
-    last: int | None = None
-    """Last update that it has seen."""
-    before: list[_Snapshot] = field(default_factory=list[_Snapshot])
+    def __init__(self, key: str, metric: Any) -> None:
+        self.key = key
+        self.metric = metric
+        self.last: int | None = None  # last update that it has seen
+        self.before: list[tuple[int, int, int | None, State]] = []  # update, attempt, `last` and state before it
 
     def restore(self, place: int) -> None:
-        snapshot = self.before[place]
-        _set(self.metric, snapshot.state)
-        self.last = snapshot.last
+        _, _, self.last, state = self.before[place]
+        _set(self.metric, state)
         del self.before[place:]
 
 
@@ -73,9 +65,9 @@ class Meters:
         meter = self._of(prefix, key)
         before = meter.before
         if not before or before[-1][:2] != (update, self._attempt):
-            if len(before) > 1 and before[-2].update == update:
+            if len(before) > 1 and before[-2][0] == update:
                 before.pop()  # needed: the state before the newest attempt, and before the update
-            before.append(_Snapshot(update, self._attempt, meter.last, _state(meter.metric)))
+            before.append((update, self._attempt, meter.last, _state(meter.metric)))
         lengths = [len(kept) for kept in _lists(meter.metric)]
         meter.metric.update(**values)
         for kept, length in zip(_lists(meter.metric), lengths, strict=True):
@@ -87,14 +79,14 @@ class Meters:
 
     def drop_attempt(self) -> None:
         for meter in self._meters.values():
-            if meter.before and meter.before[-1].attempt == self._attempt:
+            if meter.before and meter.before[-1][1] == self._attempt:
                 meter.restore(-1)
 
     def discard_from(self, update: int) -> None:
         for meter in self._meters.values():
-            later = [place for place, one in enumerate(meter.before) if one.update >= update]
-            if later:
-                meter.restore(later[0])
+            place = next((place for place, one in enumerate(meter.before) if one[0] >= update), None)
+            if place is not None:
+                meter.restore(place)
 
     def seen(self) -> dict[tuple[int, str], Seen]:
         return {
@@ -136,13 +128,9 @@ class Meters:
             metric = deepcopy(self._later[key] if key in self._later else self._metrics[key])
             metric.reset()
             for part in _parts(metric).values():
-                part.distributed_available_fn = _never  # states are reduced here
+                part.distributed_available_fn = bool  # False: states are reduced here
             self._meters[name] = _Meter(key, metric)
         return self._meters[name]
-
-
-def _never() -> bool:
-    return False
 
 
 def _parts(metric: Any) -> dict[str, Any]:
@@ -199,12 +187,11 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         for key, one in cast("Mapping[str, Any]", value).items():
             yield from _numbers(f"{name}/{key}", one)
         return
-    if isinstance(value, Tensor | float | int) and (not isinstance(value, Tensor) or value.numel() == 1):
+    try:
         yield name, float(value)
-        return
-    given = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-    raise ArgumentError(
-        f"metric `{name}` must compute one number, or several by name, but computes {given}; average it, or use "
-        f"torchmetrics' `ClasswiseWrapper`.",
-        field=name,
-    )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"metric `{name}` must compute one number, or several by name, but computes {said(value)}; average it, or "
+            f"use torchmetrics' `ClasswiseWrapper`.",
+            field=name,
+        ) from error

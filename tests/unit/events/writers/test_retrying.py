@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from evenstep.events import CsvWriter, Event, Incident, JsonlWriter, Record, Writer, Writers
-from evenstep.events.writers import retrying
+from evenstep.events.writers import writer as module
 
 INCIDENT = Incident(kind="overflow", update=1, message="")
 
@@ -70,7 +70,7 @@ def test_a_full_disk_is_an_incident_and_other_writers_go_on() -> None:
 def test_lines_that_a_full_disk_refused_are_written_once_later(
     kind: type[Writer], grows_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 1e-9)
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 1e-9)
     written: list[bytes] = []
     for room in (True, False):
         folder = tmp_path / str(room)
