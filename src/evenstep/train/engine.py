@@ -220,7 +220,14 @@ class Engine:
                 aborted = ledger.settle()
                 if aborted is None:
                     self._last_loss = SummedLoss(self.storage.pending(LOSS, update=update), self.group)
-                    return Committed.of(pending, self._last_loss, partial(self._metrics, update))
+                    return Committed(
+                        update=update,
+                        skipped_samples=pending.skipped_samples,
+                        _norm=0.0 if pending.norm is None else pending.norm,
+                        _weight=pending.total,
+                        _loss=self._last_loss,
+                        _metrics=partial(self._metrics, update),
+                    )
                 if aborted.incident.kind != "overflow":
                     return aborted
 

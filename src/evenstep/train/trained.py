@@ -28,8 +28,6 @@ class TrainedParameters:
         model: on its device, wrapped by the strategy.
         optimizer: of its parameters, or of those that this rank steps.
         names: of the parameters in the optimizer's groups, over all ranks.
-        reducers: sum the gradients of trained parameters.
-        precision: refuses parameters that it can't train.
 
     Attributes:
         with_grad: parameters that get a gradient.
@@ -55,9 +53,7 @@ class TrainedParameters:
         self._held = frozenset(chain.from_iterable(names))
         self._grouped = self._groups()
         self._built_flags = list(map(_requires_grad, self._parameters))
-        self.outside = {
-            name: one for name, one in self._by_name.items() if one.requires_grad and name not in self._held
-        }
+        self.outside = self._with_grad(held=False)
         self._read_model()
         self._begin(self._built_flags)
 
@@ -66,13 +62,13 @@ class TrainedParameters:
         self.check_groups()
         if not _are_same(list(chain.from_iterable(self._registries)), self._registered):
             self._check_model()
-            self._read_model()
         flags = list(map(_requires_grad, self._parameters))
         if flags == self._flags:
             return
-        for name, one in self._by_name.items():
+        for one in self._parameters:
             one.grad = None  # a frozen parameter keeps no gradient of before
-            if one.requires_grad and name not in self._held and name not in self.outside:
+        for name in self._with_grad(held=False):
+            if name not in self.outside:
                 raise ArgumentError(
                     f"`{name}` was unfrozen, but is not in the optimizer: build the optimizer from all parameters that "
                     f"are ever trained.",
@@ -90,8 +86,8 @@ class TrainedParameters:
 
     def changed(self, state: Mapping[str, Mapping[str, bool]]) -> str:
         """Flags of the build that differ from a state, in words."""
-        now = dict(zip(self._by_name, self._built_flags, strict=True))
-        names = [name for name, flags in state.items() if name in self._held and now.get(name) != flags["built"]]
+        built = dict(zip(self._by_name, self._built_flags, strict=True))
+        names = [name for name, flags in state.items() if name in self._held and built.get(name) != flags["built"]]
         return f"`requires_grad` of {first_of(names)} has changed" if names else ""
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, bool]]) -> None:
@@ -116,9 +112,12 @@ class TrainedParameters:
         self._flags = flags
         self.stamp = crc32(bytes(flags))
         self.with_grad = [one for one in self._parameters if one.requires_grad]
-        trained = {name: one for name, one in self._by_name.items() if one.requires_grad and name in self._held}
+        trained = self._with_grad(held=True)
         self._precision.check_trained(trained)
         self._reducers.share(list(trained.values()))
+
+    def _with_grad(self, *, held: bool) -> dict[str, nn.Parameter]:
+        return {name: one for name, one in self._by_name.items() if one.requires_grad and (name in self._held) == held}
 
     def _read_model(self) -> None:
         modules = list(self._model.modules())
@@ -134,8 +133,8 @@ class TrainedParameters:
                     f"parameters in place, or build a new trainer.",
                     field=name,
                 )
+        self._read_model()
 
 
-def _are_same(now: Sequence[object], before: Sequence[object]) -> bool:
-    # called in every update, so without Python's bytecode for each object
+def _are_same(now: Sequence[object], before: Sequence[object]) -> bool:  # of C functions: it runs in every update
     return len(now) == len(before) and all(map(is_, now, before))

@@ -45,20 +45,19 @@ class Norms:
         dtypes = {dtype for theirs in self._pipeline.gather(formats) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)
         self._slots = {} if stages is None else {name: slot for slot, name in enumerate(stages.parameter_sizes())}
-        self._counted = [(self._slots[name], one) for name, one in (trained or {}).items() if name in self._slots]
-        self._zeros = torch.zeros(len(self._slots), dtype=self._dtype or next(iter(dtypes)), device=device)
-        self._known_places: dict[Numbers, Tensor] = {}  # few: which have a gradient changes seldom
+        self._counted = {self._slots[name]: one for name, one in (trained or {}).items() if name in self._slots}
+        self._zero = torch.zeros((), dtype=self._dtype or next(iter(dtypes)), device=device)
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
         """‖g‖₂² of all that is trained, alike on all ranks; None where none has a gradient: no task gave a loss."""
         if not self._slots:
             of_each = partial(norms, dtype=self._dtype)
             return squared_norm(self._layout, gradients, of_each) if gradients else None
-        present = [(slot, one.grad) for slot, one in self._counted if one.grad is not None]
-        anywhere, each = self._each(present, self._dtype)
-        if len(anywhere) < len(each):  # parameters without a gradient on any rank are no summands
-            each = each.index_select(0, self._places(tuple(anywhere)))
-        return each.dot(each) if anywhere else None
+        each = self._each({slot: one.grad for slot, one in self._counted.items() if one.grad is not None}, self._dtype)
+        if not each:
+            return None
+        summed = torch.stack([*each.values()])  # parameters without a gradient on any rank are no summands
+        return summed.dot(summed)
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of whole tensors, sharded as the parameters of these names; equal on all ranks."""
@@ -67,27 +66,21 @@ class Norms:
             wide = _norm_dtype({one.dtype for one in dense.values()})  # parameters of 16 bits have wider gradients
             each = each_norm(self._layout, [*dense.values()], partial(norms, dtype=wide))
             return dict(zip(values, each.unbind(), strict=True))
-        known = [(self._slots[name], one) for name, one in dense.items() if name in self._slots]
-        anywhere, each = self._each(known, self._zeros.dtype)
         names = list(self._slots)
-        return {names[slot]: each[slot] for slot in anywhere}
+        known = {self._slots[name]: one for name, one in dense.items() if name in self._slots}
+        return {names[slot]: norm for slot, norm in self._each(known, self._zero.dtype).items()}
 
-    def _each(self, present: list[tuple[int, Tensor]], dtype: torch.dtype | None) -> tuple[list[int], Tensor]:
-        each = torch.zeros_like(self._zeros)
-        having = {slot for slot, _ in present}
-        counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
-        anywhere = [slot for slot, count in enumerate(counts) if count]
+    def _each(self, present: dict[int, Tensor], dtype: torch.dtype | None) -> dict[int, Tensor]:
+        """Norms by slot of what is present on some rank of the pipeline."""
+        slots = range(len(self._slots))
+        counts = self._pipeline.sum_floats([float(slot in present) for slot in slots])
+        mine: dict[int, Tensor] = {}
         if present:
-            places = self._places(tuple([slot for slot, _ in present]))
-            each[places] = each_norm(self._layout, [one for _, one in present], partial(norms, dtype=dtype))
+            found = each_norm(self._layout, [*present.values()], partial(norms, dtype=dtype))
+            mine = dict(zip(present, found.unbind(), strict=True))
+        each = torch.stack([mine.get(slot, self._zero) for slot in slots])
         self._pipeline.sum(each)()
-        return anywhere, each
-
-    def _places(self, slots: Numbers) -> Tensor:
-        if slots not in self._known_places:
-            places = torch.tensor(slots, dtype=torch.long)
-            self._known_places[slots] = places.to(self._zeros.device, non_blocking=True)
-        return self._known_places[slots]
+        return {slot: norm for slot, (norm, count) in enumerate(zip(each.unbind(), counts, strict=True)) if count}
 
 
 def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:

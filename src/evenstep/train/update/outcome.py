@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self, cast, final
+from typing import NamedTuple, cast, final
 
 import torch
 from torch import Tensor
@@ -88,18 +88,6 @@ class Committed:
     _loss: Callable[[], float] = field(repr=False)
     _metrics: Callable[[], Mapping[str, float]] = field(repr=False)
 
-    @classmethod
-    def of(cls, pending: PendingUpdate, loss: Callable[[], float], metrics: Callable[[], Mapping[str, float]]) -> Self:
-        """A pending update that is known to be applied."""
-        return cls(
-            update=pending.number,
-            skipped_samples=pending.skipped_samples,
-            _norm=0.0 if pending.norm is None else pending.norm,
-            _weight=pending.total,
-            _loss=loss,
-            _metrics=metrics,
-        )
-
     @property
     def loss(self) -> float:
         """Σ of the summed losses / Σ of the weights."""
@@ -159,7 +147,8 @@ class SummedLoss:
 
     def finish(self) -> None:
         """Wait until all ranks have the sums."""
-        finish, self._finish = self._finish, None
+        finish = self._finish
+        self._finish = None
         if finish is not None:
             finish()
 

@@ -137,7 +137,11 @@ class Rollback:
         self._reducers = reducers
         self._trained = trained
         self._parameters = named_parameters(model)
-        self._tasks = [one for one in context.tasks.values() if _may_have_state(one)]
+        self._tasks = [
+            one
+            for one in context.tasks.values()
+            if type(one).state_dict is not Task.state_dict or isinstance(one, nn.Module)
+        ]
         self._states: dict[int, list[dict[str, Any]]] = {}  # of tasks, before each update whose verdict is not known
         self._update = 0
         self._batch: GlobalBatch | None = None
@@ -197,14 +201,11 @@ class Rollback:
 
     def settle(self, aborted: int | None) -> None:
         """All verdicts are known: restore the state of tasks before update `aborted`, the first that was aborted."""
+        if self.is_unjudged:  # passes that have raised
+            self.judge(1.0)
         if aborted is not None:
             self._load_states(self._states.get(aborted, ()))
         self._states.clear()
-
-    def take_back(self) -> None:
-        """Roll back passes that were neither committed nor rolled back."""
-        if self.is_unjudged:
-            self.judge(1.0)
 
     def forget_gradients(self, dealing: Dealing | None = None) -> None:
         """Begin to accumulate gradients, perhaps again; of the micro-batches of `dealing`, if any follow."""
@@ -244,10 +245,6 @@ class Rollback:
                 f"Write into a copy (`x = x / 255` for `x.div_(255)`).",
                 field="batch",
             )
-
-
-def _may_have_state(task: Task) -> bool:
-    return type(task).state_dict is not Task.state_dict or isinstance(task, nn.Module)
 
 
 def _versions_in(batch: GlobalBatch) -> list[int]:

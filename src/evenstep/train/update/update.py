@@ -219,14 +219,10 @@ class Update:
             )
 
     def abandon(self, aborted: int | None = None) -> None:
-        """Undo an update that has raised, and be ready for another.
+        """Undo an update that has raised, and those from number `aborted` on, which had turned out to be aborted.
 
         Errors between updates undo nothing: hooks may have changed buffers since the last one.
-
-        Args:
-            aborted: number of the first update that had turned out to be aborted by then.
         """
-        self.rollback.take_back()
         self.rollback.settle(aborted)
         self._execution.reset()
         self.resume()
