@@ -73,11 +73,7 @@ _HALF = 10_000  # characters; the text of a foreign error may hold a whole tenso
 
 
 def keepable(text: str) -> str:
-    r"""A text of a foreign error in UTF-8, without its middle if it is long, so that files and other ranks can take it.
-
-    >>> keepable("caf\udce9.png"), len(keepable("x" * 3_000_000))
-    ('caf\\udce9.png', 20044)
-    """
+    """A text of a foreign error in UTF-8, without its middle if it is long, for files and other ranks."""
     left_out = len(text) - 2 * _HALF
     if left_out > 0:
         text = f"{text[:_HALF]}\n… {left_out:,} characters are left out here …\n{text[-_HALF:]}"
@@ -85,11 +81,7 @@ def keepable(text: str) -> str:
 
 
 def clause(error: BaseException | str) -> str:
-    """Type and text of an error as a part of a sentence, without a full stop.
-
-    >>> clause(ValueError("no such file.")), clause(TimeoutError()), clause("the disk is full.")
-    ('ValueError: no such file', 'TimeoutError', 'the disk is full')
-    """
+    """Type and text of an error as a part of a sentence, without a full stop."""
     text = keepable(str(error)).rstrip().rstrip(".")
     if isinstance(error, str):
         return text

@@ -30,11 +30,7 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
 
 
 def load(target: str) -> Any:
-    """Object named by `target`, "module:name".
-
-    >>> load("math:floor")(1.5)
-    1
-    """
+    """Object named by `target`, "module:name"."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 

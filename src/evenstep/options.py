@@ -1,10 +1,4 @@
-"""Option classes of a trainer, which are the tables of a run file.
-
-    Training       how an update is made         `[train]`
-    Checkpointing  when to save, what to keep    `[checkpoint]`
-    Evaluation     when to evaluate              `[evaluation]`
-    Failures       what to do about what fails   `[failures]`
-    Logging        where metrics go              `[log]`
+"""Option classes of a trainer, which are tables of a run file: train, checkpoint, evaluation, failures and log.
 
 Importing this loads no torch: the classes of objects are imported when one is checked.
 """
@@ -110,11 +104,7 @@ class Training:
 
 @option
 class Checkpointing:
-    """Checkpoints to save into the run's folder, and to keep. There is always one at the end of the run.
-
-    >>> Checkpointing(every_updates=1000, keep_last=5).every_minutes
-    15.0
-    """
+    """Checkpoints to save into the run's folder, and to keep. There is always one at the end of the run."""
 
     not_in_files: ClassVar[frozenset[str]] = frozenset({"config"})
 

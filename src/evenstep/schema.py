@@ -108,8 +108,9 @@ def faults_of(error: "ValidationError", given: object, advise: Callable[[Path], 
             end = f", but is {quoted(value)}" + (f'; did you mean "{close}"?' if close else ".")
         if kind not in ("object", "needs_python_object") or path not in texts:  # a file can't hold objects
             texts.setdefault(path, []).append(text)
-            ends[path] = end
-    return {path: f"{' or '.join(dict.fromkeys(several))}{ends[path]}" for path, several in texts.items()}
+            ends.setdefault(path, end)
+    tables = {path[:length] for path in texts for length in range(len(path))}  # of which the members are at fault
+    return {path: " or ".join(dict.fromkeys(those)) + ends[path] for path, those in texts.items() if path not in tables}
 
 
 def _path_of(location: Sequence[str | int], given: Any, *, missing: bool) -> Path:

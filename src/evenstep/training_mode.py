@@ -9,10 +9,7 @@ from torch import nn
 
 
 def train(model: nn.Module) -> None:
-    """Put `model` into training mode, except its parts that are in evaluation mode while the model is not.
-
-    Parts that their own `train` method puts into evaluation mode stay there, too.
-    """
+    """Put `model` into training mode, except its parts that are in evaluation mode while the model is not."""
     if not model.training:
         model.train()
         return

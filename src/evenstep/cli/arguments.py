@@ -36,10 +36,7 @@ def call(target: str, *arguments: object, **options: object) -> int:
 
 
 def split(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """The arguments of a command, and the settings among them.
-
-    Args:
-        options: the options of the command.
+    """The arguments of a command with these options, and the settings among them.
 
     >>> split(["--train.updates", "10", "run.toml", "--seed=1", "--depth", "2"], ["--depth"])
     (['run.toml', '--depth', '2'], ['--train.updates', '10', '--seed=1'])

@@ -163,11 +163,7 @@ def read(path: Path, settings: Sequence[Setting]) -> Tree:
 
 
 def flat(tree: Tree, outer: str = "") -> dict[str, object]:
-    """The values of tables by dotted key.
-
-    >>> flat({"seed": 1, "train": {"updates": 5}})
-    {'seed': 1, 'train.updates': 5}
-    """
+    """The values of tables by dotted key."""
     found: dict[str, object] = {}
     for name, value in tree.items():
         found |= flat(value, f"{outer}{name}.") if isinstance(value, dict) else {outer + name: value}
