@@ -49,7 +49,7 @@ class Group:
     def first_rank_does(self, act: Callable[[], T]) -> T:
         """Do something on the first rank only, such as writing a file; all get its result, or raise."""
         if self.rank:
-            result, fault = cast("tuple[T, str]", self.gather(None)[0])
+            result, fault = cast("tuple[T, str]", self.gather((None, ""))[0])
             if fault:
                 raise EvenstepError(fault)
             return result
