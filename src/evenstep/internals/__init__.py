@@ -52,25 +52,18 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
     return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
 
 
-def foreach_multiply(tensors: Sequence[Tensor], factor: float) -> None:
-    if tensors:  # a rank of a pipeline may have nothing to train
-        _torch._foreach_mul_(tensors, factor)
+def _unless_empty(act: Callable[..., object]) -> Callable[..., None]:
+    def guarded(tensors: Sequence[Tensor], *given: Any) -> None:
+        if tensors:  # a rank of a pipeline may have nothing to train
+            act(tensors, *given)
+
+    return guarded
 
 
-def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
-    if tensors:
-        _torch._foreach_div_(tensors, divisor)
-
-
-def foreach_copy(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    if tensors:
-        _torch._foreach_copy_(tensors, sources)
-
-
-def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
-    """t ← t + share · (end - t), in place."""
-    if tensors:
-        _torch._foreach_lerp_(tensors, ends, share)
+foreach_multiply = _unless_empty(_torch._foreach_mul_)  # by a number
+foreach_divide = _unless_empty(_torch._foreach_div_)  # by a tensor
+foreach_copy = _unless_empty(_torch._foreach_copy_)
+foreach_move = _unless_empty(_torch._foreach_lerp_)  # t ← t + share · (end - t), from the ends and the share
 
 
 # --- Autograd.
@@ -120,13 +113,13 @@ def local_tensor(tensor: Tensor) -> Tensor:
 # --- Hooks.
 
 
-def _foreign(hooks: Any) -> list[str]:
-    modules = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values()]
-    return [module for module in modules if not module.startswith("evenstep.")]
+def _foreign(hooks: Any) -> bool:
+    modules = (str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in (hooks or {}).values())
+    return any(not module.startswith("evenstep.") for module in modules)
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
-    return bool(_foreign(parameter._backward_hooks) or _foreign(_ACCUMULATE_HOOKS(parameter)))
+    return _foreign(parameter._backward_hooks) or _foreign(_ACCUMULATE_HOOKS(parameter))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -136,11 +129,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_foreign_hooks(module: nn.Module) -> bool:
     """True if the user has hooks on the module or a part of it."""
-    return any(_foreign(hooks) for part in module.modules() for hooks in _hooks_of(part))
-
-
-def _hooks_of(module: Any) -> tuple[Any, ...]:
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(_foreign(getattr(part, kind)) for part in module.modules() for kind in kinds)
 
 
 # --- Modules. Changes of these dicts do without `__setattr__`.
@@ -155,20 +145,17 @@ def compiled_in_place(module: nn.Module) -> bool:
     return cast("Any", module)._compiled_call_impl is not None
 
 
-def children_of(module: nn.Module) -> dict[str, nn.Module]:
-    return _live(cast("Any", module)._modules)
+def _live(name: str) -> Callable[[nn.Module], Any]:
+    def held_by(module: nn.Module) -> Any:
+        own = getattr(module, name)
+        return own if isinstance(own, dict) else dict(own.items())
+
+    return held_by
 
 
-def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    return _live(cast("Any", module)._parameters)
-
-
-def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    return _live(cast("Any", module)._buffers)
-
-
-def _live(own: Any) -> Any:
-    return own if isinstance(own, dict) else dict(own.items())
+children_of = cast("Callable[[nn.Module], dict[str, nn.Module]]", _live("_modules"))
+parameters_of = cast("Callable[[nn.Module], dict[str, nn.Parameter | None]]", _live("_parameters"))
+buffers_of = cast("Callable[[nn.Module], dict[str, Tensor | None]]", _live("_buffers"))
 
 
 def places_of(

@@ -89,15 +89,11 @@ def _begin_scatter(flat: Tensor, mesh: DeviceMesh) -> Callable[[], Tensor]:
 
 @final
 class ShardReducer(BucketReducer):
-    """Sums of gradients of a module in shards.
+    """Sums of gradients of a module in shards, in float32 at least.
 
     Where each pass gathers parameters, all ranks must run the same passes: a rank with fewer micro-batches runs dummy
     passes, and all run micro-batches of one kind (of one task) at the same time. Stamps of the units that the ranks
-    called are compared in each sum. Where parameters are gathered once per plan, replicas may run different numbers.
-
-    Args:
-        per_plan: parameters are whole from `unshard` to `reshard`, instead of being gathered by each pass.
-        gather_dtype: format in which parameters are gathered and used; gradients are summed in float32 at least.
+    called are compared in each sum. With `per_plan` parameters are whole from `unshard` to `reshard` instead.
     """
 
     def __init__(
@@ -190,10 +186,8 @@ class ShardReducer(BucketReducer):
     def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
         """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
 
-        Args:
-            run: runs one of `work` without metrics and changed buffers; its gradients are removed here.
-            kind: of the micro-batches; only those of one kind go through the same parts of a model.
-            last: no passes of another kind follow in this accumulation.
+        `run` leaves no metrics and changed buffers; only micro-batches of one `kind` go through the same parts of a
+        model; after the `last` kind follow no other passes in this accumulation.
         """
         rank, ranks = self.group.rank, self.group.ranks
         example: Any = work[0] if work else self._examples.get(kind)

@@ -52,15 +52,10 @@ class Processes(Group):
     the host. The device becomes torch's current one.
 
     Args:
-        device: of this rank's tensors, also by name.
         timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
         info: this rank's place; by default that of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or of srun.
         meeting_s: the longest wait at the rendezvous; `timeout_s` by default.
         answer_s: after how many seconds without a heartbeat a rank is taken for lost.
-
-    Raises:
-        ArgumentError: the environment is not that of a launched rank, or there is no such device.
-        EvenstepError: the other ranks did not come within the timeout.
     """
 
     def __init__(
@@ -75,10 +70,7 @@ class Processes(Group):
         require_number("timeout_s", timeout_s, "(0, inf]")
         info = info or rank_info_of(os.environ)
         if info is None:
-            raise ArgumentError(
-                "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
-                "the run with torchrun, or with `--launch.ranks`."
-            )
+            raise ArgumentError("this process is no rank of a run; start it with torchrun, or with `--launch.ranks`.")
         self.device = device_here(torch.device(device))
         make_current(self.device)
         self.rank, self.ranks = info.rank, info.ranks
@@ -113,8 +105,8 @@ class Processes(Group):
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
                 f"rank {self.rank} of {self.ranks} met the others, but could not connect to each of them within "
-                f"{self._timeout_s:g} s: {str(error).splitlines()[0]} Check that no firewall stands between them, and "
-                f"that gloo takes the right network (GLOO_SOCKET_IFNAME names it)."
+                f"{self._timeout_s:g} s: {str(error).splitlines()[0]} Check the firewall, and name the network in "
+                f"GLOO_SOCKET_IFNAME."
             ) from error
         self._has_devices = self.device.type == "cuda" and not self._share_devices
         if self._has_devices:
@@ -222,8 +214,7 @@ class Processes(Group):
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if self._share_devices:
             raise ArgumentError(
-                f"with `fsdp` each rank needs its own accelerator, but ranks share {self.device}; start one rank "
-                f"for each device, or choose `ddp` or `zero1`."
+                f"with `fsdp` each rank needs its own device, but ranks share {self.device}; take `ddp`."
             )
         if shard_ranks == self.ranks:
             return DeviceMesh.from_group(self._devices, self.device.type, mesh_dim_names=("shard",))
@@ -364,8 +355,7 @@ def through_host(
 ) -> Callable[[], None]:
     """Begin a message with a copy on the host: NCCL refuses two ranks on one device, and gloo takes no device tensors.
 
-    Args:
-        comes_back: whether the message writes to the tensor, which holds what has come after the wait.
+    If it `comes_back`, the tensor holds what has come after the wait.
     """
     if tensor.device.type == "cpu":
         return begin(tensor)

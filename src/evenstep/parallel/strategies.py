@@ -32,11 +32,8 @@ class Strategy(ABC):
         layout: the part of each tensor that a rank holds; all of it by default.
         reduction: "ordered" adds gradients in numbered blocks and a fixed tree: the same bits on any number of ranks.
             "fast" adds them as they come, and ranks as the backend does.
-        blocks: in which micro-batches are added, B; R ranks hold at most log₂(B/R) further sets of gradients, none
-            where B ≤ R. Bits depend on it.
-
-    Attributes:
-        data_group: the ranks that the data are dealt to and that save together; those of `group`, but for `Single`.
+        blocks: in which micro-batches are added, B. R ranks hold at most log₂(B/R) further sets of gradients. Bits
+            depend on it.
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class Strategy(ABC):
         self.is_ordered = choose("reduction", reduction, REDUCTIONS) == "ordered"
         self.blocks = blocks if self.is_ordered else None
         self.group = group or Group()
-        self.data_group = self.group
+        self.data_group = self.group  # that the data are dealt to and that save together; another for `Single`
         self.layout = layout or ParameterLayout(self.group)
 
     @property
@@ -66,12 +63,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        """Reducer of a stage's gradients.
-
-        Args:
-            module: the stage's; its device and parameters are final.
-            per_plan: whether parameters are whole while a plan runs, instead of being gathered by each pass.
-        """
+        """Reducer of a stage's gradients; `per_plan`: parameters are gathered once per plan, not by each pass."""
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ArgumentError for an optimizer that can't step what this rank holds; it is as the user has built it."""
@@ -91,11 +83,7 @@ class Single(Strategy):
 
 
 class Ddp(Strategy):
-    """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update.
-
-    Args:
-        group, reduction, blocks: see `Strategy`.
-    """
+    """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update."""
 
     _layout_class: type[ParameterLayout] = ParameterLayout
 
@@ -123,7 +111,6 @@ class Fsdp(Strategy):
 
     Args:
         shard_ranks: how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default.
-        group, reduction, blocks: see `Strategy`.
     """
 
     layout: Shards
@@ -137,10 +124,9 @@ class Fsdp(Strategy):
         reduction: Reduction = "ordered",
         blocks: int = BLOCKS,
     ) -> None:
-        if torch.__version__ < "2.13":  # as versions, not as text
+        if torch.__version__ < "2.13":  # as versions, not as text; since then FSDP2 can forget passes that failed
             raise ArgumentError(
-                f"`fsdp` needs torch 2.13 or newer, whose FSDP2 can forget passes that failed, but this is torch "
-                f"{torch.__version__}; install a newer one, or take `zero1` or `ddp`.",
+                f"`fsdp` needs torch 2.13 or newer, but this is {torch.__version__}; take `zero1` or `ddp`.",
                 field="fsdp",
             )
         if shard_ranks is not None and (shard_ranks < 1 or group.ranks % shard_ranks):
@@ -202,11 +188,7 @@ def check_single(strategy: str, ranks: int, *, has_hooks: bool) -> None:
 class Reducers:
     """The reducers of one rank's stages, whose reductions the runner keeps in one order on all ranks.
 
-    Args:
-        per_plan: whether parameters are whole while a plan of stages runs; see `Strategy.reducer`.
-
     Attributes:
-        group, data_group, layout, blocks: see `Strategy`.
         per_pass: the reducers whose parameters each pass gathers: then all ranks must run micro-batches of one kind at
             the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
@@ -249,11 +231,7 @@ class Reducers:
         return wrapped, own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """After `wrap`: let `optimizer` hold the parameters that this rank steps.
-
-        Raises:
-            ArgumentError: it can't step what this rank holds of them.
-        """
+        """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
         self._strategy.check_optimizer(optimizer)
         whole = parameters_in(optimizer)
         for group in optimizer.param_groups:

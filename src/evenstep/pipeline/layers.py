@@ -49,9 +49,6 @@ class Layers:
     Args:
         layers: layers in their order; the output of the last goes to the task's loss.
         ties: sets of names of one parameter, saved under the first. Parameters that modules share are found without it.
-
-    Raises:
-        ArgumentError: names that are not unique, a source that is not an earlier layer.
     """
 
     layers: tuple[Layer, ...]

@@ -131,10 +131,6 @@ class PipelineModel(nn.Module):
         split_at: names of the layers that begin the second and later stages; by default equal numbers of layers.
         seed: seed of the layers that functions build.
 
-    Raises:
-        ArgumentError: the model can't be cut like this.
-        PlanError: the pipeline schedule can't run these stages.
-
     >>> model = PipelineModel(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), stages_per_rank=2)
     >>> model.layout.rank_of, list(model.state_dict())
     ((0, 0), ['0.weight', '0.bias', '2.weight', '2.bias'])
@@ -244,15 +240,14 @@ class PipelineModel(nn.Module):
 
     def _held(self) -> dict[str, tuple[int, int]]:
         # rank and size of each parameter of the whole model, in the order of the layers
-        mine = {
-            self._names.index(layer): {
-                f"{layer}.{name}": one.numel() for name, one in named_parameters(unwrapped(module)).items()
-            }
+        mine = [
+            (self._names.index(layer), f"{layer}.{name}", one.numel())
             for layer, module in self.own_layers().items()
-        }
+            for name, one in named_parameters(unwrapped(module)).items()
+        ]
         everybody = enumerate(self.mesh.pipeline.gather(mine))
-        sizes = {place: (rank, found) for rank, theirs in everybody for place, found in theirs.items()}
-        return {name: (rank, size) for _, (rank, found) in sorted(sizes.items()) for name, size in found.items()}
+        found = [(place, rank, name, size) for rank, theirs in everybody for place, name, size in theirs]
+        return {name: (rank, size) for _, rank, name, size in sorted(found, key=lambda one: one[0])}
 
 
 def _check_alike(given: str, group: Group) -> None:

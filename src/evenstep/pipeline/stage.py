@@ -89,13 +89,7 @@ def _caught(tree: Any) -> list[Tensor | None]:
 
 @final
 class Stage:
-    """One stage of a model on this rank.
-
-    Args:
-        module: a `StageModule`, or a whole model, which is then the only stage.
-        model: all stages; None for a whole model.
-        index: number of the stage among them, from 0.
-        edges: outputs and gradients of other stages.
+    """One stage of a model on this rank, or a whole model, which is then the only stage.
 
     Attributes:
         acts: functions of an action and the running step, by kind of action.

@@ -44,14 +44,13 @@ def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group:
 def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
     """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand."""
     own = [{name: parameters[name] for name in tie.names if name in parameters} for tie in ties]
-    mine = [{name: (one.requires_grad, one.grad is not None) for name, one in copies.items()} for copies in own]
-    everybody = group.gather(mine)
-    for number, tie in enumerate(ties):
-        known = {name: flags for theirs in everybody for name, flags in theirs[number].items()}
-        check_frozen({name: trains for name, (trains, _) in known.items()})
+    flags = {name: (one.requires_grad, one.grad is not None) for copies in own for name, one in copies.items()}
+    known = {name: both for theirs in group.gather(flags) for name, both in theirs.items()}
+    for tie, copies in zip(ties, own, strict=True):
+        check_frozen({name: known[name][0] for name in tie.names})
         present = [(name, owner) for name, owner in zip(tie.names, tie.owners, strict=True) if known[name][1]]
-        if present and own[number]:
-            _sum_one(tie, present, own[number], group)
+        if present and copies:
+            _sum_one(tie, present, copies, group)
 
 
 def check_frozen(trains: Mapping[str, bool]) -> None:

@@ -21,11 +21,7 @@ from evenstep.train.state import Tree
 
 @final
 class ElasticRun:
-    """A trainer's loop on ranks that come and go.
-
-    Raises:
-        ArgumentError: this process holds only a part of the model, or its data can't be dealt to other ranks.
-    """
+    """A trainer's loop on ranks that come and go."""
 
     def __init__(self, group: Elastic, loop: Loop, agree: Callable[[], None]) -> None:
         self._group, self._loop, self._agree = group, loop, agree
@@ -94,15 +90,9 @@ class ElasticRun:
     def _agree_on_requests(self) -> None:
         loop, storage = self._loop, self._loop.engine.storage
         evaluations, saves, check = loop.evaluator, loop.checkpointer, loop.engine.parts.check_loss
-        mine = (
-            loop.has_begun,
-            evaluations.evaluated_at,
-            saves.saved_at,
-            saves.is_prepared,
-            check.pending,
-            storage.settled,
-        )
-        have_begun, evaluated, saved, prepared, pending, settled = zip(*self._group.gather(mine), strict=True)
+        now = loop.has_begun, evaluations.evaluated_at, saves.saved_at, saves.is_prepared, check.pending
+        everybody = self._group.gather((*now, storage.settled))
+        have_begun, evaluated, saved, prepared, pending, settled = zip(*everybody, strict=True)
         loop.has_begun = any(have_begun)
         storage.follow(max(settled))
         evaluations.evaluated_at = {name: min(one.get(name, -1) for one in evaluated) for name in evaluations.sets}
