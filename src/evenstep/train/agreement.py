@@ -1,115 +1,82 @@
-"""Descriptions of a run: compared on all ranks before training, and recorded in `settings.json` for reports."""
+"""Comparisons of ranks before they train: all must share one model in the same way, and describe the same run."""
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
-import torch
-from torch.optim import Optimizer
+from torch import nn
 
-from evenstep.data import Data
-from evenstep.errors import EvenstepError
-from evenstep.events import Incident
-from evenstep.events.files import replace_text
+from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.internals import unwrapped
-from evenstep.optim.optimizers import parts_of
+from evenstep.parallel import Group, Strategy
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.ties import check_frozen
 from evenstep.tensors import named_parameters
-from evenstep.train.build import Parts
-from evenstep.train.checks import check_same_on_all_ranks, check_ties
-from evenstep.train.state.settings import plain
-from evenstep.version import __version__
-
-if TYPE_CHECKING:
-    from evenstep.train.loop import Loop
 
 
-def _settings_of(data: Data) -> dict[str, object]:
-    fingerprint = data.fingerprint()
-    cut = cast("dict[str, object]", fingerprint.pop("cut", {}))
-    return {**fingerprint, **cut}
+def check_shared(model: nn.Module, strategy: Strategy) -> None:
+    """Raise ReplicaError unless all ranks are about to share the same model in the same way; all call it together.
 
-
-def _options_of(group: Mapping[str, Any]) -> object:
-    return plain({name: value for name, value in group.items() if name not in ("params", "param_names")}, 0)
-
-
-def check_agreement(loop: "Loop") -> None:
-    """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together."""
-    engine, parts = loop.engine, loop.engine.parts
-    groups = parts.core.trained.names
-    run: dict[str, object] = {
-        "evenstep": __version__,
-        "torch": torch.__version__,
-        "seed": parts.seed,
-        "update": engine.progress.update,
-        "updates": loop.updates,
-        "epochs": loop.epochs,
-        "data": _settings_of(loop.feed.data),
-        "evaluations": {name: _settings_of(data) for name, data in loop.evaluator.sets.items()},
-        "optimizer": type(parts.optimizer).__name__,
-        **{f"optimizer.param_groups[{n}]": _options_of(one) for n, one in enumerate(parts.optimizer.param_groups)},
-        "the number of parameter groups": len(parts.optimizer.param_groups),
-        "tasks": [*parts.context.tasks],
-        "config": loop.checkpointer.state.config,
-        "folder": "given" if loop.checkpointer.enabled else "none in which anything is saved",
-        "train": plain(parts.train),
-        "log.every_updates": loop.log_every_updates,
-        "settle_every_updates": loop.settle_every_updates,
-        **parts.settings,
+    Nothing of the model has been sent yet: tensors of other sizes can end a process within the collective.
+    """
+    whole = unwrapped(model)
+    tensors = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+    described = {
+        **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
+        **{name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in tensors.items()},
     }
-    check_same_on_all_ranks(engine.group, run)
-    # Ranks that hold different stages of a model agree with those that hold the same.
-    model = unwrapped(engine.model)
-    flags = {name: one.requires_grad for name, one in named_parameters(model).items()}
-    described: dict[str, object] = {"the parameters of the optimizer's groups": groups, "requires_grad": flags}
-    check_same_on_all_ranks(engine.reducers.group, described)
-    check_ties(model, groups)
+    run = {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
+    check_same_on_all_ranks(strategy.group, run)
 
 
-def recorded_settings(parts: Parts, data: Data, config: Mapping[str, Any] | None, **length: int | None) -> str:
-    """JSON of the model, tasks, optimizer, data, LR schedule, precision, ranks and seed, and of the user's `config`.
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+    """Compare copies of parameters in stages, which would be stepped differently.
 
     Args:
-        config: as given to `Checkpointing`.
-        length: updates and epochs of the run.
+        groups: parameters of this rank's optimizer by group.
     """
-    parameters = list(parts.model.parameters())
-    tasks = {name: type(task).__name__ for name, task in parts.tasks.by_name.items()}
-    optimizers = [_described(one) for one in parts_of(parts.optimizer)]
-    settings = {
-        "config": plain(config),
-        "model": {
-            "kind": type(unwrapped(parts.model)).__name__,
-            "parameters": sum(one.numel() for one in parameters),
-            "trained": sum(one.numel() for one in parameters if one.requires_grad),
-        },
-        "task": tasks.get("", tasks),
-        "optimizer": optimizers[0] if len(optimizers) == 1 else dict(enumerate(optimizers)),
-        **parts.settings,
-        "precision": parts.precision.name,
-        "data": data.fingerprint(),
-        "strategy": type(parts.strategy).__name__,
-        "ranks": parts.group.ranks,
-        "seed": parts.seed,
-        **length,
-    }
-    return json.dumps(settings, indent=1, default=str) + "\n"
+    if not isinstance(model, PipelineModel):
+        return
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    firsts, held = model.aliases, named_parameters(model)
+    tied = {*firsts, *firsts.values()} & held.keys()
+    mine = [(name, group_of.get(name), held[name].requires_grad) for name in sorted(tied)]
+    places: dict[str, int | None] = {}
+    trains: dict[str, dict[str, bool]] = {}
+    for name, number, is_trained in [each for theirs in model.mesh.pipeline.gather(mine) for each in theirs]:
+        first = firsts.get(name, name)
+        trains.setdefault(first, {})[name] = is_trained
+        if places.setdefault(first, number) != number:
+            raise ArgumentError(
+                f"`{name}` and `{first}` are copies of one parameter, but in different groups of the optimizers: give "
+                f"them the same group on all ranks.",
+                field=name,
+            )
+    for copies in trains.values():
+        check_frozen(copies)
 
 
-def _described(optimizer: Optimizer) -> dict[str, Any]:
-    groups = [
-        {key: plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
-    ]
-    options = groups[0]
-    if len(groups) > 1:
-        options = {str(group.get("name", at)): group for at, group in enumerate(groups)}
-    return {"kind": type(optimizer).__name__, **options}
+def check_same_on_all_ranks(group: Group, described: Mapping[str, object]) -> None:
+    """Raise ReplicaError, with the rank and the first difference, unless all ranks describe the same run."""
+    everybody = group.gather(described)
+    for rank, theirs in enumerate(everybody):
+        found = _difference("", theirs, everybody[0])
+        if found is not None:
+            name, value, first = found
+            raise ReplicaError(
+                f"all ranks must train the same run, but `{name}` is {value!s:.200} on rank {rank} and {first!s:.200} "
+                f"on rank 0; give all ranks the same files, versions and settings.",
+                field=name,
+            )
 
 
-def record_settings(folder: Path, settings: str, update: int, report: Callable[[Incident], None]) -> None:
-    """Write the settings into the run folder. An error is an incident, not the end of the run."""
-    try:
-        replace_text(folder / "settings.json", settings)
-    except EvenstepError as error:
-        report(Incident(kind="settings", update=update, message=str(error)))
+def _difference(name: str, one: object, other: object) -> tuple[str, object, object] | None:
+    if one == other:
+        return None
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return name, one, other
+    mine, theirs = cast("dict[str, object]", one), cast("dict[str, object]", other)
+    for key in {**theirs, **mine}:
+        found = _difference(f"{name}.{key}" if name else key, mine.get(key, "absent"), theirs.get(key, "absent"))
+        if found is not None:
+            return found
+    return None

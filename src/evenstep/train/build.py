@@ -1,12 +1,11 @@
 """Builds engines from the arguments of `Engine` and `Trainer`, in one order.
 
-`set_up` checks arguments; `Parts.build` moves, converts and shares the model.
+`Parts` checks arguments; `Parts.build` moves, converts and shares the model.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Protocol, cast, final
@@ -20,7 +19,7 @@ from evenstep import training_mode
 from evenstep.arguments import choose
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, Event, Incident, MicrobatchEvent, Storage
+from evenstep.events import Bus, Event, Incident, MicrobatchEvent
 from evenstep.internals import local_tensor, unwrapped
 from evenstep.keys import branch, key_below
 from evenstep.lazy import load
@@ -28,15 +27,15 @@ from evenstep.optim.apply import build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.optimizers import Modes, joined
 from evenstep.optim.rounded import RoundedStepper
-from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
+from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.optim.stepper import MasterStepper, Stepper
 from evenstep.options import Failures, Training
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
-from evenstep.single_use import check_unused
 from evenstep.tensors import device_here, make_current, named_parameters
+from evenstep.train.agreement import check_shared
 from evenstep.train.blocks import (
     check_compiled,
     choose_linear_layers,
@@ -54,7 +53,6 @@ from evenstep.train.checks import (
     check_optimizer,
     check_own_models,
     check_parameters,
-    check_shared,
     check_tasks,
     check_whole_model,
 )
@@ -71,10 +69,10 @@ from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.modules import attached
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, named
-from evenstep.train.tasks.weighting import Combine, Fixed
+from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last
-from evenstep.train.update.execution import Execution, build_execution
+from evenstep.train.update.execution import build_execution
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.update import Update
 
@@ -154,68 +152,75 @@ class Compute(Protocol):
 
 
 @final
-@dataclass(slots=True, kw_only=True)
 class Parts:
     """Parts of an engine: checked objects of its arguments, and what `build` makes of them.
 
     Args:
-        linear_layers: layers that compute in float8.
-        recomputed: modules whose activations are recomputed.
-        settings: of updates, as plain values.
-        package: computes updates in place of `core`: a module with `check(parts)` and `build(parts) -> Compute`.
+        data: for training, and `evaluations` by name; none for a loop of one's own.
+        averages: a hook averages the models of ranks that train one each.
 
     Attributes:
+        group: all ranks of the run.
+        settings: of updates, as plain values.
+        package: computes updates in place of `core`: a module with `check(parts)` and `build(parts) -> Compute`.
         compute: computes and applies one update: `core`, or what `package` builds.
         teacher: output of the average; None where no task asks for it.
         modes: of the optimizer, which may evaluate other parameters than it trains.
         saved: tensors of the state.
+
+    Raises:
+        ArgumentError: an argument that can't be, or that does not go with another.
+        TaskError: a model that can't be trained.
     """
 
-    model: nn.Module
-    tasks: Tasks
-    optimizer: Optimizer
-    strategy: Strategy
-    precision: Precision
-    lr_schedule: LrSchedule | None
-    seed: int
-    device: torch.device
-    train: Training
-    policies: Policies
-    storage: Storage
-    linear_layers: Mapping[str, nn.Linear]
-    recomputed: Mapping[str, nn.Module]
-    settings: dict[str, Any]
-    package: Any
-    context: TrainContext = field(init=False)
-    execution: Execution = field(init=False)
-    core: Update = field(init=False)
-    compute: Compute = field(init=False)
-    teacher: Callable[[Any], Any] | None = field(init=False)
-    check_loss: LossCheck = field(init=False)
-    modes: Modes = field(init=False)
-    saved: TrainState = field(init=False)
-
-    @property
-    def group(self) -> Group:
-        """All ranks of the run."""
-        return self.model.mesh.world if isinstance(self.model, PipelineModel) else self.strategy.data_group
-
-    @property
-    def kept(self) -> dict[str, object]:
-        """Objects with state, by their names in messages; they belong to one run."""
-        coefficients, policies = self.tasks.coefficients, self.policies
-        spikes = policies.spikes
-        by_name = {
-            "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
-            "combine": self.tasks.combine,
-            "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
-            "non_finite": policies.non_finite,
-            "out_of_memory": policies.out_of_memory,
-            "loss_spike": spikes,
-            "policy": None if spikes is None else spikes.policy,
-            **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
-        }
-        return {f"`{name}`": one for name, one in by_name.items() if one is not None and vars(one)}
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        task: Task | Mapping[str, Task],
+        optimizer: Optimizer | Sequence[Optimizer],
+        strategy: Strategy | str | None,
+        precision: Precision | str | None,
+        lr_schedule: LrSchedule | str | Mapping[str, Any] | None,
+        seed: int,
+        device: str | torch.device,
+        train: Training,
+        policies: Policies,
+        data: Data | None = None,
+        evaluations: Mapping[str, Data] = MappingProxyType({}),
+        averages: bool = False,
+    ) -> None:
+        check_launched(strategy, model, os.environ)
+        check_model(model)
+        self.model, self.train, self.seed, self.policies = model, train, seed, policies
+        self.optimizer = optimizer = joined(optimizer)
+        with attached(model, named(task), optimizer):
+            self.precision = formats = precision_of(precision)
+            self.strategy = sharing = strategy_of(strategy, device, model)
+            self.group: Group = model.mesh.world if isinstance(model, PipelineModel) else sharing.data_group
+            check_covers(sharing, model)
+            check_own_models(sharing, policies, formats, averages=averages)
+            check_parameters(model, optimizer, formats)
+            self.device = device_here(device_of_rank("auto") if device == "auto" else device)
+            formats.check(self.device)
+            check_formats(formats, optimizer=optimizer, strategy=sharing)
+            check_layers(model, strategy=sharing, precision=formats, train=train)
+            if train.compile == "model":
+                check_compiled(model, sharing)
+            check_optimizer(optimizer, model=model, strategy=sharing)
+            self.tasks = tasks = Tasks.of(task, train.coefficients, _combine_of(train.combine), train.norm_statistics)
+            check_tasks(tasks, data, evaluations, model=model)
+            check_whole_model(tasks.by_name, train.ema, model, sharing)
+            for one in tasks.by_name.values():
+                one.prepare(model)
+            self.lr_schedule = schedule = lr_schedule_of(lr_schedule)
+            self.storage = build_storage(tasks.by_name, self.device, train.clip_norm)
+            self.linear_layers = choose_linear_layers(model, formats)
+            self.recomputed = choose_modules(model, train.memory.checkpoint)
+            self.settings = settings_of(train, tasks.coefficients, tasks.combine, formats, schedule) | sharing.settings
+            self.package: Any = import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None
+            if self.package is not None:
+                self.package.check(self)
 
     def build(self, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         """Move, convert and share the model, and build what computes its updates.
@@ -253,9 +258,7 @@ class Parts:
             report=report,
         )
         bus.drawing = _drawing(context.randomness, self.device, branch(self.seed, "hooks"))
-        context.coefficients.check(updates)
-        if train.ema is not None:
-            train.ema.check(updates)
+        self._check_length(updates)
         learning_rates = LearningRates(optimizer, self.lr_schedule, updates)
         self._change_layers()
         self.group.go_on()  # after an earlier error of all ranks
@@ -284,7 +287,7 @@ class Parts:
             trained=self.saved.trained,
             combine=tasks.combine,
         )
-        self.compute = self.core if self.package is None else self.package.build(self)
+        self.compute: Compute = self.core if self.package is None else self.package.build(self)
         self.teacher = build_teacher(context, model, self.saved.average)
         pending = set(context.tasks) if train.check_loss else set[str]()
         self.check_loss = LossCheck(self.core, context, self.execution, pending)
@@ -300,10 +303,13 @@ class Parts:
 
     def stretch(self, updates: int | None) -> None:
         """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
-        self.context.coefficients.check(updates)
-        if self.saved.ema is not None:
-            self.saved.ema.check(updates)
+        self._check_length(updates)
         self.core.learning_rates.stretch(updates)
+
+    def _check_length(self, updates: int | None) -> None:
+        self.tasks.coefficients.check(updates)
+        if self.train.ema is not None:
+            self.train.ema.check(updates)
 
     def _change_layers(self) -> None:
         model, randomness = self.model, self.context.randomness
@@ -363,73 +369,3 @@ def _drawing(
         return randomness.keyed(device, key_below(root, place, event.update, *which))
 
     return drawing
-
-
-def set_up(
-    *,
-    model: nn.Module,
-    task: Task | Mapping[str, Task],
-    optimizer: Optimizer | Sequence[Optimizer],
-    strategy: Strategy | str | None,
-    precision: Precision | str | None,
-    lr_schedule: LrSchedule | str | Mapping[str, Any] | None,
-    seed: int,
-    device: str | torch.device,
-    train: Training,
-    policies: Policies,
-    data: Data | None = None,
-    evaluations: Mapping[str, Data] = MappingProxyType({}),
-    averages: bool = False,
-) -> Parts:
-    """Make objects of arguments, and refuse what can't be trained exactly; see `Trainer` for the arguments.
-
-    Args:
-        data: for training, and `evaluations` by name; none for a loop of one's own.
-        averages: a hook averages the models of ranks that train one each.
-
-    Raises:
-        ArgumentError: an argument that can't be, or that does not go with another.
-        TaskError: a model that can't be trained.
-    """
-    check_launched(strategy, model, os.environ)
-    check_model(model)
-    optimizer = joined(optimizer)
-    with attached(model, named(task), optimizer):
-        formats, sharing = precision_of(precision), strategy_of(strategy, device, model)
-        check_covers(sharing, model)
-        check_own_models(sharing, policies, formats, averages=averages)
-        check_parameters(model, optimizer, formats)
-        on = device_here(device_of_rank("auto") if device == "auto" else device)
-        formats.check(on)
-        check_formats(formats, optimizer=optimizer, strategy=sharing)
-        check_layers(model, strategy=sharing, precision=formats, train=train)
-        if train.compile == "model":
-            check_compiled(model, sharing)
-        check_optimizer(optimizer, model=model, strategy=sharing)
-        tasks = Tasks.of(task, train.coefficients, _combine_of(train.combine), train.norm_statistics)
-        check_tasks(tasks, data, evaluations, model=model)
-        check_whole_model(tasks.by_name, train.ema, model, sharing)
-        for one in tasks.by_name.values():
-            one.prepare(model)
-        schedule = lr_schedule_of(lr_schedule)
-        parts = Parts(
-            model=model,
-            tasks=tasks,
-            optimizer=optimizer,
-            strategy=sharing,
-            precision=formats,
-            lr_schedule=schedule,
-            seed=seed,
-            device=on,
-            train=train,
-            policies=policies,
-            storage=build_storage(tasks.by_name, on, train.clip_norm),
-            linear_layers=choose_linear_layers(model, formats),
-            recomputed=choose_modules(model, train.memory.checkpoint),
-            settings=settings_of(train, tasks.coefficients, tasks.combine, formats, schedule) | sharing.settings,
-            package=import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None,
-        )
-        if parts.package is not None:
-            parts.package.check(parts)
-        check_unused(parts.kept)
-        return parts

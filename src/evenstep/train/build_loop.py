@@ -71,7 +71,7 @@ def build_loop(
     *,
     data: Data,
     sets: dict[str, Data],
-    hooks: object,
+    hooks: Sequence[Hook | None],
     folder: Path | None,
     updates: int | None,
     epochs: int | None,
@@ -95,12 +95,7 @@ def build_loop(
     engine = Engine.of(parts, updates=planned, bus=bus, report=reporter.report)
     requests = Requests(pollers=_overriding(bus.hooks, "poll"))
     evaluator = Evaluations(
-        evaluator=engine.evaluator,
-        ledger=engine.ledger,
-        phases=engine.phases,
-        sets=sets,
-        reporter=reporter,
-        requests=requests,
+        evaluator=engine.evaluator, ledger=engine.ledger, sets=sets, writers=reporter.writers, requests=requests
     )
     state = RunState(
         engine=engine,
@@ -161,7 +156,7 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
 
 
 def _hooks(
-    given: object,
+    given: Sequence[Hook | None],
     writers: Sequence[Writer],
     *,
     folder: Path | None,
@@ -169,7 +164,7 @@ def _hooks(
     evaluation: Evaluation | None,
     saved: Checkpointing,
 ) -> list[Hook | None]:
-    own: list[Any] = [given] if isinstance(given, Hook) else [*cast("Iterable[Any]", given or ())]
+    own: list[Any] = [*given]
     before: list[Hook] = []
     after: list[Hook] = [writer for writer in writers if isinstance(writer, Hook)]
     if folder is not None:

@@ -126,9 +126,13 @@ class Checkpointer:
 
     def load(self, state: Tree) -> None:
         self.reporter.changed(self.state.load_state_dict(state), self._update)
+        self.saved_at = -1  # saved checkpoints may belong to another course
+        self.is_named = True
 
-    def leave_later(self) -> None:
-        """Rename later checkpoints in the folder of a run that goes on from a named state: they are of another past."""
+    def begin_run(self, settings: Tree) -> None:
+        """Clean the folder, and record the settings; rename later checkpoints where a named state was loaded."""
+        self.folder.clean(self._update)
+        self.folder.record(settings, self._update)
         if self.is_named and self.enabled:
             for text in self.folder.set_aside_after(self._update):
                 self._report("checkpoint", text, self._update)

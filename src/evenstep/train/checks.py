@@ -4,8 +4,8 @@ The reason stands before each function: bits (updates would depend on the cut), 
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer
 
 from evenstep.arguments import advice
 from evenstep.data import Data, StreamData
-from evenstep.errors import ArgumentError, ReplicaError, TaskError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
 from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
@@ -26,9 +26,8 @@ from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, ra
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
-from evenstep.pipeline.ties import check_frozen
 from evenstep.precision import Precision, SixteenBits
-from evenstep.tensors import named_parameters, parameters_in
+from evenstep.tensors import parameters_in
 from evenstep.train.failures import Policies, Rewind, Stop
 from evenstep.train.state.train_state import is_shared, parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
@@ -163,30 +162,6 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
                 raise ArgumentError(f"`{name}` is a {type(module).__name__}, {not_for[kind]}.", field=name)
 
 
-# bits: stages would step their copies of one parameter differently
-def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
-    """Compare copies of parameters in stages; `groups` are the parameters of this rank's optimizer by group."""
-    if not isinstance(model, PipelineModel):
-        return
-    group_of = {name: number for number, names in enumerate(groups) for name in names}
-    firsts, held = model.aliases, named_parameters(model)
-    tied = {*firsts, *firsts.values()} & held.keys()
-    mine = [(name, group_of.get(name), held[name].requires_grad) for name in sorted(tied)]
-    places: dict[str, int | None] = {}
-    trains: dict[str, dict[str, bool]] = {}
-    for name, number, is_trained in [each for theirs in model.mesh.pipeline.gather(mine) for each in theirs]:
-        first = firsts.get(name, name)
-        trains.setdefault(first, {})[name] = is_trained
-        if places.setdefault(first, number) != number:
-            raise ArgumentError(
-                f"`{name}` and `{first}` are copies of one parameter, but in different groups of the optimizers: give "
-                f"them the same group on all ranks.",
-                field=name,
-            )
-    for copies in trains.values():
-        check_frozen(copies)
-
-
 # --- the optimizer
 
 
@@ -313,50 +288,3 @@ def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Modu
                 f"`ddp` or `zero1`, or evaluate its checkpoints on one process.",
                 field=needs,
             )
-
-
-# --- the ranks
-
-
-# bits
-def check_shared(model: nn.Module, strategy: Strategy) -> None:
-    """Raise ReplicaError unless all ranks are about to share the same model in the same way; all call it together.
-
-    Nothing of the model has been sent yet: tensors of other sizes can end a process within the collective.
-    """
-    whole = unwrapped(model)
-    tensors = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-    described = {
-        **{name or "itself": type(module).__name__ for name, module in whole.named_modules()},
-        **{name: f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for name, one in tensors.items()},
-    }
-    run = {"strategy": type(strategy).__name__, **strategy.settings, "model": described}
-    check_same_on_all_ranks(strategy.group, run)
-
-
-# bits
-def check_same_on_all_ranks(group: Group, described: Mapping[str, object]) -> None:
-    """Raise ReplicaError, with the rank and the first difference, unless all ranks describe the same run."""
-    everybody = group.gather(described)
-    for rank, theirs in enumerate(everybody):
-        found = _difference("", theirs, everybody[0])
-        if found is not None:
-            name, value, first = found
-            raise ReplicaError(
-                f"all ranks must train the same run, but `{name}` is {value!s:.200} on rank {rank} and {first!s:.200} "
-                f"on rank 0; give all ranks the same files, versions and settings.",
-                field=name,
-            )
-
-
-def _difference(name: str, one: object, other: object) -> tuple[str, object, object] | None:
-    if one == other:
-        return None
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return name, one, other
-    mine, theirs = cast("dict[str, object]", one), cast("dict[str, object]", other)
-    for key in {**theirs, **mine}:
-        found = _difference(f"{name}.{key}" if name else key, mine.get(key, "absent"), theirs.get(key, "absent"))
-        if found is not None:
-            return found
-    return None

@@ -26,7 +26,6 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
-from evenstep.single_use import mark_used
 from evenstep.train.failures import LOSS, Stop
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
@@ -99,13 +98,13 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        from evenstep.train.build import set_up
+        from evenstep.train.build import Parts
         from evenstep.train.checks import check_own_loop
         from evenstep.train.failures import Policies
 
         if updates is not None:
             check_length(updates, None)
-        parts = set_up(
+        parts = Parts(
             model=model,
             task=task,
             optimizer=optimizer,
@@ -123,7 +122,6 @@ class Engine:
         warn = logging.getLogger("evenstep").warning
         self._build(parts, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.parts.prepare()
-        mark_used(parts.kept)
 
     @classmethod
     def of(cls, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
@@ -133,7 +131,7 @@ class Engine:
         return engine
 
     def _build(self, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
-        from evenstep.train.checks import check_ties
+        from evenstep.train.agreement import check_ties
         from evenstep.train.evaluate import Evaluator
         from evenstep.train.ledger import Ledger
         from evenstep.train.state.engine_state import EngineState
@@ -245,7 +243,7 @@ class Engine:
         name, update = "evaluate", self.progress.update
         values: dict[str, float] = {}
         with self._alone(name), self.evaluator.span(name, update, values), self.ledger.together():
-            found = self.evaluator.apart(name, lambda _: (each for each in [one]), update, is_silent=False)
+            found = self.evaluator.apart(name, lambda _: (each for each in [one]), update, bus=self.bus)
             values |= {f"{name}/{metric}": value for metric, value in found.items()}
         return found
 

@@ -4,14 +4,19 @@ An update is settled once the host knows if it was committed: at once on a CPU; 
 A failure policy answers an aborted update: its batch is taken again or left out, or the run goes back (`Rewind`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import cast, final
+from typing import Any, cast, final
+
+import torch
 
 from evenstep.data import GlobalBatch, Position
 from evenstep.errors import DataError
 from evenstep.events import EpochEvent, Hook, Incident, Record
+from evenstep.internals import unwrapped
+from evenstep.tensors import named_parameters
+from evenstep.train.agreement import check_same_on_all_ranks, check_ties
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluations
@@ -19,7 +24,11 @@ from evenstep.train.failures import Answer, Policies, spike_error
 from evenstep.train.feed import Feed
 from evenstep.train.reporter import Reporter, data_incidents
 from evenstep.train.requests import End, Requests, Rewind
+from evenstep.train.state.settings import plain
 from evenstep.train.update.outcome import Aborted
+from evenstep.version import __version__
+
+_OF_A_RANK = ("model", "ranks")  # of a description: stages have other parameters, and processes may come later
 
 
 @final
@@ -74,6 +83,31 @@ class Loop:
                 return self._finish(end)
             except Rewind as rewind:
                 self._go_back(rewind)
+
+    def check_agreement(self, described: Mapping[str, Any]) -> None:
+        """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
+
+        Args:
+            described: as by `description`, when the trainer was built.
+        """
+        engine, parts = self.engine, self.engine.parts
+        run = {name: value for name, value in described.items() if name not in _OF_A_RANK} | {
+            "evenstep": __version__,
+            "torch": torch.__version__,
+            "update": engine.progress.update,
+            "updates": self.updates,
+            "folder": "given" if self.checkpointer.enabled else "none in which anything is saved",
+            "train": plain(parts.train),
+            "log.every_updates": self.log_every_updates,
+            "settle_every_updates": self.settle_every_updates,
+        }
+        check_same_on_all_ranks(engine.group, run)
+        # Ranks that hold different stages of a model agree with those that hold the same.
+        model, groups = unwrapped(engine.model), parts.core.trained.names
+        flags = {name: one.requires_grad for name, one in named_parameters(model).items()}
+        own = {"the parameters of the optimizer's groups": groups, "requires_grad": flags}
+        check_same_on_all_ranks(engine.reducers.group, own)
+        check_ties(model, groups)
 
     def planned_end(self) -> End | None:
         """The end that the run has reached as far as updates were dispatched; None: it goes on."""

@@ -33,6 +33,11 @@ _16_BITS = frozenset({torch.float16, torch.bfloat16})
 _OFF = "`train=Training(check_loss=False)`"
 _SURE = 0.2  # of the losses: a mean differs from the sum of its halves by more
 
+# Largest difference that rounding makes: of the largest loss, and of each unit where terms cancel.
+_WIDE = (1e-3, 1e-6)
+_FAST = (1e-2, 1e-4)  # kernels of an accelerator may differ with the batch size
+_NARROW = (5e-2, 1e-2)  # computed in 16 bits
+
 
 class _Value(NamedTuple):
     """Summed loss and weight of a piece of a micro-batch, and the units that a `Loss.of_mean` counted."""
@@ -40,18 +45,6 @@ class _Value(NamedTuple):
     loss: float
     weight: float
     mean_over: float | None
-
-
-class _Tolerance(NamedTuple):
-    """Largest difference that rounding makes: of the largest loss, and of each unit where terms cancel."""
-
-    relative: float
-    per_unit: float
-
-
-_WIDE = _Tolerance(1e-3, 1e-6)
-_FAST = _Tolerance(1e-2, 1e-4)  # kernels of an accelerator may differ with the batch size
-_NARROW = _Tolerance(5e-2, 1e-2)  # computed in 16 bits
 
 
 @final
@@ -80,8 +73,7 @@ class LossCheck:
 
     def __init__(self, core: Update, context: TrainContext, execution: Execution, pending: set[str]) -> None:
         self.pending = pending
-        self._model = core.model
-        self._rollback = core.rollback
+        self._core = core
         self._context = context
         self._execution = execution
         self._recovery = Recovery(execution=execution, context=context)
@@ -107,8 +99,8 @@ class LossCheck:
             return ""
         losses = _Losses()
         with ExitStack() as around:
-            around.enter_context(self._rollback.unchanged())
-            around.enter_context(evaluating(self._model, self._context.device, self._context.tasks.values()))
+            around.enter_context(self._core.rollback.unchanged())
+            around.enter_context(evaluating(self._core.model, self._context.device, self._context.tasks.values()))
             around.enter_context(checking_losses())
             around.enter_context(as_written())
             # torch's shortcut for attention gives outputs as long as the longest sequence of a piece
@@ -119,7 +111,7 @@ class LossCheck:
             return ""
         values = [_value(task, loss, piece) for loss, piece in zip(losses.losses, pieces, strict=True)]
         known = [value for value in values if value is not None and math.isfinite(value.loss)]
-        return self._compare(task, one.index, known, losses) if len(known) == len(pieces) else ""
+        return self._compare(task, one.index, known, losses.is_narrow) if len(known) == len(pieces) else ""
 
     def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Microbatch | None, list[Microbatch]]:
         try:
@@ -161,21 +153,21 @@ class LossCheck:
             execution.group.gather(None)  # a rank that is done meets those that run out of memory later
         return True
 
-    def _tolerance(self, losses: _Losses) -> _Tolerance:
-        formats = {parameter.dtype for parameter in self._model.parameters()}
-        is_narrow = losses.is_narrow or self._context.precision.name != "32-true"
-        if is_narrow or not formats.isdisjoint(_16_BITS):
+    def _tolerance(self, is_narrow: bool) -> tuple[float, float]:
+        formats = {parameter.dtype for parameter in self._core.model.parameters()}
+        is_mixed = self._context.precision.name != "32-true"
+        if is_narrow or is_mixed or not formats.isdisjoint(_16_BITS):
             return _NARROW
         # by the newer of torch's two names: the older one raises where the newer was set
         products: Any = torch.backends.mkldnn
         is_exact = self._context.device.type == "cpu" and products.matmul.fp32_precision in ("none", "ieee")
         return _WIDE if is_exact else _FAST
 
-    def _compare(self, task: Task, number: int, values: Sequence[_Value], losses: _Losses) -> str:
-        tolerance, name = self._tolerance(losses), type(task).__name__
+    def _compare(self, task: Task, number: int, values: Sequence[_Value], is_narrow: bool) -> str:
+        relative, per_unit = self._tolerance(is_narrow)
+        name = type(task).__name__
         whole, again, *halves = values
-        scale = max(abs(one.loss) for one in values)
-        is_random = abs(whole.loss - again.loss) > tolerance.relative / 10 * scale
+        is_random = abs(whole.loss - again.loss) > relative / 10 * max(abs(one.loss) for one in values)
         if is_random and task.late_weight:
             return ""
         weight = math.fsum(half.weight for half in halves)
@@ -185,8 +177,8 @@ class LossCheck:
                 f"`{name}.weight` must count the units of the summed loss, such as `(labels != -100).sum()`. If it is "
                 f"meant so: {_OFF}."
             )
-        norms = [part for part in self._model.modules() if is_batch_norm(part) and not part.track_running_stats]
-        if not is_random and not norms and _differs(whole, halves, tolerance):
+        norms = [part for part in self._core.model.modules() if is_batch_norm(part) and not part.track_running_stats]
+        if not is_random and not norms and _differs(whole, halves, relative, per_unit):
             total = math.fsum(half.loss for half in halves)
             return (
                 f"the loss of micro-batch {number} is {whole.loss:.4g}, but the losses of its parts add up to "
@@ -201,16 +193,16 @@ class LossCheck:
         return ""
 
 
-def _differs(whole: _Value, parts: Sequence[_Value], tolerance: _Tolerance) -> bool:
+def _differs(whole: _Value, parts: Sequence[_Value], relative: float, per_unit: float) -> bool:
     losses = [part.loss for part in parts]
     scale = max(map(abs, (whole.loss, *losses)))
     excess = abs(math.fsum(losses) - whole.loss)
-    margin = tolerance.relative * scale
+    margin = relative * scale
     if excess <= margin:
         return False
     least, most = min(losses), max(losses)
     is_mean = least - margin <= whole.loss <= most + margin and least * most > 0 and excess > _SURE * scale
-    return (is_mean and scale > 10 * tolerance.per_unit) or excess > 100 * tolerance.per_unit * max(whole.weight, 1.0)
+    return (is_mean and scale > 10 * per_unit) or excess > 100 * per_unit * max(whole.weight, 1.0)
 
 
 def _weight(task: Task, piece: Microbatch) -> float:

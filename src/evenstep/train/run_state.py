@@ -200,10 +200,10 @@ class RunState:
         return left
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
-        begun, rates = own["run"].get("begun"), self.engine.parts.core.learning_rates
-        if begun:
-            planned = rates.updates if self.epochs is None else self._planned(begun.get("data", 0))
-            rates.check(begun.get("lr_schedule", 0), planned)
+        begun, schedule = own["run"].get("begun"), self.engine.parts.lr_schedule
+        if begun and schedule is not None:
+            planned = self._planned(begun.get("data", 0))
+            schedule.check(None if planned is None else max(planned - begun.get("lr_schedule", 0), 1))
         texts = self.engine.state.changed_settings(own)
         changed = {name: text for name, text in texts.items() if name not in MAY_CHANGE}
         if changed and not new_settings:
@@ -215,7 +215,9 @@ class RunState:
             )
 
     def _planned(self, begun_at: int) -> int | None:
-        count = updates_of(self.data, cast("int", self.epochs), self.engine.parts.seed)
+        if self.epochs is None:
+            return self.engine.parts.core.learning_rates.updates
+        count = updates_of(self.data, self.epochs, self.engine.parts.seed)
         return None if count is None else begun_at + count
 
     def _restore(self, own: Tree) -> list[str]:

@@ -4,7 +4,7 @@ Modules that only a run needs are loaded when the first trainer is built: import
 """
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -24,7 +24,7 @@ from evenstep.events.hooks.target import MetricTarget
 from evenstep.lazy import load
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.progress import Prediction, Progress, Result
@@ -113,10 +113,10 @@ class Trainer:
         log: Logging = Logging(),
         **unknown: Never,
     ) -> None:
-        from evenstep.train.agreement import check_agreement, recorded_settings
-        from evenstep.train.build import policies_of, set_up
+        from evenstep.train.build import Parts, policies_of
         from evenstep.train.build_loop import build_loop, evaluations_of
         from evenstep.train.checks import check_keeping, check_saves
+        from evenstep.train.state.settings import description
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
@@ -124,8 +124,8 @@ class Trainer:
         check_saves(folder, checkpoint)
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         policies = policies_of(failures)
-        given = hooks if isinstance(hooks, Sequence) else [hooks]
-        parts = set_up(
+        own = [hooks] if isinstance(hooks, Hook) else [*hooks]
+        parts = Parts(
             model=model,
             task=task,
             optimizer=optimizer,
@@ -138,7 +138,7 @@ class Trainer:
             policies=policies,
             data=batches,
             evaluations=sets,
-            averages=any(one.averages_ranks for one in given if isinstance(one, Hook)),
+            averages=any(one.averages_ranks for one in own if isinstance(one, Hook)),
         )
         keeps = folder is not None and checkpoint.keep_last != 0
         check_keeping(keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
@@ -148,22 +148,14 @@ class Trainer:
         self.optimizer = parts.optimizer
         self.evaluations = sets
         self.storage = parts.storage
-        self.folder = None if folder is None else Path(folder).expanduser()
-        if resume not in ("never", "auto", "new") or (self.folder is None and resume != "never"):
-            raise ArgumentError(
-                f'`resume` must be "never", or with a `folder` "auto" or "new", but is {said(resume)}.', field="resume"
-            )
-        if self.folder is not None and resume == "new":
-            self.folder = self._group.first_rank_does(partial(_free_folder, self.folder))
-        self._settings = ""
-        if folder is not None:
-            self._settings = recorded_settings(parts, batches, checkpoint.config, updates=updates, epochs=epochs)
+        self.folder = _folder_of(folder, resume, parts.group)
+        self._settings = description(parts, batches, sets, checkpoint.config, updates=updates, epochs=epochs)
         self._loop = build_loop(
             self,
             parts,
             data=batches,
             sets=sets,
-            hooks=hooks,
+            hooks=own,
             folder=self.folder,
             updates=updates,
             epochs=epochs,
@@ -172,11 +164,11 @@ class Trainer:
             failures=failures,
             log=log,
         )
-        self._agree = partial(check_agreement, self._loop)
+        self._agree = partial(self._loop.check_agreement, self._settings)
         self._run = self._loop.run
         if self._group.can_change:
             self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
-        mark_used({**parts.kept, **self._loop.engine.bus.kept})
+        mark_used(self._loop.engine.bus.kept)
         if resume == "auto":
             self.resume()
 
@@ -250,10 +242,10 @@ class Trainer:
         from evenstep.train.ending import emergency_save
 
         loop, writers = self._loop, self._loop.reporter.writers
-        with self._training(), self._opened():
+        with self._opened():
             begin = self._begun()
             writers.event("train_begin", begin)
-            self._tidy()
+            loop.checkpointer.begin_run(self._settings)
             end = End("")
             with loop.engine.bus.span("train", lambda: begin, lambda error: self._ended(begin, end, error)):
                 try:
@@ -268,56 +260,36 @@ class Trainer:
                         raise
                     raise error from raised
             loop.write_known()  # hooks may have put values when they heard of the end
-            return Result(
-                update=self.progress.update,
-                outcome=end.outcome,
-                reason=end.reason,
-                requeue=end.requeue,
-                metrics=self._latest(),
-            )
-
-    @contextmanager
-    def _training(self) -> Generator[None]:
-        from evenstep.train.ending import handling_signals
-
-        self._check_not_training("train", "`updates` says how far a run goes, and `request_stop` ends it earlier")
-        self.progress.check_within(self.updates, self._loop.epochs)
-        self._is_training = True
-        try:
-            # ranks may be threads, as in tests, which have agreed on what each does
-            alone = drawing_alone("train") if self._group.ranks == 1 else nullcontext()
-            with alone, handling_signals(self._loop):
-                yield
-        finally:
-            self._is_training = False
+            return Result(update=self.progress.update, metrics=self._latest(), **end._asdict())
 
     @contextmanager
     def _opened(self) -> Generator[None]:
-        loop = self._loop
+        from evenstep.train.ending import handling_signals
+
+        self._check_not_training("train", "`updates` says how far a run goes, and `request_stop` ends it earlier")
         self._check_hooks()
-        self._group.go_on()
-        self._agree()
-        loop.checkpointer.folder.claim()
-        loop.engine.parts.prepare()
-        with (
-            loop.checkpointer.folder.hold(),
-            loop.reporter.writers.opened(self.folder, self.progress.update),
-            closing(loop.feed.data),
-            closing(loop.evaluator),
-            undisturbed(loop.engine.parts.device),
-            torch.enable_grad(),
-        ):
-            self._has_trained = True
-            yield
-
-    def _tidy(self) -> None:
-        from evenstep.train.agreement import record_settings
-
-        checkpointer, update = self._loop.checkpointer, self.progress.update
-        checkpointer.folder.clean(update)
-        if self.folder is not None and self._group.rank == 0:
-            record_settings(self.folder, self._settings, update, self._loop.reporter.report)
-        checkpointer.leave_later()
+        loop, folder = self._loop, self._loop.checkpointer.folder
+        self.progress.check_within(self.updates, loop.epochs)
+        self._is_training = True
+        try:
+            with ExitStack() as opened:
+                if self._group.ranks == 1:  # ranks may be threads, as in tests, which have agreed on what each does
+                    opened.enter_context(drawing_alone("train"))
+                opened.enter_context(handling_signals(loop))
+                self._group.go_on()
+                self._agree()
+                folder.claim()
+                loop.engine.parts.prepare()
+                opened.enter_context(folder.hold())
+                opened.enter_context(loop.reporter.writers.opened(self.folder, self.progress.update))
+                opened.enter_context(closing(loop.feed.data))
+                opened.enter_context(closing(loop.evaluator))
+                opened.enter_context(undisturbed(loop.engine.parts.device))
+                opened.enter_context(torch.enable_grad())
+                self._has_trained = True
+                yield
+        finally:
+            self._is_training = False
 
     def _begun(self) -> TrainEvent:
         return TrainEvent(
@@ -384,7 +356,7 @@ class Trainer:
     def _writing(self) -> Generator[None]:
         """Open the writers when training is over, unless another state was loaded since: they would forget the rest."""
         loop = self._loop
-        if self._is_training or not self._has_trained or loop.checkpointer.is_named:
+        if not self._has_trained or loop.checkpointer.is_named:
             yield
             return
         with loop.checkpointer.folder.hold(), loop.reporter.writers.opened(self.folder, self.progress.update):
@@ -454,10 +426,7 @@ class Trainer:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
         self._check_not_training("load_state_dict")
-        checkpointer = self._loop.checkpointer
-        checkpointer.load(state)
-        checkpointer.saved_at = -1  # saved checkpoints may belong to another course
-        checkpointer.is_named = True
+        self._loop.checkpointer.load(state)
         self._resumed = True
 
     def _check_idle(self) -> None:
@@ -501,6 +470,17 @@ def idle_loop(trainer: Trainer, what: str) -> "Loop":
     """The loop of a trainer; raises ArgumentError if it trains."""
     trainer._check_not_training(what)  # pyright: ignore[reportPrivateUsage]
     return trainer._loop  # pyright: ignore[reportPrivateUsage]
+
+
+def _folder_of(given: Path | str | None, resume: str, group: Group) -> Path | None:
+    if resume not in ("never", "auto", "new") or (given is None and resume != "never"):
+        raise ArgumentError(
+            f'`resume` must be "never", or with a `folder` "auto" or "new", but is {said(resume)}.', field="resume"
+        )
+    if given is None:
+        return None
+    folder = Path(given).expanduser()
+    return group.first_rank_does(partial(_free_folder, folder)) if resume == "new" else folder
 
 
 def _free_folder(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from evenstep import Loss, Task
 from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.checks import check_same_on_all_ranks
+from evenstep.train.agreement import check_same_on_all_ranks
 from evenstep.train.tasks.task import weight_of
 from evenstep.train.update.context import build_transfer
 from evenstep.train.update.rollback import Buffers

@@ -14,7 +14,7 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
 from evenstep.parallel import Ddp, Mesh, Single, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import FullPrecision
-from evenstep.train.checks import check_ties
+from evenstep.train.agreement import check_ties
 from evenstep.train.state.train_state import parameter_names
 from evenstep.train.trained import TrainedParameters
 from kit import data, filled, trainer_of

@@ -1,5 +1,6 @@
 """The folder of a run: its owner, its checkpoints and their copies in the mirror."""
 
+import json
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from evenstep.checkpoint import (
 )
 from evenstep.checkpoint.folders import CHECKPOINTS, is_complete
 from evenstep.checkpoint.retention import set_aside
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Incident
+from evenstep.events.files import replace_text
 from evenstep.parallel import Group
+from evenstep.train.state import Tree
 
 _HEADINGS = {"metrics.jsonl": 0, "metrics.csv": 1}  # lines before the first values
 
@@ -165,6 +168,15 @@ class RunFolder:
         texts += self.mirror.clean() if self.mirror is not None else []
         for text in filter(None, texts):
             self.report(Incident(kind="leftover", update=update, message=text))
+
+    def record(self, settings: Tree, update: int) -> None:
+        """Write the settings, which reports compare. An error is an incident, not the end of the run."""
+        if self.path is None or self.group.rank:
+            return
+        try:
+            replace_text(self.path / "settings.json", json.dumps(settings, indent=1, default=str) + "\n")
+        except EvenstepError as error:
+            self.report(Incident(kind="settings", update=update, message=str(error)))
 
 
 def _trained_before(folder: Path) -> str:
