@@ -25,7 +25,7 @@ from evenstep.keys import branch, key_below
 from evenstep.lazy import load
 from evenstep.optim.apply import build_apply
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.optim.optimizers import Modes, joined
+from evenstep.optim.optimizers import Modes, joined, parts_of
 from evenstep.optim.rounded import RoundedStepper
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.optim.stepper import MasterStepper, Stepper
@@ -63,7 +63,7 @@ from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import Randomness, in_order, key_layers
 from evenstep.train.state.pipeline_state import StageState
-from evenstep.train.state.settings import settings_of
+from evenstep.train.state.settings import plain, settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.modules import attached
@@ -293,6 +293,38 @@ class Parts:
         self.check_loss = LossCheck(self.core, context, self.execution, pending)
         self.modes = Modes(optimizer, model.parameters(), self.execution.reducers.after_step)
 
+    def described(
+        self, data: Data, sets: Mapping[str, Data], config: Mapping[str, Any] | None, **length: int | None
+    ) -> dict[str, Any]:
+        """A run as plain values: model, tasks, optimizer, data, LR schedule, precision, ranks, seed, `config`.
+
+        Args:
+            sets: evaluation data by name.
+            config: as given to `Checkpointing`.
+            length: updates and epochs of the run.
+        """
+        parameters = list(self.model.parameters())
+        tasks = {name: type(task).__name__ for name, task in self.tasks.by_name.items()}
+        optimizers = [_optimizer(one) for one in parts_of(self.optimizer)]
+        return {
+            "config": plain(config),
+            "model": {
+                "kind": type(unwrapped(self.model)).__name__,
+                "parameters": sum(one.numel() for one in parameters),
+                "trained": sum(one.numel() for one in parameters if one.requires_grad),
+            },
+            "task": tasks.get("", tasks),
+            "optimizer": optimizers[0] if len(optimizers) == 1 else {str(at): one for at, one in enumerate(optimizers)},
+            **self.settings,
+            "precision": self.precision.name,
+            "data": plain(data.fingerprint()),
+            "evaluations": {name: plain(one.fingerprint()) for name, one in sets.items()},
+            "strategy": type(self.strategy).__name__,
+            "ranks": self.group.ranks,
+            "seed": self.seed,
+            **length,
+        }
+
     def prepare(self) -> None:
         """Put model, optimizer and normalisation layers into training mode."""
         training_mode.train(self.model)
@@ -359,6 +391,17 @@ class Parts:
         names = {id(parameter): aliases.get(name, name) for name, parameter in by_name.items()}
         first_element = self.execution.reducers.layout.first_element
         return RoundedStepper(optimizer, names, seed=self.seed, first_element=first_element)
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    groups = [
+        {key: plain(value, 0) for key, value in group.items() if key not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
+    if len(groups) == 1:
+        return {"kind": type(optimizer).__name__, **groups[0]}
+    named = {str(group.get("name", at)): group for at, group in enumerate(groups)}
+    return {"kind": type(optimizer).__name__, **named}
 
 
 def _drawing(

@@ -88,7 +88,7 @@ class Loop:
         """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
 
         Args:
-            described: as by `description`, when the trainer was built.
+            described: as by `Parts.described`, when the trainer was built.
         """
         engine, parts = self.engine, self.engine.parts
         run = {name: value for name, value in described.items() if name not in _OF_A_RANK} | {

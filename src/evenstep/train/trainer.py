@@ -116,7 +116,6 @@ class Trainer:
         from evenstep.train.build import Parts, policies_of
         from evenstep.train.build_loop import build_loop, evaluations_of
         from evenstep.train.checks import check_keeping, check_saves
-        from evenstep.train.state.settings import description
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
@@ -149,7 +148,7 @@ class Trainer:
         self.evaluations = sets
         self.storage = parts.storage
         self.folder = _folder_of(folder, resume, parts.group)
-        self._settings = description(parts, batches, sets, checkpoint.config, updates=updates, epochs=epochs)
+        self._settings = parts.described(batches, sets, checkpoint.config, updates=updates, epochs=epochs)
         self._loop = build_loop(
             self,
             parts,

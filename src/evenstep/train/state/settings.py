@@ -6,25 +6,18 @@ A reset leaves a part of a checkpoint out. The count of updates stays, and with 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, fields
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from torch import Tensor
-from torch.optim import Optimizer
 
 from evenstep.arguments import require_word
-from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.internals import unwrapped
-from evenstep.optim.optimizers import parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Reset, Training
 from evenstep.precision import Precision
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
-
-if TYPE_CHECKING:
-    from evenstep.train.build import Parts
 
 LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "memory")
 """Fields of `Training` that the parameters do not depend on."""
@@ -56,50 +49,6 @@ def settings_of(
         "precision": plain(asdict(precision)),
         "lr_schedule": plain(lr_schedule),
     }
-
-
-def description(
-    parts: "Parts", data: Data, sets: Mapping[str, Data], config: Mapping[str, Any] | None, **length: int | None
-) -> Tree:
-    """A run as plain values: model, tasks, optimizer, data, LR schedule, precision, ranks, seed, the user's `config`.
-
-    Args:
-        sets: evaluation data by name.
-        config: as given to `Checkpointing`.
-        length: updates and epochs of the run.
-    """
-    parameters = list(parts.model.parameters())
-    tasks = {name: type(task).__name__ for name, task in parts.tasks.by_name.items()}
-    optimizers = [_optimizer(one) for one in parts_of(parts.optimizer)]
-    return {
-        "config": plain(config),
-        "model": {
-            "kind": type(unwrapped(parts.model)).__name__,
-            "parameters": sum(one.numel() for one in parameters),
-            "trained": sum(one.numel() for one in parameters if one.requires_grad),
-        },
-        "task": tasks.get("", tasks),
-        "optimizer": optimizers[0] if len(optimizers) == 1 else {str(at): one for at, one in enumerate(optimizers)},
-        **parts.settings,
-        "precision": parts.precision.name,
-        "data": plain(data.fingerprint()),
-        "evaluations": {name: plain(one.fingerprint()) for name, one in sets.items()},
-        "strategy": type(parts.strategy).__name__,
-        "ranks": parts.group.ranks,
-        "seed": parts.seed,
-        **length,
-    }
-
-
-def _optimizer(optimizer: Optimizer) -> Tree:
-    groups = [
-        {key: plain(value, 0) for key, value in group.items() if key not in ("params", "param_names")}
-        for group in optimizer.param_groups
-    ]
-    if len(groups) == 1:
-        return {"kind": type(optimizer).__name__, **groups[0]}
-    named = {str(group.get("name", at)): group for at, group in enumerate(groups)}
-    return {"kind": type(optimizer).__name__, **named}
 
 
 def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
