@@ -103,13 +103,14 @@ class Ledger:
     @contextmanager
     def together(self) -> Generator[None]:
         """Around what all ranks do together: an error inside is rolled back, and ends the other ranks' waiting."""
-        self.execution.world.go_on()
+        world = self.execution.world
+        world.go_on()
         try:
             yield
         except BaseException as raised:
-            error = self.execution.world.explained(raised)
+            error = world.explained(raised)
             if not isinstance(error, LostRankError):
-                self.execution.world.fail(clause(error))
+                world.fail(clause(error))
             self.abandon()
             if error is raised:
                 raise
@@ -131,9 +132,9 @@ class Ledger:
             cause = diagnose(self.core.model, lambda: self.core.rerun(pending.batch, pending.number))
         finally:
             scale.value = before
-        causes = self.execution.group.gather(cause)
+        _, cause = min(self.execution.group.gather(cause))
         self.context.storage.discard_from(incident.update)
-        found = f"{incident.message} When it is run again, {min(causes, key=_specificity)}."
+        found = f"{incident.message} When it is run again, {cause}."
         return replace(incident, message=found), NonFiniteError(
             f"{found} {kept} Look at this batch and at the loss, lower the learning rate or clip gradients, or let "
             f"such batches be skipped."
@@ -193,17 +194,12 @@ class Ledger:
         self.core.learning_rates.restore(update.rates)
 
 
-def _specificity(cause: str) -> tuple[int, str]:
-    kinds = ("the output of", "the gradients of")
-    return next((place for place, words in enumerate(kinds) if words in cause), len(kinds)), cause
-
-
 def _described(microbatch: int, task: str, loss: float) -> str:
     of_task = f"task `{task}`, " if task else ""
     return f"{of_task}micro-batch {microbatch}: its loss is {loss}"
 
 
-def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
+def diagnose(model: nn.Module, rerun: Callable[[], object]) -> tuple[int, str]:
     """Run `rerun` and name the first module whose output is inf or NaN, or else the parameters with such gradients.
 
     An output of -inf alone, as of a mask before a softmax, is the cause only if no later module removes it.
@@ -211,10 +207,13 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     Args:
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
 
+    Returns:
+        A number that is lower the more exact the cause is, and the cause.
+
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     >>> _ = model[0].weight.data.fill_(float("nan"))
     >>> diagnose(model, lambda: model(torch.ones(1, 1)).sum().backward())
-    'the output of module `0` (Linear) is not finite'
+    (0, 'the output of module `0` (Linear) is not finite')
     """
     cause = masked = ""  # the first such module; the first with -inf alone, while no later module has removed that
 
@@ -244,22 +243,18 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
         for handle in handles:
             handle.remove()
     if cause or masked:
-        return f"the output of {cause or masked} is not finite"
-    values = {name: _values(one.grad) for name, one in named_parameters(model).items() if one.grad is not None}
-    bad = [name for name, gradient in values.items() if not bool(gradient.isfinite().all())]
+        return 0, f"the output of {cause or masked} is not finite"
+    grads = {name: one.grad for name, one in named_parameters(model).items() if one.grad is not None}
+    bad = [name for name, one in grads.items() if not _are_finite(one.coalesce().values() if one.is_sparse else one)]
     if bad:
-        return (
+        return 1, (
             f"all outputs are finite, but the gradients of {first_of(bad, 3)} are not: look at the loss, and train "
             f"under `torch.autograd.detect_anomaly()` to see the line"
         )
-    norm = math.sqrt(math.fsum(float(one.abs().double().square().sum()) for one in map(Tensor.cpu, values.values())))
-    if norm**2 > torch.finfo(torch.float32).max:
-        return f"all numbers are finite, but the gradient's norm is {norm:.3g}: training has diverged"
-    return "all numbers are finite: the model or its task computes differently each time"
-
-
-def _values(gradient: Tensor) -> Tensor:
-    return local_tensor(gradient.coalesce().values() if gradient.is_sparse else gradient)
+    return 2, (
+        "all numbers are finite: the norm of the gradient is too large for its format, as training has diverged, or "
+        "the model or its task computes differently each time"
+    )
 
 
 def _floats_in(item: Any) -> list[Tensor]:

@@ -23,6 +23,7 @@ from evenstep.train.tasks.now import dummy_pass
 from evenstep.train.tasks.task import Loss, Task, loss_of
 from evenstep.train.update.context import TrainContext
 
+_NOTHING: Mapping[str, Any] = {}
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
 
 
@@ -108,13 +109,15 @@ class MicrobatchStep:
             self._begin_event(microbatch, one)
         batch = self._prepared(stage, task, one)
         self.doing = "forward", one
-        heard = self._observed("forward", one, batch, stage) if context.bus.hears_passes else nullcontext()
+        seen: dict[str, Any] = self._open[microbatch][1] if microbatch in self._open else {}
+        # the output of one of several stages is not the model's
+        heard = self._span("forward", one, batch, seen) if stage.is_whole else nullcontext()
         if self.model is not None:
             with context.precision.forward(context.device), lent(self.model, context) as whole, heard:
-                seen = task.evaluate(whole, batch)
-            return {}, self._observer.take(task, one, seen)
+                found = task.evaluate(whole, batch)
+            return {}, self._observer.take(task, one, found)
         with context.precision.forward(context.device):
-            with heard as known:
+            with heard:
                 inputs = context.inputs(task, batch) if stage.takes_inputs else None
                 if stage.is_whole:
                     positional, named = arguments((), inputs, True)
@@ -126,13 +129,11 @@ class MicrobatchStep:
                 if context.randomness.by_layer:
                     context.randomness.seed_layer(LOSS)
                 (output,) = outputs.values()
-                output = context.output(task, output, batch)
-                if known is not None:
-                    known["output"] = output
-            seen = self._observer.see(task, output, batch)
-        total = self._observer.take(task, one, seen)
+                seen["output"] = output = context.output(task, output, batch)
+            found = self._observer.see(task, output, batch)
+        total = self._observer.take(task, one, found)
         if microbatch in self._open:
-            self._open[microbatch][1].update(output=output, loss=None if total is None else total.detach())
+            seen["loss"] = None if total is None else total.detach()
         return {}, total
 
     def _prepared(self, stage: Stage, task: Task, one: Microbatch) -> Any:
@@ -161,7 +162,7 @@ class MicrobatchStep:
         """Around the backward of a stage."""
         one = self.pieces[microbatch]
         self.doing = "backward", one
-        return self._observed("backward", one) if self.context.bus.hears_passes else nullcontext()
+        return self._span("backward", one)
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
@@ -177,19 +178,13 @@ class MicrobatchStep:
         span.__enter__()
         self._open[number] = span, seen
 
-    @contextmanager
-    def _observed(
-        self, phase: SpanName, one: Microbatch, batch: Any = None, stage: Stage | None = None
-    ) -> Generator[dict[str, Any]]:
-        """Events of a pass; gives a dict for the "output" of a forward."""
-        seen: dict[str, Any] = {}
-        is_of_model = stage is None or stage.is_whole  # the output of one of several stages is not the model's
-        with self._span(phase, one, batch, seen) if is_of_model else nullcontext():
-            yield seen
+    def _span(
+        self, name: SpanName, one: Microbatch, batch: Any = None, seen: Mapping[str, Any] = _NOTHING
+    ) -> AbstractContextManager[None]:
+        def event(error: BaseException | None = None) -> MicrobatchEvent:
+            return MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task, **seen)
 
-    def _span(self, name: SpanName, one: Microbatch, batch: Any, seen: dict[str, Any]) -> AbstractContextManager[None]:
-        event = MicrobatchEvent(update=self._update, microbatch=one.index, batch=batch, task=one.task)
-        return self.context.bus.span(name, lambda: event, lambda error: replace(event, **seen))
+        return self.context.bus.span(name, event, event)
 
     def __enter__(self) -> Self:
         return self
