@@ -66,9 +66,8 @@ from evenstep.train.state.pipeline_state import StageState
 from evenstep.train.state.settings import plain, settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.metrics import build_storage
-from evenstep.train.tasks.modules import attached
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.tasks import Tasks, named
+from evenstep.train.tasks.tasks import Tasks, attached, named
 from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last

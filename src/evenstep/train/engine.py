@@ -134,7 +134,7 @@ class Engine:
         from evenstep.train.agreement import check_ties
         from evenstep.train.evaluate import Evaluator
         from evenstep.train.ledger import Ledger
-        from evenstep.train.state.engine_state import EngineState
+        from evenstep.train.state.train_state import EngineState
 
         parts.build(updates=updates, bus=bus, report=report)
         self.parts = parts

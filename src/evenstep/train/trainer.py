@@ -242,7 +242,8 @@ class Trainer:
 
         loop, writers = self._loop, self._loop.reporter.writers
         with self._opened():
-            begin = self._begun()
+            config = loop.checkpointer.state.config
+            begin = TrainEvent(update=self.progress.update, updates=self.updates, resumed=self._resumed, config=config)
             writers.event("train_begin", begin)
             loop.checkpointer.begin_run(self._settings)
             end = End("")
@@ -289,14 +290,6 @@ class Trainer:
                 yield
         finally:
             self._is_training = False
-
-    def _begun(self) -> TrainEvent:
-        return TrainEvent(
-            update=self.progress.update,
-            updates=self.updates,
-            resumed=self._resumed,
-            config=self._loop.checkpointer.state.config,
-        )
 
     def _ended(self, begin: TrainEvent, end: End, error: BaseException | None) -> TrainEvent:
         return replace(
