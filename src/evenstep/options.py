@@ -12,7 +12,7 @@ from annotated_types import Ge, MinLen
 
 from evenstep.arguments import check_one_of_two, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.schema import Count, Instance, Made, Matching, Natural, OneOf, Positive, option
+from evenstep.schema import Count, Instance, Matching, Natural, OneOf, Positive, option
 
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     Combining = Combine | str
 else:
-    Best = Annotated[Any, Made("evenstep.events:Best")]
+    Best = Annotated[Any, Instance("evenstep.events:Best", made=True)]
     Writer = Annotated[Any, Instance("evenstep.events:Writer")]
-    Ema = Annotated[Any, Made("evenstep.optim.ema:Ema")]
+    Ema = Annotated[Any, Instance("evenstep.optim.ema:Ema", made=True)]
     FailurePolicy = Annotated[Any, Instance("evenstep.train.failures:FailurePolicy")]
     LossSpikes = Annotated[Any, Instance("evenstep.train.failures:LossSpikes")]
     Coefficients = Annotated[

@@ -147,10 +147,14 @@ class Matching:
 
 
 class Instance:
-    """Annotation of a field that takes objects of the class `target`, "module:name", which run files can't hold."""
+    """Annotation of a field that takes objects of the class `target`, "module:name".
 
-    def __init__(self, target: str) -> None:
+    Run files can't hold them, unless with `made` the field takes a table of the arguments of the constructor as well.
+    """
+
+    def __init__(self, target: str, *, made: bool = False) -> None:
         self.target = target
+        self.made = made
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
         from pydantic_core import core_schema
@@ -160,9 +164,13 @@ class Instance:
     def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
         from pydantic_core import PydanticOmit
 
-        raise PydanticOmit
+        if not self.made:
+            raise PydanticOmit
+        return handler(arguments_of(load(self.target)).core_schema)
 
     def checked(self, value: object) -> object:
+        if self.made and isinstance(value, Mapping):
+            return _from_table(load(self.target), cast("Mapping[str, object]", value))
         if not isinstance(value, load(self.target)):
             _refuse("object", f"an object of the class {self.target.partition(':')[2]}")
         return value
@@ -172,18 +180,6 @@ def _refuse(kind: str, expected: str) -> Never:
     from pydantic_core import PydanticCustomError
 
     raise PydanticCustomError(kind, "input should be {expected}", {"expected": expected})  # type: ignore[arg-type]
-
-
-class Made(Instance):
-    """Annotation of a field that takes an object of a class, or a table of the arguments of its constructor."""
-
-    def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-        return handler(arguments_of(load(self.target)).core_schema)
-
-    def checked(self, value: object) -> object:
-        if isinstance(value, Mapping):
-            return _from_table(load(self.target), cast("Mapping[str, object]", value))
-        return super().checked(value)
 
 
 class OneOf(Instance):

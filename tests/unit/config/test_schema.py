@@ -14,7 +14,7 @@ from evenstep.config.load import may_change, schema
 from evenstep.config.run import DataTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
-from evenstep.schema import Count, Instance, Made, json_schema, option
+from evenstep.schema import Count, Instance, json_schema, option
 from refused import refused
 
 
@@ -72,7 +72,7 @@ def test_the_schema_has_texts_ranges_and_what_may_change() -> None:
 def test_objects_and_tables_of_their_arguments_are_taken() -> None:
     @option
     class Holder:
-        budget: Annotated[Any, Made("evenstep.events:TimeBudget")] = None
+        budget: Annotated[Any, Instance("evenstep.events:TimeBudget", made=True)] = None
         hook: Annotated[Any, Instance("evenstep.events:Hook")] = None
 
     assert isinstance(Holder(budget={"max_minutes": 3.0}).budget, evenstep.TimeBudget)

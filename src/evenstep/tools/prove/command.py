@@ -19,6 +19,7 @@ from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.rows import Prover, Verdict
 from evenstep.tools.prove.run import Variant
+from evenstep.train.build import precision_of
 from evenstep.version import __version__
 
 _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "dim")}
@@ -36,7 +37,7 @@ def run(path: Path, settings: list[str], *, rows: str, updates: int, ranks: int,
         elsewhere=bench.elsewhere,
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
-        precision=config.precision,
+        precision=precision_of(config.train.precision).name,
         layered=bench.layered(),
         checks_loss=config.train.check_loss,
         uncut=uncut,
