@@ -19,10 +19,17 @@ from evenstep.optim.schedules import LrSchedule, Need
 from evenstep.train.tasks.metrics import LaterMetrics
 from evenstep.train.tasks.task import Loss, Task, default_weight
 
-# Beginnings of the names of hooks, and of those that training does not call or `parts` does.
+# Beginnings of the names of hooks, and of hooks that training does not call or `parts` does.
 _HOOKS = (
-    *("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward", "teardown"),
-    *("get_extra_state", "set_extra_state"),
+    "on_",
+    "configure_",
+    "optimizer_",
+    "lr_scheduler_",
+    "transfer_",
+    "backward",
+    "teardown",
+    "get_extra",
+    "set_extra",
 )
 _NOT_OF_TRAINING = ("configure_optimizers", "configure_model", "on_test_", "on_predict_")
 
@@ -176,11 +183,9 @@ class _Steps(nn.Module):
                 number = number.float()  # a sum needs more bits
             numbers.setdefault(name, []).append((number, batch_size))
 
-        required = [
-            one
-            for one in list(signature(getattr(module, step)).parameters.values())[1:]
-            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
-        ]  # such as `batch_idx`, which would depend on the cut
+        _, *others = signature(getattr(module, step)).parameters.values()
+        # such as `batch_idx`, which would depend on the cut
+        required = [one for one in others if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
         with _recorded([part for part in module.modules() if hasattr(part, "metric_state")]) as updates:
             module.__dict__["log"] = log
             try:
@@ -256,7 +261,12 @@ class _TorchRates(LrSchedule):
         self._groups: list[dict[str, Any]] = twin.param_groups
         self._scheduler = deepcopy(scheduler, {id(optimizer): twin})
         self._factors = [self._factor()]
-        _reset(optimizer, self._name, cycles=getattr(scheduler, "cycle_momentum", False))
+        cycles = getattr(scheduler, "cycle_momentum", False)
+        for group in optimizer.param_groups:  # undo the scheduler's first step
+            group["lr"] = group["initial_lr"]
+            for key in group.keys() & {"betas", "momentum"} if cycles else ():
+                group[key] = optimizer.defaults[key]
+                logging.getLogger("evenstep").warning(f"{self._name} sets the rates only: `{key}` stays {group[key]}.")
 
     def _factor(self) -> float:
         factors = {float(group["lr"]) / float(group["initial_lr"]) for group in self._groups if group["initial_lr"]}
@@ -288,16 +298,6 @@ class _TorchRates(LrSchedule):
 
     def check(self, updates: int | None) -> None:
         self._after(0 if self._by_epoch or updates is None else (updates - 1) // self._every)
-
-
-def _reset(optimizer: Optimizer, scheduler: str, *, cycles: bool) -> None:
-    """Undo the first step of a scheduler: reset the rates, and the momentum if it cycles."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"]
-        for key in ("betas", "momentum") if cycles else ():
-            if key in group:
-                group[key] = optimizer.defaults[key]
-                logging.getLogger("evenstep").warning(f"{scheduler} sets the rates only: `{key}` stays {group[key]}.")
 
 
 def _optimizer_and_schedule(module: Any) -> tuple[Optimizer, LrSchedule | None]:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from evenstep import Ema, Engine, Loss, Task, Training
-from evenstep.contrib.compiled_update import compilations, graphs
-from evenstep.contrib.compiled_update.checks import check_hooks
+from evenstep.contrib.compiled_update import check_hooks, compilations, graphs
 from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, Statistics

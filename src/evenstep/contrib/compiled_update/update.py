@@ -1,19 +1,20 @@
 """Updates that are one compiled graph each; one without work, and every repeated one, is left to `Update`."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any, final
 from zlib import crc32
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from evenstep.contrib.compiled_update.checks import check_shows_nothing, check_uncalled
 from evenstep.contrib.compiled_update.formulas import OptimizerState
 from evenstep.contrib.compiled_update.graphs import Graphs, Outcome, Probed
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
-from evenstep.internals import pytree
+from evenstep.errors import ArgumentError
+from evenstep.internals import has_gradient_hooks, has_step_hooks, pytree
 from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
@@ -194,7 +195,7 @@ class CompiledUpdate:
             kept = {id(one) for one in running_statistics(self._model)}  # moved without a sign
             every = enumerate(self._model.buffers())
             moving = tuple([number for number, one in every if id(one) in kept or buffers.moved(one)])
-        check_shows_nothing([one.name for one in silent.storage.take_shown()])
+        refuse("the task's loss has `shown`", bool(silent.storage.take_shown()))
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         for one in core.trained.with_grad:
             one.grad = None
@@ -212,3 +213,14 @@ def _form_of(data: Any) -> Hashable:
     if isinstance(data, dict):
         return tuple([(name, _form_of(one)) for name, one in held.items()])
     return type(data)
+
+
+def check_uncalled(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise ArgumentError for hooks on the step or on gradients, which the graph would not call."""
+    refuse("the optimizer's step has hooks, or was replaced, as by torch's LR schedulers", has_step_hooks(optimizer))
+    refuse("a parameter has hooks on its gradient", any(map(has_gradient_hooks, parameters)))
+
+
+def refuse(reason: str, applies: bool) -> None:
+    if applies:
+        raise ArgumentError(f"`compile` is 'update', but {reason}; set `compile` to 'model'.", field="compile")

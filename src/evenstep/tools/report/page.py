@@ -36,14 +36,11 @@ class Shown(NamedTuple):
     """A run on the page; `tiles` are label, number and notes."""
 
     number: int
+    color: int
     name: str
     run: ReportedRun
     figures: Mapping[str, Figures]
     tiles: list[tuple[str, str, tuple[str, ...]]]
-
-    @property
-    def color(self) -> int:
-        return self.number % NUM_COLORS
 
 
 def write_report(folder: Path | str) -> Path:
@@ -73,8 +70,10 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
     groups: dict[str, list[tuple[int, Chart]]] = {}
     for place, chart in enumerate(drawn):
         groups.setdefault(chart["group"], []).append((place, chart))
-    incidents = [[[one.update, f"{one.kind}: {one.message}"] for one in run.incidents[:1000]] for run in runs]
-    listed = [{"name": each.name, "incidents": told} for each, told in zip(shown, incidents, strict=True)]
+    listed: list[dict[str, Any]] = []
+    for each in shown:
+        incidents = [[one.update, f"{one.kind}: {one.message}"] for one in each.run.incidents[:1000]]
+        listed.append({"name": each.name, "incidents": incidents})
     judged = list(dict.fromkeys(name for each in shown for name in judged_of(each.figures)))[:3]
     differences = between([run.settings for run in runs])
     return _template().render(
@@ -148,7 +147,7 @@ def _shown(number: int, run: ReportedRun, names: Sequence[str]) -> Shown:
         one = figures[metric]
         notes = f"best, at update {one.best_update:,}", f"last {spell_figure(one.last)}"
         tiles.append((metric, spell_figure(one.best or 0.0), notes))
-    return Shown(number=number, name=name, run=run, figures=figures, tiles=tiles)
+    return Shown(number, number % NUM_COLORS, name, run, figures, tiles)
 
 
 def spell_figure(value: float, name: str = "") -> str:
