@@ -6,8 +6,6 @@ its compiler make machine code of them.
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -240,49 +238,6 @@ def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits(
     torch.compiler.reset()
     assert torch.equal(one, trained(chain(stages=3), updates=50))
     assert (one - eager).norm() / eager.norm() < 1e-6
-
-
-class Points(nn.Module):
-    """A table, of which torch sees no other without a look at the parameters that the optimizer steps."""
-
-    def __init__(self, width: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.table, self.last = nn.Embedding(5, width, dtype=dtype), nn.Linear(width, 1, dtype=dtype)
-
-    def forward(self, places: Tensor) -> Tensor:
-        return self.last(self.table(places).tanh()).squeeze(-1)
-
-
-class Sums(Squares):
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        return (output**2).sum()
-
-
-def engine_of_points(width: int, dtype: torch.dtype) -> Engine:
-    return engine_of(filled(Points(width, dtype)), Sums(), train=Training(compile="update"))
-
-
-@pytest.mark.usefixtures("as_found")
-def test_each_engine_of_a_process_has_graphs_of_its_own() -> None:
-    for width, dtype in ((3, torch.float32), (4, torch.float64)):
-        engine = engine_of_points(width, dtype)
-        backend: Any = engine.parts.compute.backend
-        begun = backend.graphs
-        assert isinstance(engine.update(torch.arange(4)), Committed)
-        assert backend.graphs == begun + 1
-
-
-@pytest.mark.usefixtures("as_found")
-def test_an_update_in_another_thread_compiles_with_the_settings_of_the_engine() -> None:
-    config: Any = import_module("torch._dynamo.config")
-    engine = engine_of_points(3, torch.float32)
-
-    def limit() -> int:
-        engine.update(torch.arange(4))
-        return config.recompile_limit
-
-    with ThreadPoolExecutor(1) as elsewhere:
-        assert elsewhere.submit(limit).result() > 1000
 
 
 """The unit roundoff of the format that each multiplies in."""

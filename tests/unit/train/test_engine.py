@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Batch, Ema, Engine, Loss, Training
+from evenstep import Batch, Ema, Engine, Training
 from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp
@@ -81,27 +81,6 @@ def test_an_update_without_weight_is_aborted() -> None:
     assert isinstance(outcome, Aborted) and outcome.incident.kind == "no_weight"
 
 
-class WithoutFrozen(nn.Sequential):
-    def state_dict(self, *args: Any, **named: Any) -> Any:
-        return {name: value for name, value in super().state_dict(*args, **named).items() if not name.startswith("0.")}
-
-
-def test_a_loop_goes_on_from_a_state_that_leaves_out_a_frozen_part() -> None:
-    def built() -> Engine:
-        model = WithoutFrozen(*net())
-        model[0].requires_grad_(False)
-        return engine_of(model, optimizer=torch.optim.AdamW(model[2].parameters(), lr=1e-2))
-
-    one, other = built(), built()
-    one.update(batch())
-    state = one.state_dict()
-    assert set(state["model"]) == {"2.weight", "2.bias"}
-    other.load_state_dict(state)
-    for each in (one, other):
-        each.update(batch())
-    assert torch.equal(flat(one.model), flat(other.model))
-
-
 def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
     def built() -> Engine:
         return engine_of(net(nn.Dropout(0.5)), train=Training(ema=Ema(decay=0.9)), lr_schedule="cosine", updates=4)
@@ -118,26 +97,6 @@ def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
         resumed.update(microbatches=cut(batch(number), 4))
     assert resumed.progress.update == 4
     assert torch.equal(flat(straight.model), flat(resumed.model))
-
-
-def test_a_late_mean_over_nothing_contributes_nothing_though_its_gradient_is_not_finite() -> None:
-    class LateMean(Squares):
-        late_weight = True
-
-        def loss(self, output: Tensor, batch: Any) -> Any:
-            counted = (torch.arange(len(output)) < 1) & (batch[1].sum() > 0)  # the first of each, or none
-            each = (output - batch[1]).square().sum(1)
-            return Loss.of_mean((each * counted).sum() / counted.sum(), counted.sum())
-
-    x, y = stacked(points(3))
-    y = y + 0.5
-    batches = [(x[:1], y[:1]), (x[1:2], -y[1:2]), (x[2:], y[2:])]
-    ends: list[Tensor] = []
-    for some in (batches, [batches[0], batches[2]]):
-        model = net()
-        assert isinstance(sgd_engine(model, LateMean()).update(microbatches=some), Committed)
-        ends.append(flat(model))
-    torch.testing.assert_close(*ends, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("state", [lambda: engine_of(seed=1).state_dict(), dict])

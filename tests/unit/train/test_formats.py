@@ -2,7 +2,6 @@
 
 import gc
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -84,41 +83,6 @@ def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> 
         torch.bfloat16,
         torch.int64,
     )
-
-
-def reference(
-    updates: int, optimizer: Callable[[Any], torch.optim.Optimizer], clip: float | None
-) -> tuple[Tensor, Tensor]:
-    """The same training in plain PyTorch in float64: the parameters before and after it."""
-    model = net().double()
-    begin = torch.cat([one.detach().clone().flatten() for one in model.parameters()])
-    stepping = optimizer(model.parameters())
-    for number in range(updates):
-        x, y = (part.double() for part in batch(number))
-        stepping.zero_grad()
-        ((model(x).squeeze(-1) - y) ** 2).mean().backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        stepping.step()
-    return begin, torch.cat([one.detach().flatten() for one in model.parameters()])
-
-
-@pytest.mark.parametrize("clip", [None, 0.3])
-@pytest.mark.parametrize("name", FORMATS)
-def test_plain_sgd_goes_the_way_of_float64_but_for_the_mantissa(name: str, clip: float | None) -> None:
-    """With unit roundoff u of the format and rounding in each of the 8 products and sums on the way of a gradient, the
-    way gone is off by at most 8·u of itself, and without masters by a last bit of the weights at random on top. A loss
-    scale that is taken out twice, or not at all, is off by a factor of 128 or more."""
-    updates, unit = 20, 2.0**-8 if "bf16" in name else 2.0**-11
-    begin, wanted = reference(updates, lambda p: torch.optim.SGD(p, lr=0.05), clip)
-    model, kind = net(), PRECISIONS[name]
-    precision: Any = name if "bf16" in name else kind(initial=128.0)  # type: ignore[call-arg]
-    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
-    engine = train(of(precision, model, optimizer=sgd, train=Training(clip_norm=clip)), range(updates))
-    bound = 8 * unit * float((wanted - begin).norm())
-    if name not in MASTERS:
-        bound += math.sqrt(updates) * unit * float(wanted.norm())
-    assert float((values(engine) - wanted).norm()) <= bound
 
 
 @pytest.mark.parametrize("name", ["bf16-true", "bf16-true-no-master"])

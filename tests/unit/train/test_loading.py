@@ -14,7 +14,6 @@ from evenstep import Ema, PipelineModel, Trainer, Training, load_weights
 from evenstep.checkpoint import average_checkpoints
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.parallel import Mesh
-from evenstep.pipeline import Layer, Layers
 from kit import data, filled, trainer_of
 from refused import refused
 
@@ -151,24 +150,6 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_loaded_in_part(tmp_path
     assert (report.missing, report.unexpected) == (("encoder.0.bias",), ("decoder.weight",))
     assert dict(report.other_shape) == {"head.weight": ((5, 3), (1, 3)), "head.bias": ((5,), (1,))}
     assert torch.equal(second.encoder[0].weight, state["encoder.0.weight"]) and same(Net(2), second, "head")
-
-
-@pytest.mark.parametrize(
-    ("only", "left_out"), [("0.weight", ""), ("1.weight", ""), ("*.weight", "0.weight"), ("*.weight", "1.weight")]
-)
-def test_all_stages_load_their_copies_of_a_parameter_by_whichever_name(
-    only: str, left_out: str, tmp_path: Path
-) -> None:
-    def staged(seed: int) -> PipelineModel:
-        layers = [Layer("0", filled(nn.Linear(2, 2), seed)), Layer("1", filled(nn.Linear(2, 2), seed))]
-        tied = Layers(layers, ties=(("0.weight", "1.weight"),))
-        return PipelineModel(tied, stages_per_rank=2, schedule="interleaved")
-
-    state, model = staged(1).state_dict(), staged(2)
-    torch.save({name: one for name, one in state.items() if name != left_out}, tmp_path / "model.pt")
-    load_weights(model, tmp_path / "model.pt", only=only)
-    copies = [one for name, one in model.named_parameters() if "weight" in name]
-    assert all(torch.equal(one, state["0.weight"]) for one in copies)
 
 
 def test_stages_load_what_they_have_and_refuse_together(tmp_path: Path, on_ranks: Any) -> None:

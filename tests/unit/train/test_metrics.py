@@ -106,22 +106,6 @@ def test_an_evaluation_is_of_all_samples_at_once_for_any_cut_and_ranks(
             assert results[0][f"{name}/{key}"] == pytest.approx(value, rel=1e-9, nan_ok=True), key
 
 
-def test_training_metrics_cover_the_updates_since_the_last_write() -> None:
-    outputs: list[tuple[Tensor, Any]] = []
-
-    class Noted(Measured):
-        def loss(self, output: Any, batch: Any) -> Loss:
-            outputs.append((output.detach().clone(), batch))
-            return super().loss(output, batch)
-
-    trainer = measuring({"a": Noted("a"), "b": Measured("b")}, train=Training(check_loss=False))
-    trainer.train()
-    records = trainer.storage.history("train/a/error")
-    assert [record.update for record in records] == [2, 4]
-    for record, part in zip(records, (outputs[:6], outputs[6:]), strict=True):
-        assert record.value == pytest.approx(by_hand(part)["error"], rel=1e-12)
-
-
 def test_a_skipped_update_is_not_observed() -> None:
     spoilt = samples(30, 0)[8][1]  # in update 2
 

@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Memory, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.parallel import Ddp, Zero1
-from kit import Squares, StopAt, data, flat, net, noisy, points, stacked
+from kit import Squares, data, flat, net, noisy, points, stacked
 from kit import trainer_of as trainer_of_kit
 from same import assert_same
 
@@ -95,15 +94,6 @@ def test_the_teacher_leaves_no_trace_where_nothing_is_made_of_it() -> None:
         trainer_of(model, task=task, train=Training(ema=Ema(decay=DECAY), memory=Memory(checkpoint="*"))).train()
     assert_same(asking.state_dict(), without.state_dict())
     assert asking.training
-
-
-def test_a_run_with_a_teacher_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    straight, again = trainer_of(), trainer_of(folder=tmp_path)
-    straight.train()
-    trainer_of(None, StopAt(3), folder=tmp_path).train()
-    again.resume()
-    again.train()
-    assert torch.equal(flat(straight.model), flat(again.model))
 
 
 def test_a_task_knows_the_update_and_whether_it_trains() -> None:

@@ -20,34 +20,7 @@ NOT_OF_TORCH = {
     *((name, torch.complex64) for name in ("Adafactor", "Muon", "SparseAdam")),
     *(("SparseAdam", dtype) for dtype in (torch.bfloat16, torch.float16)),
 }
-FUSED = [
-    (name, dtype)
-    for name in ("Adagrad", "Adam", "AdamW", "SGD")
-    for dtype in (torch.float32, torch.float64, torch.bfloat16)
-]
 NAMES = [["one"], ["two"]]
-
-
-class Mixed(torch.optim.Optimizer):
-    """Keeps state of all kinds, in formats that are not its parameters'."""
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": torch.tensor(lr), "decay": torch.ones((), dtype=torch.float64)})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.state["all"] = {"steps": self.state.get("all", {}).get("steps", 0) + 1}
-        for group in self.param_groups:
-            group["decay"].mul_(0.9)
-            for parameter in group["params"]:
-                wide = parameter.grad.double()
-                self.state[parameter].update(
-                    listed=[wide, wide.sum().to(torch.complex64)],
-                    nested={"pair": (wide.to(torch.float16), "text", None), "flag": True},
-                    kind="a name",
-                    counts=torch.arange(3, dtype=torch.int16),
-                )
-                parameter.sub_(parameter.grad, alpha=float(group["lr"] * group["decay"]))
 
 
 def drawn(generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -58,7 +31,7 @@ def drawn(generator: torch.Generator, dtype: torch.dtype) -> Tensor:
 def made(name: str, dtype: torch.dtype, **options: Any) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(drawn(generator, dtype)) for _ in range(2)]
-    kind: Any = Mixed if name == "Mixed" else getattr(torch.optim, name)
+    kind: Any = getattr(torch.optim, name)
     return parameters, kind([{"params": [parameters[0]]}, {"params": [parameters[1]], "lr": 0.01}], lr=0.02, **options)
 
 
@@ -112,15 +85,10 @@ def check_resumed(name: str, dtype: torch.dtype, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [*KINDS, "Mixed"])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_resumed_run_of_any_optimizer_has_the_same_bits_in_every_format(name: str, dtype: torch.dtype) -> None:
-    if (name, dtype) not in NOT_OF_TORCH and not (name == "Mixed" and dtype.is_complex):
+    if (name, dtype) not in NOT_OF_TORCH:
         check_resumed(name, dtype)
-
-
-@pytest.mark.parametrize(("name", "dtype"), FUSED, ids=str)
-def test_fused_kernels_too(name: str, dtype: torch.dtype) -> None:
-    check_resumed(name, dtype, fused=True, **({"momentum": 0.9} if name == "SGD" else {}))
 
 
 def test_another_kernel_than_the_one_that_saved_gets_its_count_as_it_needs_it() -> None:

@@ -15,7 +15,7 @@ from evenstep.optim.schedules import CosineRestarts
 from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
 from evenstep.precision import Fp16Mixed
 from evenstep.train.checks import check_optimizer
-from kit import Squares, data, flat, net
+from kit import data, flat, net
 from kit import trainer_of as trainer_of_kit
 
 
@@ -141,16 +141,6 @@ def test_an_optimizer_that_finds_its_rate_trains_and_resumes(tmp_path: Path) -> 
     assert torch.equal(flat(straight.model), flat(resumed.model))
 
 
-def test_a_hook_on_the_gradients_of_each_micro_batch_is_exact() -> None:
-    def ended(micro: int) -> Tensor:
-        model = net()
-        model[0].weight.register_hook(lambda gradient: gradient * 0.5)
-        trainer_of_kit(model, data=data(8, micro=micro), updates=3).train()
-        return flat(model)
-
-    torch.testing.assert_close(ended(8), ended(2), rtol=1e-12, atol=1e-14)
-
-
 class Averaging(torch.optim.Optimizer):
     """Trains y and evaluates a mean of what it was, as schedule-free optimizers do."""
 
@@ -238,15 +228,6 @@ def test_sparse_gradients_of_a_module_that_says_so_are_stepped() -> None:
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
-
-
-def test_one_optimizer_may_be_given_to_two_trainers_that_save(tmp_path: Path) -> None:
-    first = trainer_of(sgd, folder=tmp_path / "first")
-    second = trainer_of(
-        lambda _: first.optimizer, model=first.model, task=Squares(), updates=2, folder=tmp_path / "second"
-    )
-    assert second.train().update == 2
-    assert first.train().update == 4
 
 
 def test_a_run_that_saves_takes_the_short_way_to_the_step_and_calls_hooks_on_it(tmp_path: Path) -> None:

@@ -44,17 +44,6 @@ def test_every_moment_counts_for_one_phase(clock: Clock) -> None:
     assert not any(phases.take().values())
 
 
-def test_each_kind_of_action_belongs_to_a_phase(clock: Clock) -> None:
-    phases = Phases()
-    for op in Op:
-        clock.now += 1
-        phases.acted(op)
-    spent = phases.take()
-    assert sum(spent.values()) == len(Op)
-    of_passes = spent["forward"], spent["backward"], spent["reduce"], spent["messages"]
-    assert of_passes == (1, 3, 4, 4)  # ARM, which comes before REDUCE here, counts with it
-
-
 class Line(Task):
     """Each part takes a number of seconds of its own."""
 

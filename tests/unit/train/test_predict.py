@@ -1,9 +1,7 @@
 """Predictions: the same bits in the order of the data, whoever ran the model."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import finalize
 
 import pytest
 import torch
@@ -171,41 +169,3 @@ def test_each_task_keeps_its_own() -> None:
     found = trainer(task={"a": Name(), "b": Twice()}, data=given).predict(given)
     kinds = {(one.task, len(one.samples), type(one.output)) for one in found}
     assert kinds == {("a", 2, dict), ("b", 2, tuple), ("b", 1, tuple)}
-
-
-def test_outputs_that_wait_do_not_grow_with_the_number_of_micro_batches() -> None:
-    alive = peak = 0
-
-    class Watched(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            nonlocal alive, peak
-            y = x.clone()
-            alive += 1
-            peak = max(peak, alive)
-
-            def gone() -> None:
-                nonlocal alive
-                alive -= 1
-
-            finalize(y, gone)
-            return y
-
-    class First(Name):
-        def predict(self, output: Tensor, batch: Any) -> Any:
-            return output[0, 0]
-
-    def most(count: int, build: Callable[[], nn.Module]) -> int:
-        nonlocal peak
-        peak = 0
-        given = data(count, global_batch_size=count, micro_batch_size=1)
-        found = trainer(build(), task=First()).predict(given)
-        assert sum(one.output.untyped_storage().nbytes() for one in found) == 12 * count  # no view of what is large
-        return peak
-
-    def whole() -> nn.Module:
-        return nn.Sequential(layers(), Watched())
-
-    assert most(24, whole) == most(4, whole) == 1
-    assert most(24, lambda: PipelineModel(whole(), stages_per_rank=3)) == most(
-        4, lambda: PipelineModel(whole(), stages_per_rank=3)
-    )

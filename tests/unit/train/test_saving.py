@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from evenstep import Checkpointing, Hook, Trainer
-from evenstep.checkpoint import complete_checkpoints, locked, read_checkpoint, tensor_file
+from evenstep.checkpoint import complete_checkpoints, read_checkpoint, tensor_file
 from evenstep.checkpoint.background import Staging
 from evenstep.errors import CheckpointError, EvenstepError
 from evenstep.events import Save
@@ -164,13 +164,6 @@ def test_nothing_is_saved_after_ctrl_c_nor_on_a_disk_that_fails(tmp_path: Path, 
     with pytest.raises(type(error)):
         trainer_of(tmp_path, FailAt(6, error)).train()
     assert saved_updates(tmp_path) == []
-
-
-def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(CheckpointError):
-        trainer_of(tmp_path).train()
-    assert list(tmp_path.iterdir()) == []
-    trainer_of(tmp_path).train()
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:

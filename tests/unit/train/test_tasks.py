@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Batch, Hook, Loss, Mixture, Task, Trainer, Training, UpdateData
-from evenstep.contrib.multitask import PcGrad, Scheduled, Uncertainty
+from evenstep.contrib.multitask import PcGrad, Uncertainty
 from evenstep.data import AllTasks, MapData, Mixing
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.optim.schedules import Linear
 from kit import Regress, engine_of, flat, heads, history, samples, stacked
 from kit import trainer_of as trainer_of_kit
 from same import assert_same
@@ -139,20 +138,6 @@ def test_a_batch_without_a_loss_is_accepted_and_its_weight_counts(nothing: Any) 
     assert count is not None and count.weight == 1
     (divided(wanted, "a", samples(4, 4)) + (wanted(c[0], "b") ** 2).sum() / 5).backward()
     torch.optim.SGD(wanted.parameters(), lr=0.1).step()
-    close(model, wanted)
-
-
-def test_coefficients_follow_their_schedule() -> None:
-    model, wanted = heads("a", "b"), heads("a", "b")
-    schedule = Scheduled({"b": Linear(end_factor=0.0)}, values={"b": 2.0})
-    trainer_of(model, train=Training(coefficients=schedule)).train()
-    optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1, momentum=0.5)
-    for update, factor in enumerate((2.0, 1.0, 0.0)):
-        optimizer.zero_grad()
-        for seed, (name, size) in enumerate(BATCHES.items()):
-            some = samples(24, seed)[size * update : size * (update + 1)]
-            ((1.0 if name == "a" else factor) * divided(wanted, name, some)).backward()
-        optimizer.step()
     close(model, wanted)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import Ema, Evaluation, Hook, Logging, Loss, StreamData, Trainer, Training
+from evenstep import Ema, Evaluation, Hook, Logging, StreamData, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.events import Best, Save
 from evenstep.optim.schedules import Linear
@@ -66,32 +66,6 @@ def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tm
         assert_same(resumed[part], undisturbed[part], part)
 
 
-def test_metrics_are_sums_over_weights_never_means_of_means() -> None:
-    class Close(Squares):
-        def loss(self, output: Any, batch: Any) -> Loss:
-            error = (output.squeeze(-1) - batch[1]).abs()
-            return Loss((error**2).sum(), metrics={"close": ((error < 0.5).sum(), len(error))})
-
-    model = noisy().eval()
-    metrics = trainer_of(model, task=Close(), evaluations={"valid": data(20)}).evaluate("valid")["valid"]
-    x, y = stacked(points(20))
-    with torch.no_grad():
-        error = (model.eval()(x).squeeze(-1) - y).abs()
-    assert metrics["loss"] == pytest.approx(float((error**2).mean()), rel=1e-6)
-    assert metrics["close"] == pytest.approx(float((error < 0.5).double().mean()))
-
-
-def test_evaluations_in_between_do_not_change_the_run() -> None:
-    class Often(Hook):
-        def after_update(self, event: Any) -> None:
-            self.trainer.request_evaluate()
-
-    often, plain = trainer_of(None, Often(), evaluations=valid()), trainer_of()
-    for trainer in (often, plain):
-        trainer.train()
-    assert_same(often.model.state_dict(), plain.model.state_dict())
-
-
 @pytest.mark.parametrize("evaluated", ["average", "parameters", "both"])
 def test_evaluations_are_made_with_the_average_the_parameters_or_both(evaluated: Any, tmp_path: Path) -> None:
     best = Best("valid/parameters/loss" if evaluated == "both" else "valid/loss")
@@ -116,18 +90,6 @@ def test_evaluations_are_made_with_the_average_the_parameters_or_both(evaluated:
     assert best.best_value == pytest.approx(losses["ema" if evaluated == "average" else "model"], rel=1e-9)
     predicted = torch.cat([one.output for one in trainer.predict(valid()["valid"])]).squeeze(-1)
     assert float(((predicted - y) ** 2).mean()) == pytest.approx(wanted["loss"], rel=1e-9)
-
-
-def test_the_learning_rate_is_set_from_the_update_number_for_every_group() -> None:
-    model, seen = net(), list[tuple[float, ...]]()
-    sgd = torch.optim.SGD([{"params": [*model[0].parameters()], "lr": 1.0}, {"params": [*model[2].parameters()]}], 0.5)
-
-    class Record(Hook):
-        def after_update(self, event: Any) -> None:
-            seen.append(tuple(group["lr"] for group in sgd.param_groups))
-
-    trainer_of(model, Record(), optimizer=sgd, lr_schedule=Linear(warmup_updates=4), updates=4).train()
-    assert seen == [(0.25, 0.125), (0.5, 0.25), (0.75, 0.375), (1.0, 0.5)]
 
 
 def sgd_trainer() -> Trainer:
