@@ -4,8 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evenstep import Trainer
 from evenstep.errors import ArgumentError
@@ -90,26 +89,6 @@ def test_a_model_that_torch_shares_already_is_refused(kind: str) -> None:
     for model in (wrapped, nn.Sequential(wrapped)):
         with pytest.raises(ArgumentError):
             check_model(model)
-
-
-@pytest.mark.parametrize("kind", ["frozen", "frozen end", "no parameters"])
-def test_a_pipeline_rank_whose_layers_are_frozen_or_without_parameters_trains(on_ranks: Any, kind: str) -> None:
-    def model() -> list[nn.Module]:
-        made = filled(nn.ModuleList([nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 1)]).double())
-        frozen = {"frozen": made[:1], "frozen end": made[2:], "no parameters": []}[kind]
-        for layer in frozen:
-            layer.requires_grad_(False)
-        return [nn.Tanh(), *made[1:]] if kind == "no parameters" else [*made]
-
-    def act(group: Any) -> dict[str, Tensor]:
-        mesh = Mesh.of(group, pipeline=group.ranks)
-        one = built(PipelineModel(model(), mesh=mesh), strategy=Single(mesh.data))
-        one.train()
-        return one.state_dict()["model"]
-
-    wanted, got = on_ranks(1, act)[0], on_ranks(2, act)[0]
-    assert list(wanted) == list(got)
-    assert all(torch.equal(value, got[name]) for name, value in wanted.items())
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -86,11 +86,6 @@ class Late(Sums):
         return Loss(super().loss(output, batch), weight=torch.tensor(float(len(batch[1]))))
 
 
-class LateOnce(Late):
-    def loss(self, output: Any, batch: Any) -> Any:
-        return Loss(Sums.loss(self, output, batch), weight=torch.tensor(1.0))
-
-
 class Drops(nn.Sequential):
     """A model that ignores `eval()`."""
 
@@ -113,7 +108,7 @@ def trainer_of(task: Any = None, model: nn.Module | None = None, *hooks: Any, mi
     return trainer_of_kit(filled(model), *hooks, task=task or Sums(), data=some, updates=2, **more)
 
 
-@pytest.mark.parametrize("task", [Means, Penalty, Contrast, OneBatchOneUnit, Tokens, LateOnce])
+@pytest.mark.parametrize("task", [Means, Penalty, Contrast, OneBatchOneUnit, Tokens])
 def test_a_loss_that_does_not_add_up_is_refused(task: type[Task]) -> None:
     with refused(TaskError, ""):
         trainer_of(task()).train()

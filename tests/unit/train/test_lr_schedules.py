@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import Checkpointing, EarlyStop, Evaluation, Hook, MapData, Trainer
+from evenstep import EarlyStop, Evaluation, Hook, MapData, Trainer
 from evenstep.contrib.multitask import Scheduled
 from evenstep.data import StreamData
 from evenstep.errors import ArgumentError, HookError
@@ -133,29 +133,6 @@ def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, 
     for part in ("model", "lr_schedule"):
         assert_same(whole.state_dict()[part], second.state_dict()[part])
     assert len({*expected.by_update.values()}) > 1, "the schedule changed nothing"
-
-
-@pytest.mark.parametrize("saved_at", [3, 4])
-def test_changes_of_hooks_at_an_epoch_end_are_in_its_last_checkpoint(saved_at: int, tmp_path: Path) -> None:
-    class Decays(Hook):
-        def after_epoch(self, event: Any) -> None:
-            for group in self.trainer.optimizer.param_groups if event.complete else ():
-                group["momentum"] *= 0.5
-
-    def run(name: str, source: Path | None = None) -> dict[str, Any]:
-        checkpoint = Checkpointing(every_updates=1, keep_last=None)
-        more: dict[str, Any] = {"folder": tmp_path / name, "checkpoint": checkpoint, "evaluations": valid()}
-        one = trainer_of(Rates(), slow_plateau(), Decays(), **more)
-        if source is not None:
-            one.resume(source)
-        one.train()
-        return one.state_dict()
-
-    whole = run("whole")
-    resumed = run("resumed", tmp_path / f"whole/checkpoints/step-{saved_at:08d}")
-    for part in ("model", "lr_schedule"):
-        assert_same(whole[part], resumed[part])
-    assert whole["lr_schedule"]["0"]["multiplier"] == 0.5**3  # of four evaluations the first is the best
 
 
 def test_a_state_that_is_loaded_has_the_memory_of_its_plateau_or_resets_it(tmp_path: Path) -> None:

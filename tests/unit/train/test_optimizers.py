@@ -6,9 +6,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from evenstep import Checkpointing, Ema, Hook, MapData, Statistics, Trainer, Training
+from evenstep import Checkpointing, Ema, Hook, Statistics, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
@@ -204,26 +204,6 @@ def test_an_optimizer_with_modes_has_the_same_bits_however_often_it_is_evaluated
     loss, values = evaluated(Ddp())
     for theirs, parameters in (evaluated(Ddp(), Often()), *on_ranks(2, lambda group: evaluated(Zero1(group)))):
         assert theirs == loss and torch.equal(values, parameters)
-
-
-class Lookup(nn.Module):
-    """An embedding that its own code makes sparse."""
-
-    sparse = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(4, 1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return nn.functional.embedding(inputs[:, 0].abs().long() % 4, self.table, sparse=True)
-
-
-def test_sparse_gradients_of_a_module_that_says_so_are_stepped() -> None:
-    model = Lookup()
-    some = MapData([(torch.full((4,), float(number)), torch.zeros(())) for number in range(4)], global_batch_size=4)
-    trainer_of(torch.optim.SparseAdam, model=model, data=some, evaluations=None, updates=2).train()
-    assert not torch.equal(model.table, torch.ones(4, 1))
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

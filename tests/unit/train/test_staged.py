@@ -1,7 +1,6 @@
 """A model in stages on several ranks, as threads, against the same on one process: the same bits."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from evenstep.errors import ArgumentError, EvenstepError, ReplicaError
 from evenstep.events import Hook
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Mesh, Single
-from evenstep.pipeline import SCHEDULES, Layout, Op, PipelineModel, Plan
+from evenstep.pipeline import SCHEDULES, PipelineModel
 from kit import Squares, Weighted, data, deep, filled, points, trainer_of
 from refused import refused
 from same import assert_same
@@ -135,41 +134,6 @@ def test_a_sample_unreadable_on_one_pipeline_rank_is_skipped_by_all_or_ends_the_
         on_ranks(2, lambda group: act(group, sample=7 if group.rank else -1))
     state = on_ranks(2, lambda group: act(group, sample=7))[0]
     check_same(state, ended(PipelineModel(deep(4)), Single(), 7))
-
-
-def halves(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """The sequential order, each backward in two halves."""
-    split = {Op.BACKWARD: (Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)}
-    return tuple(
-        tuple(replace(action, op=op) for action in plan for op in split.get(action.op, (action.op,)))
-        for plan in SCHEDULES["sequential"].order(layout, microbatches)
-    )
-
-
-@pytest.mark.parametrize("kind", ["whole", "stages with half backwards"])
-def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
-    class Once(Hook):
-        left = 1
-
-        def before_backward(self, event: Any) -> None:
-            if (event.update, event.microbatch) == (2, 3) and self.left:
-                self.left = 0
-                raise RuntimeError("once")
-
-    def trainer(*hooks: Hook) -> Trainer:
-        model: Any = nn.Sequential(*(layer.build() for layer in deep().layers))
-        if kind != "whole":
-            model = PipelineModel(deep(), stages_per_rank=3)
-            model.schedule = replace(SCHEDULES["zb_v"], order=halves)
-        some = data(22, size=10, micro=2, dtype=torch.float32)
-        return trainer_of(model, *hooks, data=some, strategy=Ddp(), updates=3)
-
-    straight, again = trainer(), trainer(Once())
-    straight.train()
-    with pytest.raises(RuntimeError, match="once"):
-        again.train()
-    again.train()
-    check_same(again.state_dict(), straight.state_dict())
 
 
 def test_hooks_are_called_once_for_each_micro_batch_on_each_rank(on_ranks: Any) -> None:

@@ -66,32 +66,6 @@ def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tm
         assert_same(resumed[part], undisturbed[part], part)
 
 
-@pytest.mark.parametrize("evaluated", ["average", "parameters", "both"])
-def test_evaluations_are_made_with_the_average_the_parameters_or_both(evaluated: Any, tmp_path: Path) -> None:
-    best = Best("valid/parameters/loss" if evaluated == "both" else "valid/loss")
-    train = Training(ema=Ema(decay=0.99, evaluated=evaluated))
-    trainer = trainer_of(None, best, train=train, evaluations=valid(), folder=tmp_path)
-    trainer.train()
-    x, y = stacked(points(9))
-    losses: dict[str, float] = {}
-    for part in ("ema", "model"):
-        other = noisy()
-        other.load_state_dict(trainer.state_dict()[part])
-        with torch.no_grad():
-            losses[part] = float(((other.eval()(x).squeeze(-1) - y) ** 2).mean())
-    assert abs(losses["ema"] - losses["model"]) > 1e-4
-    wanted = {
-        "average": {"loss": losses["ema"]},
-        "parameters": {"loss": losses["model"]},
-        "both": {"loss": losses["ema"], "parameters/loss": losses["model"]},
-    }[evaluated]
-    given = trainer.evaluate("valid")["valid"]
-    assert {name: value for name, value in given.items() if "loss" in name} == pytest.approx(wanted, rel=1e-9)
-    assert best.best_value == pytest.approx(losses["ema" if evaluated == "average" else "model"], rel=1e-9)
-    predicted = torch.cat([one.output for one in trainer.predict(valid()["valid"])]).squeeze(-1)
-    assert float(((predicted - y) ** 2).mean()) == pytest.approx(wanted["loss"], rel=1e-9)
-
-
 def sgd_trainer() -> Trainer:
     model = noisy()
     return trainer_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
