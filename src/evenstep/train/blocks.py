@@ -59,12 +59,9 @@ def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint")
     """
     if meant == "none":
         return {}
-    if isinstance(model, PipelineModel):
-        layers = model.own_layers()
-        is_list = True
-    else:
-        layers = children_of(unwrapped(model))
-        is_list = _is_list(unwrapped(model))
+    in_stages = isinstance(model, PipelineModel)
+    layers = model.own_layers() if in_stages else children_of(unwrapped(model))
+    is_list = in_stages or _is_list(unwrapped(model))
     pipeline = pipeline_of(model)
     found = repeated_blocks(layers, pipeline, is_list=is_list) if meant == "blocks" else _matching(layers, meant)
     if not any(pipeline.gather(bool(found))):
@@ -81,9 +78,7 @@ def repeated_blocks(
 ) -> dict[str, nn.Module]:
     """The outermost blocks among some modules, and within those that are none, each once.
 
-    Args:
-        pipeline: the ranks that hold items of the same list; they ask together.
-        is_list: True if the items stand in one list.
+    The ranks of `pipeline` hold items of the same list, and ask together; `is_list` says that items stand in one list.
     """
     return _each_once(_repeated(items, pipeline, is_list=is_list))
 
@@ -147,12 +142,9 @@ def _matching(layers: Mapping[str, nn.Module], pattern: str) -> dict[str, nn.Mod
 
 
 def choose_linear_layers(model: nn.Module, precision: Precision) -> dict[str, nn.Linear]:
-    """The linear layers that `precision` changes, within the modules that its `layers` means; nothing is changed.
+    """The linear layers that `precision` changes, within the modules that its `layers` means; ArgumentError for none.
 
-    Left as they are: those whose sizes the format can't have, and classes of one's own that come from `nn.Linear`.
-
-    Raises:
-        ArgumentError: there is none, on any rank of a pipeline, which ask together.
+    Left out are those whose sizes the format can't have, and classes of one's own that come from `nn.Linear`.
     """
     if not isinstance(precision, Float8Mixed):
         return {}
@@ -342,13 +334,11 @@ class CheckpointedForward:
         """Inside, buffers and generators are as in the first forward; torch restores its own generators."""
         now = self._values()
         outer = random.getstate(), np.random.get_state()
-        self._put(
-            [
-                one if one is None or not part.training or not is_norm(part) else one.detach().clone()
-                for one, (_, _, part) in zip(values, self._buffers, strict=True)
-            ],
-            generators,
-        )
+        for place, (_, _, part) in enumerate(self._buffers):
+            one = values[place]
+            if one is not None and part.training and is_norm(part):  # written to once more
+                values[place] = one.detach().clone()
+        self._put(values, generators)
         try:
             yield
         finally:

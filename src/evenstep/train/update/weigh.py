@@ -137,15 +137,14 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
     task = tasks.get(microbatch.task)
     if task is not None:
         return task
-    names = ", ".join(f"`{name}`" for name in tasks)
-    if not microbatch.task:
-        raise TaskError(
-            f"micro-batch {microbatch.index} does not say which task it is for, but the run has {names}; give it as "
-            f"(data, task name) or Batch(task=…, data=…), or the data of each task in a `Mixture`."
-        )
-    has = "one task without a name" if "" in tasks else names
-    meant = advice(microbatch.task, tasks, "name the tasks when you build the trainer.")
-    raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run has {has}; {meant}")
+    has = ", ".join(f"`{name}`" for name in tasks if name) or "one task without a name"
+    if microbatch.task:
+        given = f"is for task `{microbatch.task}`"
+        meant = advice(microbatch.task, tasks, "name the tasks when you build the trainer.")
+    else:
+        given = "does not say which task it is for"
+        meant = "give it as (data, task name) or Batch(task=…, data=…), or the data of each task in a `Mixture`."
+    raise TaskError(f"micro-batch {microbatch.index} {given}, but the run has {has}; {meant}")
 
 
 def check_pipeline(pipeline: Group, batch: GlobalBatch, weights: Weights, *, with_data: bool) -> None:
