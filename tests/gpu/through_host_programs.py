@@ -3,10 +3,9 @@
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from evenstep import Engine, Task
-from evenstep.parallel import Fsdp, Processes
+from evenstep.parallel import Processes
 
 
 class Elsewhere:
@@ -24,31 +23,6 @@ class Elsewhere:
 
     def copy_(self, other: Tensor) -> None:
         self.held.copy_(other)
-
-
-class _Squares(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return (output.squeeze(-1) - batch[1]).square().sum()
-
-
-def refused() -> str:
-    """What ranks that share a device are told about shards."""
-    group = Processes("cpu", timeout_s=30)
-    group._share_devices = True
-    try:
-        model = nn.Linear(3, 1)
-        Engine(
-            model,
-            _Squares(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            strategy=Fsdp(group, reduction="fast"),
-            device="cpu",
-        )
-    except Exception as error:  # noqa: BLE001 - told to the test
-        return f"{type(error).__name__}: {error}"
-    finally:
-        group.close()
-    return "built"
 
 
 def of_the_host() -> list[Any]:

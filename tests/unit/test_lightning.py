@@ -169,29 +169,6 @@ class _StopAt(evenstep.Hook):
             self.trainer.request_stop("enough")
 
 
-def test_a_step_that_is_told_apart_by_dict_and_without_a_number_works() -> None:
-    def step(self: Any, batch: Any) -> Any:
-        return {"loss": cross_entropy(self(batch[0]), batch[1]), "output": 1}
-
-    steps: list[int] = []
-
-    def validation_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        steps.append(self.global_step)
-        return cross_entropy(self(batch[0]), batch[1])
-
-    module = _with(training_step=step, validation_step=validation_step)
-    data = DataLoader(TensorDataset(INPUTS, CLASSES), 48)
-    assert "valid/loss" in _trainer(module, evaluations=data).train().metrics
-    assert {*steps} == {0, 3, 6, 9}
-
-
-def test_a_module_without_a_validation_step_is_evaluated_by_its_training_step() -> None:
-    module, data = Classifier(), DataLoader(TensorDataset(INPUTS, CLASSES), 48)
-    module.validation_step = None
-    expected = _trainer(Classifier(), evaluations=data).train().metrics["valid/loss"]
-    assert _trainer(module, evaluations=data).train().metrics["valid/loss"] == expected
-
-
 def _two(self: Any) -> Any:
     return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 

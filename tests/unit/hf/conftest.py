@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -38,10 +38,6 @@ T5 = {
     "decoder_start_token_id": 0,
     "pad_token_id": 0,
 }
-
-
-def parameters(trainer: Any) -> Tensor:
-    return torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
 
 
 @pytest.fixture(scope="session")

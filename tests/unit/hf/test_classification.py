@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Logging, MapData, Memory, Trainer, Training
+import kit
+from evenstep import MapData, Memory, Training
 from evenstep.integrations.hf import Classification
 
-from .conftest import DOCUMENTS, LLAMA, parameters
+from .conftest import DOCUMENTS, LLAMA
 from .test_language import padded, summed
 
 Made = Callable[..., nn.Module]
@@ -50,29 +51,6 @@ def test_the_loss_is_that_of_transformers_times_the_number_of_labels(
     assert int(task.weight(batch)) == units
 
 
-def trained(model: nn.Module, **more: Any) -> Tensor:
-    """The parameters after some updates."""
-    samples = [{"input_ids": one, "labels": len(one) % 3} for one in DOCUMENTS]
-
-    def collate(some: list[Any]) -> dict[str, Tensor]:
-        rows = padded([one["input_ids"] for one in some])
-        return {**rows, "labels": torch.tensor([one["labels"] for one in some])}
-
-    size = more.pop("micro_batch_size", 8)
-    trainer = Trainer(
-        model=model,
-        task=Classification(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
-        data=MapData(samples, global_batch_size=8, micro_batch_size=size, collate=collate),
-        updates=4,
-        device="cpu",
-        log=Logging(writers=()),
-        **more,
-    )
-    trainer.train()
-    return parameters(trainer)
-
-
 @pytest.mark.parametrize(
     ("problem", "labels"),
     [("single_label", torch.tensor([2, -100, 1, 1])), ("multi_label", MANY), ("regression", MANY)],
@@ -95,8 +73,14 @@ def test_a_decoder_is_computed_again_in_the_backward_with_the_same_bits(made: Ma
     """It keeps keys and values unless it is told not to, and would find them there the second time."""
     decoder = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "num_labels": 3, "pad_token_id": 0}
 
+    def collate(some: list[Any]) -> dict[str, Tensor]:
+        return {**padded(some), "labels": torch.tensor([len(one) % 3 for one in some])}
+
     def run(checkpoint: str) -> Tensor:
         model = made(decoder, kind="SequenceClassification")
-        return trained(model, train=Training(memory=Memory(checkpoint=checkpoint)))
+        data = MapData(DOCUMENTS, global_batch_size=8, collate=collate)
+        train = Training(memory=Memory(checkpoint=checkpoint))
+        kit.trainer_of(model, task=Classification(), data=data, updates=2, train=train).train()
+        return kit.flat(model)
 
     assert torch.equal(run("blocks"), run("none"))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evenstep import Logging, MapData, Task, Trainer, Training
+import kit
+from evenstep import MapData, Task, Training
 from evenstep.integrations.hf import CausalLM, Classification, Seq2Seq
 
 from .conftest import DOCUMENTS, T5
@@ -112,22 +113,12 @@ def plain(model: Any, kind: str) -> Tensor:
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
-def trained(model: nn.Module, kind: str, micro_batch_size: int) -> Tensor:
+def trained(model: nn.Module, kind: str, micro: int) -> Tensor:
     task: Task = {"CausalLM": CausalLM, "Seq2SeqLM": Seq2Seq}.get(kind, Classification)()
     numbers = [*range(8 * UPDATES)]
-    Trainer(
-        model=model,
-        task=task,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        data=MapData(
-            numbers, global_batch_size=8, micro_batch_size=micro_batch_size, shuffle=False, collate=collate(kind)
-        ),
-        updates=UPDATES,
-        device="cpu",
-        train=Training(clip_norm=1.0),
-        log=Logging(writers=()),
-    ).train()
-    return torch.cat([one.detach().flatten() for one in model.parameters()])
+    data = MapData(numbers, global_batch_size=8, micro_batch_size=micro, shuffle=False, collate=collate(kind))
+    kit.trainer_of(model, task=task, data=data, updates=UPDATES, train=Training(clip_norm=1.0)).train()
+    return kit.flat(model)
 
 
 @pytest.mark.parametrize(

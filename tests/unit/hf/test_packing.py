@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep import Logging, MapData, Trainer
+import kit
+from evenstep import MapData
 from evenstep.errors import ArgumentError
 from evenstep.integrations.hf import CausalLM, Packing
 from evenstep.integrations.hf.packing import rows_of
 from refused import refused
 
-from .conftest import DOCUMENTS, LLAMA, parameters
+from .conftest import DOCUMENTS, LLAMA
 from .test_language import nats_of, padded
 
 Made = Callable[..., nn.Module]
@@ -51,46 +52,29 @@ def test_a_packed_token_has_the_loss_that_it_has_in_its_document_alone(made: Mad
             begin += len(DOCUMENTS[number])
 
 
-def run(
-    made: Made,
-    collate: Callable[..., Any],
-    *,
-    micro_batch_size: int | None = 4,
-    by_tokens: dict[str, Any] | None = None,
-    updates: int = 6,
-    resume: bool = False,
-    **more: Any,
-) -> Tensor:
+def run(made: Made, collate: Callable[..., Any], *, micro: int | None = 4, **sizes: Any) -> Tensor:
     model = made(LLAMA)
-    trainer = Trainer(
-        model=model,
+    kit.trainer_of(
+        model,
         task=CausalLM(packed=isinstance(collate, Packing)),
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
-        data=MapData(
-            DOCUMENTS, micro_batch_size=micro_batch_size, collate=collate, **(by_tokens or {"global_batch_size": 8})
-        ),
-        updates=updates,
-        device="cpu",
-        log=Logging(writers=()),
-        **more,
-    )
-    if resume:
-        trainer.resume(more["folder"])
-    trainer.train()
-    return parameters(trainer)
+        data=MapData(DOCUMENTS, micro_batch_size=micro, collate=collate, **(sizes or {"global_batch_size": 8})),
+        updates=4,
+    ).train()
+    return kit.flat(model)
 
 
 def test_packed_or_not_and_however_cut_a_run_has_the_same_parameters(made: Made) -> None:
     unpacked = run(made, padded)
     for collate in (Packing(), Packing(max_tokens=20), Packing(max_tokens=16, fixed=True)):
         torch.testing.assert_close(run(made, collate), unpacked, rtol=0, atol=1e-12)
-    torch.testing.assert_close(run(made, Packing(), micro_batch_size=3), unpacked, rtol=0, atol=1e-12)
+    torch.testing.assert_close(run(made, Packing(), micro=3), unpacked, rtol=0, atol=1e-12)
 
 
 def test_updates_of_so_many_packed_tokens_do_not_depend_on_the_rows(made: Made) -> None:
-    budget = {"global_batch_tokens": 40, "packed": True, "lengths": [len(one) for one in DOCUMENTS]}
-    whole = run(made, padded, micro_batch_size=None, by_tokens=budget)
-    rows = run(made, Packing(), micro_batch_size=None, by_tokens={**budget, "micro_batch_tokens": 14})
+    budget: dict[str, Any] = {"global_batch_tokens": 40, "packed": True, "lengths": [len(one) for one in DOCUMENTS]}
+    whole = run(made, padded, micro=None, **budget)
+    rows = run(made, Packing(), micro=None, micro_batch_tokens=14, **budget)
     torch.testing.assert_close(rows, whole, rtol=0, atol=1e-12)
 
 

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from evenstep import Best, Checkpointing, Logging, MapData, Trainer, load_weights
+import kit
+from evenstep import Best, Checkpointing, MapData, Trainer, load_weights
 from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.integrations.hf import (
@@ -30,18 +31,9 @@ DATA: dict[str, Any] = {"global_batch_size": 8, "micro_batch_size": 4, "collate"
 
 
 def train(model: nn.Module, folder: Path, *hooks: Any, updates: int = 3, lr: float = 0.01, **more: Any) -> Trainer:
-    trainer = Trainer(
-        model=model,
-        task=CausalLM(packed=True),
-        optimizer=torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=lr),
-        data=MapData(DOCUMENTS, **DATA),
-        updates=updates,
-        device="cpu",
-        folder=folder,
-        hooks=hooks,
-        log=Logging(writers=()),
-        **more,
-    )
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=lr)
+    given = {"task": CausalLM(packed=True), "optimizer": optimizer, "data": MapData(DOCUMENTS, **DATA), **more}
+    trainer = kit.trainer_of(model, *hooks, folder=folder, updates=updates, **given)
     trainer.resume()
     trainer.train()
     return trainer

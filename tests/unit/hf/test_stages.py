@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, PipelineModel, Trainer
+import kit
+from evenstep import MapData, PipelineModel
 from evenstep.errors import ArgumentError
 from evenstep.integrations.hf import CausalLM, layers_of
 from evenstep.parallel import Mesh, Single
@@ -39,13 +40,12 @@ MODELS = {
 def trained(model: nn.Module, strategy: Any = None) -> dict[str, Tensor]:
     rows = [[(7 * n + 3 * k) % 48 + 1 for k in range(3 + n % 4)] for n in range(8)]
     samples = [{name: one[0] for name, one in padded([row + [0] * (6 - len(row))]).items()} for row in rows]
-    trainer = Trainer(
-        model=model,
+    trainer = kit.trainer_of(
+        model,
         task=CausalLM(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
         data=MapData(samples, global_batch_size=4, micro_batch_size=2),
         updates=2,
-        device="cpu",
         strategy=strategy,
     )
     trainer.train()

@@ -14,11 +14,6 @@ SRUN = {
 }
 
 
-def test_a_process_that_nobody_has_launched_has_no_place() -> None:
-    assert rank_info_of({}) is None
-    assert rank_info_of({"MASTER_ADDR": "alpha", "LOCAL_RANK": "0"}) is None
-
-
 def test_torchruns_variables_are_read() -> None:
     assert rank_info_of(TORCHRUN) == RankInfo(rank=3, ranks=4, local_rank=1, address="alpha", port=29500)
     served = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
@@ -26,14 +21,7 @@ def test_torchruns_variables_are_read() -> None:
     assert place is not None and place.store_is_served and place.attempt == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("RANK", "4"),
-        ("RANK", "one"),
-        ("MASTER_ADDR", " "),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("RANK", "4"), ("RANK", "one"), ("MASTER_ADDR", " ")])
 def test_an_environment_that_cannot_be_is_an_error_that_names_the_variable(name: str, value: str) -> None:
     with pytest.raises(ArgumentError, match=name):
         rank_info_of(TORCHRUN | {name: value})
@@ -53,6 +41,7 @@ def test_torchrun_inside_srun_counts_and_so_does_an_address_of_ones_own() -> Non
     assert place is not None and (place.address, place.port) == ("beta", 1234)
 
 
-def test_a_batch_script_is_no_rank_though_it_has_a_number() -> None:
+def test_neither_a_lonely_process_nor_a_batch_script_is_a_rank() -> None:
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "gpu[07-08]"}
-    assert rank_info_of(batch) is None
+    for variables in ({}, {"MASTER_ADDR": "alpha", "LOCAL_RANK": "0"}, batch):
+        assert rank_info_of(variables) is None

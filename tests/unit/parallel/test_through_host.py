@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from launched import on_ranks
-from through_host_programs import Elsewhere, of_the_host, refused
+from through_host_programs import Elsewhere, of_the_host
 from torch import Tensor
 
 from evenstep.parallel.processes import place_of, through_host
@@ -37,11 +37,6 @@ def test_ranks_are_at_one_place_where_host_and_device_are_the_same(monkeypatch: 
     assert 0 <= first < 2**63 and 0 <= second < 2**63
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert place_of(torch.device("cuda:0")) != first
-
-
-def test_ranks_that_share_a_device_are_refused_shards() -> None:
-    for said in on_ranks(2, refused):
-        assert said.startswith("ArgumentError: ") and "`fsdp`" in said
 
 
 def test_the_hosts_own_tensors_go_by_gloo_also_where_devices_have_nccl() -> None:

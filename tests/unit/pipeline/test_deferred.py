@@ -7,29 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torch.utils.checkpoint import checkpoint
 
 from evenstep.pipeline.deferred import Deferral, accumulate, prepare
 
 
 class Block(nn.Module):
-    def __init__(self, *, bias: bool, checkpointed: bool = False) -> None:
+    def __init__(self, bias: bool) -> None:
         super().__init__()
-        self.norm, self.checkpointed = nn.LayerNorm(8), checkpointed
-        self.first, self.second = nn.Linear(8, 16, bias=bias), nn.Linear(16, 8, bias=bias)
+        self.norm, self.first, self.second = nn.LayerNorm(8), nn.Linear(8, 16, bias=bias), nn.Linear(16, 8, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.checkpointed:
-            return checkpoint(self.inner, x, use_reentrant=False)
-        return self.inner(x)
-
-    def inner(self, x: Tensor) -> Tensor:
         return x + self.second(self.first(self.norm(x)).tanh())
 
 
-def made(**more: Any) -> nn.Sequential:
+def made(bias: bool = True) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*[Block(**({"bias": True} | more)) for _ in range(2)])
+    return nn.Sequential(Block(bias), Block(bias))
 
 
 def gradients(model: nn.Module, x: Tensor, deferral: Deferral | None) -> list[Tensor | None]:
@@ -105,19 +98,3 @@ def test_frozen_parameters_get_none() -> None:
             prepare(model, deferral)
         found.append(gradients(model, x, deferral))
     assert all_equal(*found)
-
-
-def test_checkpointed_parts_are_right_and_run_forward_twice_only() -> None:
-    calls = 0
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    x = torch.randn(3, 4, 8)
-    wanted = gradients(made(checkpointed=True), x, None)
-    model, deferral = made(checkpointed=True), Deferral()
-    prepare(model, deferral)
-    model[0].norm.register_forward_hook(count)
-    assert all_equal(gradients(model, x, deferral), wanted)
-    assert calls == 4  # two micro-batches, each forward and once more in its backward
