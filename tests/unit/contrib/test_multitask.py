@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import kit
 from evenstep import Failures, Loss, MapData, Mixture, Trainer, Training
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
 from evenstep.keys import key
@@ -75,38 +76,27 @@ def test_grad_norm_follows_the_papers_gradient_of_its_own_loss() -> None:
             weights *= 3 / weights.sum()
 
 
-def test_grad_norm_leaves_tasks_without_work_as_they_are() -> None:
-    method = GradNorm(parameters=("trunk.4.*",))
-    module = method.build(TASKS)
-    assert module is not None
-    method(torch.eye(2).double() * 4, [1.0, 2.0], tasks=["a", "c"], seed=1, update=1)
-    assert module.get_buffer("coefficients")[1] == 1
-    assert module.get_buffer("first_losses").tolist() == [1.0, 0.0, 2.0]
-    assert method.looks_at("trunk.4.weight")
-    assert not method.looks_at("trunk.0.weight")
-
-
 SIZES = {"a": 6, "b": 4, "c": 2}
 
 
-def trained(several: Any, *, updates: int = 3, **more: Any) -> tuple[Any, Trainer]:
-    model = several.model_of(*SIZES)
+def trained(*, updates: int = 3, **more: Any) -> tuple[Any, Trainer]:
+    model = kit.heads(*SIZES)
     data = Mixture(
         {
-            name: MapData(several.samples(24, seed), global_batch_size=size, micro_batch_size=2, shuffle=False)
+            name: MapData(kit.samples(24, seed), global_batch_size=size, micro_batch_size=2, shuffle=False)
             for seed, (name, size) in enumerate(SIZES.items())
         }
     )
-    more.setdefault("task", {name: several.Regress(name) for name in SIZES})
+    more = {"task": {name: kit.Regress(name) for name in SIZES}, **more}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Trainer(model=model, data=data, optimizer=optimizer, updates=updates, device="cpu", **more)
+    trainer = kit.trainer_of(model, data=data, optimizer=optimizer, updates=updates, **more)
     trainer.train()
     return model, trainer
 
 
-def reference(several: Any, method: Combine, updates: int = 3) -> Any:
+def reference(method: Combine, updates: int = 3) -> Any:
     method.build(tuple(SIZES))
-    model = several.model_of(*SIZES)
+    model = kit.heads(*SIZES)
     trunk = list(model.trunk.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for update in range(updates):
@@ -114,7 +104,7 @@ def reference(several: Any, method: Combine, updates: int = 3) -> Any:
         losses: list[float] = []
         optimizer.zero_grad()
         for seed, (name, size) in enumerate(SIZES.items()):
-            x, y, v = several.stacked(several.samples(24, seed)[size * update : size * (update + 1)])
+            x, y, v = kit.stacked(kit.samples(24, seed)[size * update : size * (update + 1)])
             loss = (v * (model(x, name) - y) ** 2).sum() / v.sum()
             head = list(model.heads[name].parameters())
             grads = torch.autograd.grad(loss, [*trunk, *head])
@@ -136,14 +126,14 @@ def reference(several: Any, method: Combine, updates: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("method", [Separate, PcGrad, AlignedMtl, GradNorm])
-def test_shared_gradients_are_combined_and_heads_keep_their_own(several: Any, method: type[Combine]) -> None:
-    model, _ = trained(several, train=Training(combine=method()))
-    wanted = reference(several, method())
-    got = torch.cat([several.flat(model.trunk), several.flat(model.heads)])
-    torch.testing.assert_close(got, several.flat(wanted), rtol=1e-9, atol=1e-12)
+def test_shared_gradients_are_combined_and_heads_keep_their_own(method: type[Combine]) -> None:
+    model, _ = trained(train=Training(combine=method()))
+    wanted = reference(method())
+    got = torch.cat([kit.flat(model.trunk), kit.flat(model.heads)])
+    torch.testing.assert_close(got, kit.flat(wanted), rtol=1e-9, atol=1e-12)
 
 
-def test_the_loss_scale_does_not_reach_the_methods(several: Any) -> None:
+def test_the_loss_scale_does_not_reach_the_methods() -> None:
     seen: list[Tensor] = []
 
     class Looks(Combine):
@@ -152,36 +142,22 @@ def test_the_loss_scale_does_not_reach_the_methods(several: Any) -> None:
             return Separate()(products, losses, **more)
 
     for precision in (None, Fp16Mixed(initial=1024.0)):
-        trained(several, train=Training(combine=Looks()), precision=precision, updates=1)
+        trained(train=Training(combine=Looks()), precision=precision, updates=1)
     torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=1e-4)  # float16 keeps 11 bits
 
 
-def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: Any) -> None:
+def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update() -> None:
     from evenstep.train import Skip
 
-    class Bad(several.Regress):  # type: ignore[name-defined,misc]
+    class Bad(kit.Regress):
         def loss(self, output: Any, batch: Any) -> Any:
             loss = super().loss(output, batch)
-            return Loss(loss.sum * float("nan")) if batch[1][0] == several.samples(24, 2)[2][1] else loss
+            return Loss(loss.sum * float("nan")) if batch[1][0] == kit.samples(24, 2)[2][1] else loss
 
     task = {name: Bad(name) for name in SIZES}
     model, trainer = trained(
-        several, train=Training(combine=GradNorm()), task=task, failures=Failures(non_finite=Skip()), updates=2
+        train=Training(combine=GradNorm()), task=task, failures=Failures(non_finite=Skip()), updates=2
     )
     assert trainer.progress.skipped == 1
     assert model.get_buffer("task_balance.coefficients").isfinite().all()
     assert model.get_buffer("task_balance.first_losses").isfinite().all()
-
-
-def test_a_method_is_told_losses_divided_by_weights_that_come_late_too(several: Any) -> None:
-    class Hears(Combine):
-        def __call__(self, products: Tensor, losses: Any, *, tasks: Any, seed: int, update: int) -> Any:
-            heard.append(list(losses))
-            return Separate()(products, losses, tasks=tasks, seed=seed, update=update)
-
-    heard: list[list[float]] = []
-    for late in ("", "c"):
-        task = {name: several.Regress(name, late=name in late) for name in SIZES}
-        trained(several, task=task, train=Training(combine=Hears()))
-    for early, late in zip(heard[:3], heard[3:], strict=True):
-        assert late == pytest.approx(early, rel=1e-12)

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from evenstep.errors import ArgumentError, LostRankError
+from evenstep.errors import LostRankError
 from evenstep.events import Image, Record, Storage, Text
-from refused import refused
 
 NUMBERS = st.integers(-1000, 1000).map(float)
 ENTRIES = st.lists(
@@ -123,18 +122,6 @@ def test_the_history_goes_around_through_json() -> None:
     assert fresh.latest("a") == (2000, "a", 1.0, 1.0)
 
 
-def test_clipped_is_the_share_of_ranks_that_were_clipped() -> None:
-    ranks = [Storage(clip_norm=1.0) for _ in range(2)]
-    for storage, norms in zip(ranks, ((0.5, 1.0, 4.0), (1.5, 1.0, 2.0)), strict=True):
-        for update, norm in enumerate(norms, 1):
-            storage.put("train/grad_norm", torch.tensor(norm), update=update)
-    told: list[Any] = []
-    ranks[1].settle(lambda pairs: told.append(pairs) or [pairs])
-    records = ranks[0].settle(lambda pairs: [pairs, *told])
-    # the mean norm of update 1 is 1.0, which is not above the number
-    assert [record.value for record in records if record.name == "train/clipped"] == [0.5, 0.0, 1.0]
-
-
 @pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.uint8])
 def test_the_png_is_the_image_bit_for_bit(shape: tuple[int, ...], kind: torch.dtype) -> None:
@@ -145,19 +132,6 @@ def test_the_png_is_the_image_bit_for_bit(shape: tuple[int, ...], kind: torch.dt
     values.fill_(0)  # the image keeps its pixels
     read = np.asarray(Pillow.open(io.BytesIO(image.png())))
     assert np.array_equal(read, expected.transpose(1, 2, 0) if shape[0] == 3 else expected.reshape(5, 7))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        torch.zeros(4, 4, 3),
-        torch.full((2, 2), 1.5),
-        torch.zeros(2, 2, dtype=torch.int64),
-    ],
-)
-def test_what_is_no_image_is_refused(values: Any) -> None:
-    with refused(ArgumentError, "values"):
-        Image(values)
 
 
 def test_the_first_of_a_name_and_update_is_kept_and_aborted_updates_show_nothing() -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Generator
-from html.parser import HTMLParser
+from html import unescape
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
@@ -15,47 +15,19 @@ from hypothesis import strategies as st
 from evenstep.tools.report import write_report
 from evenstep.tools.report.follow import server
 
-VOID = {"meta", "input", "link", "img", "br"}
 
-
-class Page(HTMLParser):
-    """A page as its tags, its visible text and its scripts; badly nested tags are an error."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.scripts: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] == "script":
-            self.scripts.append(data)
-        elif self._open and self._open[-1] != "style":
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+def text_of(page: str) -> str:
+    """What a reader sees."""
+    words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", page, flags=re.S)
+    return " ".join(unescape(words).split())
 
 
 def write_lines(path: Path, *lines: object) -> None:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
 
 
-def read(folder: Path) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+def read(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -89,16 +61,13 @@ def test_page_shows_the_run_folder_escaped_and_loads_nothing(run: Path) -> None:
         'note = "</script><script>alert(1)</script>"',
         "train: 1 not finite, the first at update 2",
     ):
-        assert expected in page.text
-    assert "could be read" not in page.text
-    assert len(page.scripts) == 4
-    assert all("alert(1)" not in script for script in page.scripts)
-    assert "Permission is hereby granted, free of charge" in page.scripts[1]
-    assert not any(name in attrs for _, attrs in page.tags for name in ("src", "srcset", "action"))
-    assert all(attrs["href"].startswith("#") for _, attrs in page.tags if attrs.get("href"))
-    policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-    assert not re.search(r"@import|url\(", (run / "report.html").read_text())
+        assert expected in text_of(page)
+    scripts = re.findall(r"<script\b[^>]*>(.*?)</script>", page, re.S)
+    assert len(scripts) == 4 and all("alert(1)" not in script for script in scripts)
+    assert "Permission is hereby granted, free of charge" in scripts[1]
+    tags = "".join(re.findall(r"<[a-z][^>]*>", re.sub(r"(<script\b[^>]*>).*?</script>", r"\1", page, flags=re.S)))
+    assert not re.search(r"\b(src|srcset|action)=|href=\"(?!#)", tags) and not re.search(r"@import|url\(", page)
+    assert "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'" in unescape(tags)
 
 
 scalars = st.one_of(
@@ -129,7 +98,7 @@ def test_any_content_of_the_files_gives_a_page(
     (folder / "settings.json").write_text(json.dumps(recorded))
     for name in ("metrics.jsonl", "incidents.jsonl"):
         write_lines(folder / name, *({"update": 1} | line for line in lines))
-    assert folder.name in read(folder).text
+    assert folder.name in text_of(read(folder))
 
 
 @pytest.fixture

@@ -71,20 +71,6 @@ def test_a_line_shows_weighted_means_the_latest_rate_and_the_time_left(clock: Cl
     assert stream.getvalue() == "update 2/100    loss 1.5     lr 0.2     0.5 updates/s  3:16 left\n"
 
 
-def test_each_period_is_a_line_and_the_rest_is_one_at_the_end(clock: Clock, trainer: Any) -> None:
-    stream = io.StringIO()
-    writer = opened(trainer, stream, update=90, updates=None)
-    clock.now = 1.0
-    writer.write(losses(range(91, 96)))
-    writer.close()
-    writer.close()
-    assert stream.getvalue().splitlines() == [
-        "update 92  loss 91.5    5 updates/s",
-        "update 94  loss 93.5    5 updates/s",
-        "update 95  loss 95      5 updates/s",
-    ]
-
-
 def test_evaluations_checkpoints_and_incidents_are_one_line_each(clock: Clock, trainer: Any) -> None:
     stream = io.StringIO()
     writer = opened(trainer, stream, updates=None)
