@@ -133,7 +133,7 @@ def has_foreign_hooks(module: nn.Module) -> bool:
     return any(_foreign(getattr(part, kind)) for part in module.modules() for kind in kinds)
 
 
-# --- Modules. Changes of these dicts do without `__setattr__`.
+# --- Modules: their dicts, whose changes bypass `__setattr__`.
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -272,7 +272,7 @@ def set_timeout(backend: Any, timeout: timedelta) -> None:
 
 
 def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta, device: torch.device) -> Any:
-    """NCCL's backend for a CUDA device, connected. By itself NCCL connects in the first collective, without timeout."""
+    """NCCL's backend for a CUDA device, connected. NCCL would connect in the first collective, without timeout."""
     kind = cast("Any", dist).ProcessGroupNCCL
     options = kind.Options()
     options._timeout = timeout

@@ -82,7 +82,7 @@ class ParameterLayout:
         return 0
 
     def has_pieces(self, tensor: Tensor) -> bool:
-        """True for a tensor whose norm is that of the norms of its pieces of rows, so that shards are not gathered."""
+        """True if the norm is computed from norms of pieces of rows, so that shards are not gathered."""
         piece = tensor.numel() // _PIECES
         return piece >= _LEAST and tensor.shape[0] % _PIECES == 0 and piece * tensor.itemsize % _ALIGNED == 0
 

@@ -39,7 +39,7 @@ class Reducer:
         return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        """From now on sum the gradients of these parameters only, which are trained, in the module's order."""
+        """From now on sum gradients of trained `parameters` only, given in the module's order."""
 
     def begin(self, dealing: Dealing | None = None) -> None:
         """Start the accumulation of an update; discards an earlier or failed one.

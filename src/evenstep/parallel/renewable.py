@@ -144,7 +144,7 @@ for _name in _COLLECTIVES.split():
 
 @final
 class Connections:
-    """All groups of this process by backend and ranks, closed and reconnected together; at first that of all ranks."""
+    """All groups of this process by backend and ranks, closed and reconnected together."""
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         if not hasattr(dist.Backend, GLOO.upper()):

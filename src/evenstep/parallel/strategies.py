@@ -246,7 +246,7 @@ class Reducers:
             self.layout.deal(optimizer)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        """From now on sum the gradients of these parameters only; called between updates."""
+        """From now on sum gradients of `parameters` only; called between updates."""
         trained = {id(parameter) for parameter in parameters}
         for own in self._all:
             own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
