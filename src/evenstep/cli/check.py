@@ -182,8 +182,7 @@ def _samples(name: str, data: Data) -> str:
         return ", ".join(_samples(f"{name}/{task}", one) for task, one in data.data.items())
     if not isinstance(data, MapData):
         return f"{name} a stream"
-    skipped = f" ({data.num_skipped:,} too long, skipped)" if data.num_skipped else ""
-    return f"{name} {data.num_samples:,} samples{skipped}"
+    return f"{name} {data.num_samples:,} samples"
 
 
 def _batches(table: DataTable) -> str:

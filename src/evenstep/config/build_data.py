@@ -79,7 +79,6 @@ def _build_evaluation(evaluation: EvaluationSet, table: DataTable, dataset: Any)
         options |= {
             "global_batch_tokens": table.micro_batch_tokens or table.global_batch_tokens,
             "lengths": _lengths(dataset, table),
-            "oversized": table.oversized,
             "packed": table.packed,
         }
     reading = replace(table.reading, skip_failing=False)

@@ -11,7 +11,6 @@ from annotated_types import Ge, Lt
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from evenstep.config.target import bind, find
-from evenstep.data.batching import Oversized
 from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End
 from evenstep.errors import ArgumentError
@@ -164,8 +163,6 @@ class DataTable:
     """Most tokens of one micro-batch, padding included."""
     packed: bool = False
     """`collate` packs samples without padding: the tokens of a batch are the sum over its samples."""
-    oversized: Oversized = "error"
-    """For a sample longer than the token budget: stop with an error, or leave it out."""
     shuffle: bool = True
     """Shuffle each epoch, in an order that depends only on the seed and the epoch."""
     num_workers: Natural = 0

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from evenstep.errors import ArgumentError, DataError
 
 Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int]
 Sizes = int | Sequence[tuple[int, int]] | None  # one, or pairs of a global batch of the run, from 1, and a size
-Oversized = Literal["error", "skip"]  # what becomes of a sample that is longer than a budget
 
 
 def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
@@ -35,17 +34,14 @@ def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def fitting(lengths: NDArray[np.int64], *, max_tokens: int, oversized: Oversized) -> NDArray[np.bool_]:
-    """Mask of the samples that fit the budget alone."""
-    fits = lengths <= max_tokens
-    num_over = int(np.count_nonzero(~fits))
-    if num_over == len(lengths) or (num_over and oversized == "error"):
-        first = int(np.argmin(fits))
+def check_fit(lengths: NDArray[np.int64], *, max_tokens: int) -> None:
+    """Raise DataError if a sample does not fit the budget alone."""
+    over = np.flatnonzero(lengths > max_tokens)
+    if len(over):
         raise DataError(
-            f"{num_over} of {len(lengths)} samples are longer than the {max_tokens} tokens of a batch, the first is "
-            f'{first} of {int(lengths[first])}; raise the budget, or leave them out with `oversized="skip"`.'
+            f"{len(over)} of {len(lengths)} samples are longer than the {max_tokens} tokens of a batch, the first is "
+            f"{over[0]} of {lengths[over[0]]}; raise the budget, or leave them out by torch's `Subset`."
         )
-    return fits
 
 
 def cut_by_count(num_samples: int, size: int) -> list[int]:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, pairwise, tee
 from math import ceil
-from typing import Any, NamedTuple, cast, final, get_args
+from typing import Any, NamedTuple, cast, final
 from zlib import crc32
 
 import numpy as np
@@ -13,18 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
-from evenstep.arguments import check_one_of_two, require_whole, require_word
+from evenstep.arguments import check_one_of_two, require_whole
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, ReadOptions
 from evenstep.data.batching import (
     Lengths,
-    Oversized,
     Sizes,
+    check_fit,
     cut_by_count,
     cut_by_pairs,
     cut_by_sum,
     cut_by_tokens,
     cut_evenly,
-    fitting,
     group_by_length,
     measure,
     pack,
@@ -83,7 +82,6 @@ class MapData(Data):
             the ranks.
         lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
         packed: True if `collate` packs samples into rows: the tokens of a batch are the sum over its samples.
-        oversized: "error" for a sample longer than a budget, or "skip", which leaves it out and counts it.
         shuffle: whether epochs are shuffled.
         sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement. Or a
             `WeightedRandomSampler` of torch, for its number of draws, also without replacement.
@@ -107,7 +105,6 @@ class MapData(Data):
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
         packed: bool = False,
-        oversized: Oversized = "error",
         shuffle: bool = True,
         sampling: Sequence[float] | Tensor | WeightedRandomSampler | None = None,
         collate: Collate = DEFAULT_COLLATE,
@@ -116,10 +113,9 @@ class MapData(Data):
         limit_batches: int | None = None,
     ) -> None:
         check_one_of_two("global_batch_size", "global_batch_tokens", global_batch_size, global_batch_tokens)
-        require_word("oversized", oversized, get_args(Oversized))
         self.limit_batches = limit_batches
         self._dataset = dataset
-        self._num_samples = count_samples(dataset)
+        self.num_samples = count_samples(dataset)
         self._sizes = global_batch_size
         self._pairs = () if global_batch_size is None else pairs_of("global_batch_size", global_batch_size)
         self._tokens = _whole("global_batch_tokens", global_batch_tokens)
@@ -131,27 +127,16 @@ class MapData(Data):
         self._num_workers = num_workers
         self._reading = reading
         self._lengths: NDArray[np.int64] | None = None  # None without a token budget
-        self._fits: NDArray[np.bool_] | None = None
         budgets = [one for one in (self._tokens, self._micro_tokens) if one is not None]
         if budgets:
             if lengths is None:
                 raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
-            self._lengths = measure(lengths, self._num_samples)
-            self._fits = fitting(self._lengths, max_tokens=min(budgets), oversized=oversized)
-        self._draws = None if sampling is None else Draws.of(sampling, self._num_samples, self._fits)
+            self._lengths = measure(lengths, self.num_samples)
+            check_fit(self._lengths, max_tokens=min(budgets))
+        self._draws = None if sampling is None else Draws.of(sampling, self.num_samples)
         self._fingerprint: dict[str, JSON] | None = None
         self._loaders: list[WorkerLoader] = []  # whose processes serve the next reader
         self._epoch = lru_cache(_EPOCHS_KEPT)(self._epoch_of)
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples of an epoch."""
-        return self._num_samples - self.num_skipped
-
-    @property
-    def num_skipped(self) -> int:
-        """Number of samples left out of every epoch because they are longer than a token budget."""
-        return 0 if self._fits is None else int(np.count_nonzero(~self._fits))
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
         return self._epoch(epoch, seed, self.limit_batches).num_batches
@@ -163,10 +148,9 @@ class MapData(Data):
             self._fingerprint = {
                 "kind": "map",
                 "dataset": fingerprint_of(self._dataset),
-                "num_samples": self._num_samples,
+                "num_samples": self.num_samples,
                 "global_batch_size": [list(pair) for pair in sizes] if isinstance(sizes, Sequence) else sizes,
                 "global_batch_tokens": self._tokens,
-                "num_skipped": self.num_skipped,
                 "packed": self._packed and self._tokens is not None,
                 "shuffle": self._shuffle,
                 "lengths": None if self._lengths is None else crc32(self._lengths.data),
@@ -212,7 +196,7 @@ class MapData(Data):
     def _plan(self, read: ReadOptions) -> Iterator[tuple[GlobalBatch, list[Request]]]:
         """Global batches to be filled, and the micro-batches of each that this rank asks for."""
         position = read.start
-        modulo = 0 if self._draws is None else self._num_samples
+        modulo = 0 if self._draws is None else self.num_samples
         while True:
             epoch = self._epoch(position.epoch, read.seed, self.limit_batches)
             samples = epoch.batch(position.batch)
@@ -239,22 +223,17 @@ class MapData(Data):
     def _epoch_of(self, epoch: int, seed: int, limit: int | None) -> Epoch:
         """The first `limit` global batches of an epoch, a pure function."""
         if self._draws is None:
-            num_samples = self._num_samples
+            num_samples = self.num_samples
             visited = order_of(num_samples, seed=seed, epoch=epoch, shuffle=self._shuffle)
         else:
             num_samples = self._draws.num_samples
             visited = self._draws.order(key(seed, "draws", epoch))
-        edges: Sequence[int] | None = None
-        if self._fits is not None:
-            samples = visited(0, num_samples)
-            samples = samples[self._fits[samples % self._num_samples]]
-            num_samples = len(samples)
-            if self._tokens is not None:
-                samples, edges = self._cut_by_tokens(samples, self._tokens, key(seed, "batches", epoch))
-            kept = samples
-            visited: Order = lambda start, stop: kept[start:stop]  # noqa: E731
-        if edges is None:
+        if self._tokens is None:
             edges = cut_by_pairs(self._pairs, num_samples, epoch, limit)
+        else:
+            every = visited(0, num_samples)
+            samples, edges = self._cut_by_tokens(every, self._tokens, key(seed, "batches", epoch))
+            visited: Order = lambda start, stop: samples[start:stop]  # noqa: E731
         last = None if limit is None else limit + 1
         return Epoch(visited, num_samples, edges[:last], key(seed, "sample", epoch))
 
@@ -287,7 +266,7 @@ class MapData(Data):
         return [indices[start:end] for start, end in pairwise(edges)]
 
     def _lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        return cast("NDArray[np.int64]", self._lengths)[samples % self._num_samples]
+        return cast("NDArray[np.int64]", self._lengths)[samples % self.num_samples]
 
     @contextmanager
     def _replies(self, batches: Iterator[list[Request]], per_batch: int, *, pins: bool) -> Generator[Iterator[Reply]]:

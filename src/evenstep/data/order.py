@@ -121,17 +121,10 @@ class Draws(NamedTuple):
     replacement: bool
 
     @classmethod
-    def of(
-        cls,
-        given: Sequence[float] | Tensor | WeightedRandomSampler,
-        num_samples: int,
-        allowed: NDArray[np.bool_] | None = None,
-    ) -> "Draws":
-        """As many draws as there are samples, with replacement, or as a sampler of torch says; only of `allowed`."""
+    def of(cls, given: Sequence[float] | Tensor | WeightedRandomSampler, num_samples: int) -> "Draws":
+        """As many draws as there are samples, with replacement, or as a sampler of torch says."""
         is_sampler = isinstance(given, WeightedRandomSampler)
         weights = np.asarray(given.weights if is_sampler else given, dtype=np.float64)
-        if allowed is not None and weights.shape == allowed.shape:
-            weights = weights * allowed
         draws = cls(weights, given.num_samples, given.replacement) if is_sampler else cls(weights, num_samples, True)
         is_valid = weights.shape == (num_samples,) and np.isfinite(weights).all() and (weights >= 0).all()
         most = np.inf if draws.replacement else np.count_nonzero(weights)

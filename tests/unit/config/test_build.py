@@ -113,7 +113,7 @@ def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:
     assert isinstance(build().data, MapData)
     assert isinstance(build("--data.train.target", "parts.py:Stream").data, StreamData)
     with pytest.raises(ConfigError):
-        build("--data.train.target", "parts.py:Stream", "--data.oversized", "skip", "--data.micro_batch_tokens", "3")
+        build("--data.train.target", "parts.py:Stream", "--data.packed", "true", "--data.micro_batch_tokens", "3")
 
 
 @pytest.mark.parametrize(("processes", "pipeline", "samples"), [(1, 1, 64), (4, 2, 4), (3, 1, 22)])

@@ -36,15 +36,15 @@ def test_a_value_is_read_as_toml_or_else_as_text(recipe: Path) -> None:
 
 def test_all_wrong_values_are_reported_at_once(faults: Faults) -> None:
     found = faults(
-        *("--seed", "x", "--data.global_batch_size", "0", "--train.clipnorm", "5", "--data.oversized", "skp"),
+        *("--seed", "x", "--data.global_batch_size", "0", "--train.clipnorm", "5", "--failures.non_finite", "skp"),
         environ={"EVENSTEP_DATA__SHUFLE": "true"},
     )
     assert [fault.split()[0] for fault in found] == [
-        *("`seed`", "`data.global_batch_size`", "`data.oversized`", "`data.shufle`", "`train.clipnorm`")
+        *("`seed`", "`data.global_batch_size`", "`data.shufle`", "`train.clipnorm`", "`failures.non_finite`")
     ]
     assert all("(set by " in fault for fault in found)
-    assert 'did you mean "skip"?' in found[2]
-    assert "did you mean `train.clip_norm`?" in found[4]
+    assert 'did you mean "skip"?' in found[4]
+    assert "did you mean `train.clip_norm`?" in found[3]
 
 
 def test_all_rules_and_targets_are_reported_at_once(faults: Faults) -> None:

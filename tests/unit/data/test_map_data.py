@@ -221,7 +221,6 @@ def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update(
         base,
         base | {"lengths": [1, 2, 4, 3]},
         base | {"global_batch_tokens": 9},
-        base | {"micro_batch_tokens": 3, "oversized": "skip"},
         base | {"shuffle": False},
         base | {"packed": True},
         {"global_batch_size": 2},

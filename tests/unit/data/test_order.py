@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from evenstep.data import ReadOptions
-from evenstep.data.batching import cut_by_tokens, fitting, shuffle_batches
+from evenstep.data.batching import cut_by_tokens, shuffle_batches
 from evenstep.data.order import Enciphered, order, order_of
 from evenstep.data.seeding import seed_generators, undisturbed
 from evenstep.keys import mix
@@ -143,11 +143,6 @@ def test_ranks_run_whole_blocks(num_microbatches: int, ranks: int, blocks: int) 
         assert max(map(len, held)) - min(map(len, held)) <= 1
     else:
         assert shares == [replace(one, blocks=None).share(n) for one in options]
-
-
-def test_oversized_samples_can_be_left_out() -> None:
-    fits = fitting(np.array([3, 11, 2, 10]), max_tokens=10, oversized="skip")
-    assert fits.tolist() == [True, False, True, True]
 
 
 def draws() -> tuple[float, float, float]:
