@@ -24,7 +24,6 @@ ROOT = {
     "lazy",
     "tensors",
     "schema",
-    "single_use",
     "training_mode",
     "usual_words",
     "version",
