@@ -226,7 +226,6 @@ def evenstep(
         pair = engine.storage.pending("train/loss", update=number)
         if reads or engine.ledger.num_pending >= SETTLE_EVERY_UPDATES:
             settle()
-        engine.reducers.after_update(number)
         return torch.as_tensor(sum(pair[::2]) / sum(pair[1::2]))
 
     return Contender(name, step, settle)

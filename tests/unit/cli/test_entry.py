@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -80,3 +81,7 @@ def test_help_imports_nothing_that_a_command_needs() -> None:
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_json_schema_is_printed(evenstep: Run) -> None:
+    assert json.loads(evenstep("config-schema").out)["title"]

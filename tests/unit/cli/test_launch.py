@@ -7,10 +7,12 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from evenstep.cli import launch as launcher
+from evenstep.cli import train
 from evenstep.cli.launch import Rank
 from evenstep.process import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 
@@ -141,3 +143,15 @@ def test_a_warning_stops_the_rank_and_waits_until_it_has_saved(
         thread.join()
         signal.signal(signal.SIGUSR2, before)
     assert answers == [((rank,), "saved\n")]
+
+
+def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(train, "submit_run", lambda *arguments, **more: given.append((arguments, more)) or 0)
+    file = str(Path(__file__).parents[3] / "recipes/digits/run.toml")
+    settings = ["--runs", str(tmp_path), "--launch.slurm.nodes", "2"]
+    assert train.train(Path(file), settings) == 0
+    (((asked, arguments), more),) = given
+    assert (more["name"], asked.nodes, asked.ranks_per_node) == ("digits", 2, 1)
+    assert arguments == ["train", file, *settings, "--launch.slurm", "none", "--resume", "auto"]
+    assert not list(tmp_path.iterdir())

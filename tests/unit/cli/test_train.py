@@ -161,3 +161,13 @@ def test_a_resume_with_another_rate_is_refused_unless_it_starts_there_and_says_s
     done = evenstep(command, "run.toml", "--name", "second", "--resume", "runs/tiny", *rate)
     assert done.code == 0, done.err
     assert command == "check" or "the optimizer's `lr` was 0.01 and is now 0.5" in done.out
+
+
+def test_a_process_among_some_that_may_be_lost_does_not_train_alone(
+    evenstep: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    assert evenstep("train", "run.toml").code == 2
+    assert not (recipe / "runs").exists()

@@ -1,3 +1,4 @@
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch.utils.data import default_collate
 import kit
 from evenstep.data import MapData, StreamData
 from evenstep.data.split import num_arrived, samples_in
+from evenstep.data.tree import pin
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,19 @@ from evenstep.data.split import num_arrived, samples_in
 )
 def test_samples_of_a_ready_made_batch(batch: object, expected: int) -> None:
     assert samples_in(batch) == expected
+
+
+class Part:
+    """Stands for anything that can be pinned, without an accelerator."""
+
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+def test_every_part_is_pinned_and_every_type_kept() -> None:
+    batch = defaultdict(list, inputs=(Part(), [3, "text"]), more=OrderedDict(x=Part()), none=None)
+    assert pin(batch) == {"inputs": ("pinned", [3, "text"]), "more": {"x": "pinned"}, "none": None}
+    assert (type(pin(batch)), type(pin(batch)["more"])) == (defaultdict, OrderedDict)
 
 
 def test_samples_that_collate_left_out_have_not_arrived() -> None:

@@ -94,6 +94,7 @@ def test_named_ties_make_the_copies_equal_to_the_first() -> None:
     assert torch.equal(state["1.weight"], state["2.weight"])
     assert torch.equal(state["1.weight"], state["3.weight"])
     assert model.aliases == {"2.weight": "1.weight", "3.weight": "1.weight"}
+    assert model.get_submodule("3").weight is model.get_parameter("3.weight")
 
 
 def test_unknown_and_unequal_ties_and_shared_modules_are_refused() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evenstep.tools.report import write_report
 from evenstep.tools.report.follow import server
+from evenstep.tools.report.page import write_page
 
 
 def text_of(page: str) -> str:
@@ -68,6 +69,17 @@ def test_page_shows_the_run_folder_escaped_and_loads_nothing(run: Path) -> None:
     tags = "".join(re.findall(r"<[a-z][^>]*>", re.sub(r"(<script\b[^>]*>).*?</script>", r"\1", page, flags=re.S)))
     assert not re.search(r"\b(src|srcset|action)=|href=\"(?!#)", tags) and not re.search(r"@import|url\(", page)
     assert "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'" in unescape(tags)
+
+
+def test_runs_that_differ_in_their_seed_alone_have_a_spread(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder, (lr, seed) in zip(folders, ((0.02, 1), (0.02, 2), (0.01, 1)), strict=True):
+        folder.mkdir()
+        (folder / "config.toml").write_text(f"seed = {seed}\n[optimizer]\nlr = {lr}\n")
+        write_lines(folder / "metrics.jsonl", {"update": 1, "train/loss": 2.0 + seed})
+    text = text_of(write_page(folders, tmp_path / "all.html").read_text())
+    assert "optimizer.lr = 0.02" in text and " ± " in text
+    assert "optimizer.lr = 0.01" not in text  # a single run has none
 
 
 scalars = st.one_of(
