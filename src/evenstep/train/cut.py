@@ -1,4 +1,4 @@
-"""Cuts of micro-batches that do not fit into a rank's memory: the gradient is the sum of those of the pieces.
+"""Cuts of micro-batches that do not fit into a rank's memory: the gradients of the pieces are added.
 
 A size that did not fit once is not tried again in the run. `Task.split` cuts a batch; by default along the samples.
 """

@@ -1,5 +1,5 @@
-"""Keyed randomness: generators of micro-batch k of update u are seeded from (seed, u, k), those of its optimizer step
-from (seed, u), those of a hook from (seed, u, its name).
+"""Keyed randomness: generators are seeded from (seed, u, k) for micro-batch k of update u, from (seed, u) for the step
+of the optimizer, and from (seed, u, name) for a hook.
 
 Dropout then depends neither on the rank that runs k, nor on earlier work, nor on resumes; no generator state is saved.
 Where a model gives its layers as to a pipeline, each layer and the loss have a key of their own below that, so that it

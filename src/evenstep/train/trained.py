@@ -58,7 +58,7 @@ class TrainedParameters:
         self._begin(self._built_flags)
 
     def follow(self) -> None:
-        """Before an update: follow changes of `requires_grad`; ArgumentError if model or optimizer are others."""
+        """Before an update: follow changes of `requires_grad`; ArgumentError if parameters were added or replaced."""
         self.check_groups()
         if not _are_same(list(chain.from_iterable(self._registries)), self._registered):
             self._check_model()
