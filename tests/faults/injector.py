@@ -1,8 +1,4 @@
-"""Injects faults into a run at (rank, update, phase), as the task, the dataset and the hook of that run.
-
-A fault is a function that raises, or does whatever else goes wrong; `times` is how often it strikes. What the run does
-about it is for the tests to say.
-"""
+"""Injects faults into a run at (rank, update, phase), as the task, the dataset and the hook of that run."""
 
 import threading
 from collections.abc import Callable

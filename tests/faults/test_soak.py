@@ -21,10 +21,7 @@ MIB = 2**20
 
 
 class Meter(evenstep.Hook):
-    """Resident memory in bytes, and open files, every so many updates.
-
-    Not counted are the tensors that data workers have on their way, of which there are now more and now fewer.
-    """
+    """Resident memory in bytes, and open files but those of data workers, every so many updates."""
 
     def __init__(self, every_updates: int) -> None:
         self.every_updates = every_updates
@@ -45,11 +42,7 @@ def open_files() -> Iterator[str]:
 
 
 class Chaos(evenstep.Hook):
-    """Spoils gradients and raises, each once in so many updates.
-
-    Args:
-        often: how much more often than that.
-    """
+    """Spoils gradients and raises, each once in so many updates, or `often` times as often."""
 
     failure_policy = "continue"
 

@@ -48,17 +48,6 @@ def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> No
     assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
 
 
-def test_a_late_task_is_not_asked_for_weights() -> None:
-    class Late(Given):
-        late_weight = True
-
-        def weight(self, batch: Any) -> Any:
-            raise AssertionError
-
-    weights = weigh({"": Late()}, batch_of(3, 0), Group())
-    assert (weights.total, len(weights.work)) == (2.0, 2)  # they are counted
-
-
 @pytest.mark.parametrize("weight", [10**400, 1e308, "three", "3", -1, float("inf")])
 def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused(weight: Any) -> None:
     class Weighs(Squares):

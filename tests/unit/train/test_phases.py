@@ -11,9 +11,8 @@ from torch import Tensor
 from clock import Clock
 from evenstep import Logging, Loss, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.pipeline import Op
 from evenstep.train import timing as module
-from evenstep.train.timing import PHASES, Phases
+from evenstep.train.timing import PHASES
 from kit import StopAt, data, history, line, trainer_of
 from refused import refused
 
@@ -23,25 +22,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "perf_counter", clock)
     return clock
-
-
-def test_every_moment_counts_for_one_phase(clock: Clock) -> None:
-    phases = Phases()
-    clock.now += 1
-    assert phases.lap("data") == 101.0
-    clock.now += 2
-    phases.acted(Op.FORWARD)
-    clock.now += 4
-    with phases.only("evaluate"):
-        clock.now += 8
-        phases.acted(Op.FORWARD)
-        with phases.only("check"):
-            clock.now += 16
-        clock.now += 32
-    clock.now += 64
-    spent = {name: seconds for name, seconds in phases.take().items() if seconds}
-    assert spent == {"data": 1, "forward": 2, "loop": 4, "evaluate": 56, "hooks": 64}
-    assert not any(phases.take().values())
 
 
 class Line(Task):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from evenstep import Hook, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
 from evenstep.parallel import Ddp, Mesh, Single, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import FullPrecision
 from evenstep.train.agreement import check_ties
 from evenstep.train.state.train_state import parameter_names
-from evenstep.train.trained import TrainedParameters
 from kit import data, filled, trainer_of
 
 
@@ -32,22 +29,6 @@ def built(model: nn.Module, *hooks: Hook, **more: Any) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
     some = data(8, micro=2, dtype=torch.float32)
     return trainer_of(model, *hooks, data=some, optimizer=optimizer, train=Training(clip_norm=0.5), **more)
-
-
-def followed(model: nn.Module, share: Any = lambda those: None) -> TrainedParameters:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    names = [[name for name, _ in model.named_parameters()]]
-    reducers: Any = SimpleNamespace(share=share)
-    return TrainedParameters(model, optimizer, names, reducers, FullPrecision())
-
-
-def test_strategies_are_notified_only_when_the_trained_parameters_change() -> None:
-    model, heard = nn.Linear(2, 2), list[int]()
-    trained = followed(model, share=lambda those: heard.append(len(those)))
-    for frozen in (False, True, True, False):
-        model.bias.requires_grad_(not frozen)
-        trained.follow()
-    assert heard == [2, 1, 2]
 
 
 @pytest.mark.parametrize("stages", [1, 2])
