@@ -38,27 +38,6 @@ def test_what_would_go_wrong_is_found(evenstep: Run, recipe: Path, settings: lis
     assert not (recipe / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (
-            ["--parallel.pipeline", "2", "--parallel.pipeline_schedule", "zb_v", "--parallel.stages_per_rank", "3"],
-            "is 3",
-        ),
-        (["--parallel.pipeline", "3", "--launch.ranks", "4"], "`launch.ranks`"),
-        (["--parallel.strategy", "single", "--launch.ranks", "2"], "`launch.ranks`"),
-    ],
-)
-def test_what_ranks_would_refuse_is_refused_before_any_is_started(
-    evenstep: Run, recipe: Path, settings: list[str], says: str
-) -> None:
-    (recipe / "layers.py").write_text("from parts import Net\n\ndef layers():\n    return Net().layers\n")
-    done = evenstep("check", "run.toml", "--model.target", "layers.py:layers", *settings)
-    assert done.code == 2
-    assert says in done.err
-    assert done.out == ""
-
-
 QUICK = ("--rows", "loss,cuts 4,optimizer", "--updates", "2")
 
 

@@ -1,21 +1,11 @@
-"""What FSDP2 gathers at once, and what is refused before anything is sharded. The rest is in tests/ranks."""
+"""Modules that FSDP2 gathers at once. The rest is in tests/ranks."""
 
 from collections.abc import Callable
 
 import pytest
-import torch
 from torch import nn
-from torch.torch_version import TorchVersion
 
-from evenstep.errors import ArgumentError
-from evenstep.parallel import Fsdp, Group
 from evenstep.parallel.fsdp import layers, units
-from refused import refused
-
-
-class Ranks(Group):
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
 
 
 def nested() -> tuple[nn.Module, list[nn.Module]]:
@@ -56,9 +46,3 @@ def test_a_stage_is_gathered_layer_by_layer_wherever_its_layers_are_in_the_model
     head = nn.Linear(2, 2)
     stage.add_module("head", head)
     assert list(layers(stage)) == [block, head]
-
-
-def test_a_torch_whose_fsdp2_lacks_what_is_asked_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cpu"))
-    with refused(ArgumentError, "fsdp"):
-        Fsdp(Ranks(2))
