@@ -92,7 +92,8 @@ class Update:
         pending = PendingUpdate(batch=batch, before=before, loss_scale=scale, rates=self.learning_rates.last)
         update = pending.number
         self._begin(update, batch)
-        passes, squared = Passes({}, 0.0), None
+        passes = Passes({}, 0.0)
+        squared: Tensor | None = None
         for attempt in self._recovery.attempts(f"update {update}", update, self.rollback.begin_passes()):
             with attempt:  # again, if a rank runs out of memory
                 weights = self.weigh(batch)
