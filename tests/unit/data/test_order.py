@@ -82,7 +82,7 @@ def test_the_order_is_the_same_in_every_version() -> None:
     assert order_of(10**8, seed=42, epoch=3)(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
 
 
-@pytest.mark.parametrize("num_samples", [6, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 25, 64, 101))])
+@pytest.mark.parametrize("num_samples", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in (13, 25, 64, 101))])
 def test_small_orders_over_epochs_have_even_places_neighbours_and_distances(num_samples: int) -> None:
     visited = orders(num_samples, epochs=1500)
     epochs, places = len(visited), np.arange(num_samples)
