@@ -24,6 +24,7 @@ ROOT = {
     "lazy",
     "tensors",
     "schema",
+    "single_use",
     "training_mode",
     "usual_words",
     "version",

@@ -1,21 +1,20 @@
 """Calls the hooks of a run at its events, and only those hooks that listen."""
 
 import traceback
-import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias, final
 
 from evenstep.arguments import advice
-from evenstep.errors import ArgumentError, HookError, LostRankError, clause
+from evenstep.errors import HookError, LostRankError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook
+from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 End: TypeAlias = Callable[[BaseException | None], Event]
 
 _NOTHING = nullcontext()
-_TAKEN: dict[int, weakref.ref[Hook]] = {}  # hooks with state, which belong to one trainer
 _PREFIXES = ("before_", "after_", "on_")
 _METHODS = tuple(name for name in vars(Hook) if name.startswith(_PREFIXES))
 _OF_MICROBATCHES = frozenset({"before_microbatch", "after_microbatch"})
@@ -58,23 +57,14 @@ class Bus:
         self.heard = frozenset[str]().union(*self._methods.values())
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
         self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
-        for key, hook in self._kept.items():
-            taken = _TAKEN.get(id(hook))
-            if taken is not None and taken() is hook:
-                kind = type(hook).__name__
-                raise ArgumentError(f"hook `{key}` keeps the state of another trainer; make another, `{kind}(…)`.")
+        check_unused(self.kept)
         for hook in self.hooks:
             hook.attach(trainer)
 
-    def mark_used(self) -> None:
-        """Keep hooks with state from other trainers, once this trainer is built."""
-        for hook in self._kept.values():
-            key = id(hook)
-            _TAKEN[key] = weakref.ref(hook, lambda _gone, key=key: _TAKEN.pop(key, None))
-
     @property
-    def _kept(self) -> dict[str, Hook]:
-        return {key: hook for key, hook in self._by_key.items() if _has_state(hook)}
+    def kept(self) -> dict[str, object]:
+        """Hooks with state, by their names in messages; such a hook belongs to one trainer."""
+        return {f"hook `{key}`": hook for key, hook in self._by_key.items() if _has_state(hook)}
 
     def tell(self, incident: Incident) -> None:
         """Call every listener of incidents; the first error is raised after all were called."""

@@ -26,6 +26,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
+from evenstep.single_use import mark_used
 from evenstep.train.progress import Prediction, Progress, Result
 from evenstep.train.requests import End
 from evenstep.train.state import Tree
@@ -166,7 +167,7 @@ class Trainer:
         self._run = self._loop.run
         if self._group.can_change:
             self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
-        self._loop.engine.bus.mark_used()
+        mark_used(self._loop.engine.bus.kept)
         if resume == "auto":
             self.resume()
 
