@@ -27,13 +27,14 @@ from evenstep.optim.apply import build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.optimizers import Modes, joined, parts_of
 from evenstep.optim.rounded import RoundedStepper
-from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
+from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
 from evenstep.optim.stepper import MasterStepper, Stepper
 from evenstep.options import Failures, Training
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
+from evenstep.single_use import check_unused
 from evenstep.tensors import device_here, make_current, named_parameters
 from evenstep.train.agreement import check_shared
 from evenstep.train.blocks import (
@@ -68,7 +69,7 @@ from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks, attached, named
-from evenstep.train.tasks.weighting import Combine
+from evenstep.train.tasks.weighting import Combine, Fixed
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last
 from evenstep.train.update.execution import build_execution
@@ -220,6 +221,24 @@ class Parts:
             self.package: Any = import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None
             if self.package is not None:
                 self.package.check(self)
+            check_unused(self.kept)
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """Objects with state, by their names in messages; they belong to one run."""
+        coefficients, policies = self.tasks.coefficients, self.policies
+        spikes = policies.spikes
+        by_name = {
+            "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
+            "combine": self.tasks.combine,
+            "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
+            "non_finite": policies.non_finite,
+            "out_of_memory": policies.out_of_memory,
+            "loss_spike": spikes,
+            "policy": None if spikes is None else spikes.policy,
+            **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
+        }
+        return {f"`{name}`": one for name, one in by_name.items() if one is not None and vars(one)}
 
     def build(self, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         """Move, convert and share the model, and build what computes its updates.

@@ -26,6 +26,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
+from evenstep.single_use import mark_used
 from evenstep.train.failures import LOSS, Stop
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
@@ -122,6 +123,7 @@ class Engine:
         warn = logging.getLogger("evenstep").warning
         self._build(parts, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
         self.parts.prepare()
+        mark_used(parts.kept)
 
     @classmethod
     def of(cls, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:

@@ -167,7 +167,7 @@ class Trainer:
         self._run = self._loop.run
         if self._group.can_change:
             self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
-        mark_used(self._loop.engine.bus.kept)
+        mark_used({**parts.kept, **self._loop.engine.bus.kept})
         if resume == "auto":
             self.resume()
 
