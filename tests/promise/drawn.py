@@ -12,7 +12,7 @@ _STAGED = ("1f1b", "gpipe", "interleaved", "breadth_first", "zb_h1", "zb_v")
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     """A run of any kind."""
-    model = draw(st.sampled_from(["chain", "tied", "frozen", "normalised", "translator"]))
+    model = draw(st.sampled_from(["chain", "tied", "frozen", "half frozen", "drawing", "normalised", "translator"]))
     named = ["groups", "Muon"] if model == "chain" else []
     several = model != "translator" and draw(st.booleans())
     both = model == "tied" and several  # a late weight beside other tasks is refused in stages
@@ -28,11 +28,11 @@ def runs(draw: st.DrawFn) -> Run:
         precision=draw(st.sampled_from(["32-true", "32-true", "bf16-mixed", "bf16-true", "16-true"])),
         lr_schedule=draw(st.sampled_from(schedules)),
         clip_norm=draw(st.sampled_from([None, 0.1, 0.5])),
-        ema=draw(st.booleans()),
+        ema=draw(st.sampled_from(["", "always", "late"])),
         micro_batch_size=draw(st.sampled_from([1, 2, 3])),
         micro_batch_tokens=None if model == "normalised" else draw(st.sampled_from([None, None, 9])),
         shuffle=draw(st.booleans()),
-        recompute=draw(st.sampled_from(["none", "none", "2*"])) if model == "chain" else "none",
+        recompute=draw(st.sampled_from(["none", "none", "2*", "*"])),
     )
 
 
@@ -42,7 +42,7 @@ def plain_runs(draw: st.DrawFn) -> Run:
     run = in_float64(draw(runs()))
     return replace(
         run,
-        model="chain" if run.model in ("translator", "normalised") else run.model,
+        model="chain" if run.model in ("translator", "normalised", "drawing") else run.model,
         task=run.task if run.task in ("words", "late") else "words",
         lr_schedule="none" if run.lr_schedule == "plateau" else run.lr_schedule,
     )

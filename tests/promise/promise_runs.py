@@ -4,6 +4,8 @@ All legs of a run, on whatever layout, together give the bits of one process tha
 """
 
 import os
+import random
+import re
 import signal
 import tempfile
 from collections.abc import Sequence
@@ -12,16 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from launched import Failed, digest, group_of_ranks, on_ranks
+from optimizers import CASES
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import evenstep
 from evenstep import Checkpointing, Ema, Failures, MapData, Memory, Mixture, ParameterGroup, Training, grouped_optimizer
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Strategy, Zero1
 from evenstep.pipeline import Layer, Layers, PipelineModel
-from evenstep.precision import Float8Mixed
+from evenstep.precision import PRECISIONS, Float8Mixed
 
 LENGTH, WORDS, WIDTH, IGNORED = 6, 11, 16, -100
 SIZES = {"": 8, "a": 8, "b": 4}  # of a task's global batch
@@ -34,12 +40,21 @@ LR_SCHEDULES: dict[str, Any] = {
 }
 
 
+AVERAGES = {
+    "": None,
+    "always": Ema(decay=0.9, decay_warmup=True),
+    "late": Ema(decay=0.9, decay_warmup=True, start_update=3, every_updates=2),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Model, tasks, data and options of a run.
 
     Args:
         tasks: of the run, each with data of its own; ("",) is a run of one.
+        ema: when the average follows: "always", "late" (after update 3 at each second one), or "" for none.
+        loss_scale: the first, for formats that have one; 0 for the usual one.
         samples: of each task's data; the last global batch of an epoch may be short.
         dtype: of the parameters.
         dropout: 0 where a loop without keyed generators is to be compared with.
@@ -52,7 +67,8 @@ class Run:
     dtype: torch.dtype = torch.float32
     lr_schedule: str = "warmup"
     clip_norm: float | None = 0.5
-    ema: bool = False
+    ema: str = ""
+    loss_scale: float = 0.0
     dropout: float = 0.2
     tasks: tuple[str, ...] = ("",)
     samples: int = 26
@@ -137,6 +153,39 @@ def frozen(dropout: float) -> list[nn.Module]:
     return layers
 
 
+def half_frozen(dropout: float) -> list[nn.Module]:
+    """The second of two stages has nothing to train."""
+    layers = chain(dropout)
+    for layer in layers[3:]:
+        layer.requires_grad_(False)
+    return layers
+
+
+class Numbers(nn.Module):
+    """Adds noise of numpy's and Python's generators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + float(np.random.rand()) + random.random() if self.training else x
+
+
+class Recomputed(nn.Module):
+    """Recomputes its block in the backward by itself."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.block = Block(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def drawing(dropout: float) -> list[nn.Module]:
+    """One dropout in two places, an activation in three, and numbers of other generators."""
+    layers, shared, act = chain(dropout), nn.Dropout(dropout), nn.Tanh()
+    layers[1:3] = [act, shared, Recomputed(dropout), act]
+    return [*layers[:-1], act, shared, Numbers(), layers[-1]]
+
+
 class Normalised(nn.Module):
     """Batch normalisation over the samples and words of a micro-batch."""
 
@@ -189,7 +238,40 @@ def translator(dropout: float) -> Layers:
     )
 
 
-LISTS = {"chain": chain, "tied": tied, "frozen": frozen, "normalised": normalised}
+def sparse(dropout: float) -> list[nn.Module]:
+    return [nn.Embedding(WORDS, WORDS, sparse=True), nn.Dropout(dropout)]
+
+
+class Replaced(nn.Module):
+    """Puts a new tensor in the place of its buffer, and uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.running_mean = 0.9 * self.running_mean + 0.1 * x.detach().mean((0, 1)).float()
+        return x - self.running_mean.to(x.dtype)
+
+
+def centred(dropout: float) -> list[nn.Module]:
+    """The output depends on buffers, which ranks average."""
+    layers = chain(dropout)
+    layers[3] = nn.Sequential(Replaced(), nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)))
+    return layers
+
+
+LISTS = {
+    "chain": chain,
+    "tied": tied,
+    "frozen": frozen,
+    "half frozen": half_frozen,
+    "drawing": drawing,
+    "normalised": normalised,
+    "centred": centred,
+    "sparse": sparse,
+}
 
 
 def model_of(run: Run) -> Any:
@@ -303,7 +385,7 @@ def evaluation_of(run: Run) -> Any:
 # --- optimizers
 
 
-def optimizer_of(run: Run, model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(run: Run, model: nn.Module) -> Any:
     """The optimizer by its name; fused steps of the CPU round the ends of shards otherwise, so it is `foreach`."""
     if run.optimizer == "groups":
         groups = {
@@ -314,7 +396,9 @@ def optimizer_of(run: Run, model: nn.Module) -> torch.optim.Optimizer:
     if run.optimizer == "Muon":
         matrices = ParameterGroup(patterns=("*linear*",), dims=2, optimizer=torch.optim.Muon, lr=0.02)
         return grouped_optimizer(model, lr=0.02, groups={"matrices": matrices}, weight_decay_on="matrices")
-    return getattr(torch.optim, run.optimizer)(model.parameters(), **OPTIONS[run.optimizer])
+    if run.optimizer in OPTIONS:
+        return getattr(torch.optim, run.optimizer)(model.parameters(), **OPTIONS[run.optimizer])
+    return CASES[run.optimizer].build(model)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -326,6 +410,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Adagrad": {"lr": 0.05},
 }
 NEED_WHOLE = ("Muon",)  # look at whole matrices, which shards lack
+
+
+BUFFERS = re.compile("running_|num_batches|0._[uv]$")  # of statistics, which are means over ranks
 
 
 # --- one rank
@@ -347,6 +434,12 @@ class Events(evenstep.Hook):
     def after_update(self, event: Any) -> None:
         if event.update == self.leg.until:
             self.trainer.request_stop("the leg is over")
+
+
+def precision_of(run: Run) -> Any:
+    if run.precision == "float8-mixed":
+        return Float8Mixed(layers="*", emulate=True)
+    return cast(Any, PRECISIONS[run.precision])(initial=run.loss_scale) if run.loss_scale else run.precision
 
 
 def strategy_of(leg: Leg, group: Any) -> Strategy | str | None:
@@ -381,7 +474,7 @@ def train(run: Run, leg: Leg, folder: str, group: Any = None) -> dict[str, Any]:
         updates=run.updates,
         device="cpu",
         strategy=strategy_of(leg, group if mesh is None else mesh.data),
-        precision=Float8Mixed(layers="*", emulate=True) if run.precision == "float8-mixed" else run.precision,
+        precision=precision_of(run),
         lr_schedule=LR_SCHEDULES[run.lr_schedule],
         evaluations=evaluation_of(run),
         evaluation=evenstep.Evaluation(every_updates=3),
@@ -389,7 +482,7 @@ def train(run: Run, leg: Leg, folder: str, group: Any = None) -> dict[str, Any]:
         folder=Path(folder),
         train=Training(
             clip_norm=run.clip_norm,
-            ema=Ema(decay=0.9, decay_warmup=True) if run.ema else None,
+            ema=AVERAGES[run.ema],
             coefficients={name: COEFFICIENTS[name] for name in run.tasks} if len(run.tasks) > 1 else None,
             memory=Memory(checkpoint=run.recompute),
             compile=run.compile,
@@ -401,23 +494,31 @@ def train(run: Run, leg: Leg, folder: str, group: Any = None) -> dict[str, Any]:
     trainer.resume("auto")
     result = trainer.train()
     state = trainer.state_dict()
-    buffers = {name for name in state["model"] if "running_" in name or "num_batches" in name}
+    buffers = {name: one for name, one in state["model"].items() if BUFFERS.search(name)}
     parameters = {name: value for name, value in state["model"].items() if name not in buffers}
-    kept = [parameters, state["optimizer"]["state"], state["progress"], None if buffers else state["ema"]]
+    optimizer = [state["optimizer"]["state"], state["optimizer"].get("beside")]
+    valid = result.metrics.get("valid/loss")
+    kept = [parameters, *optimizer, state["progress"], None if buffers else [state["ema"], valid]]
     average = state["ema"] or {}
     return {
         "sha256": digest(kept),
+        "buffers": digest(buffers),
         "update": trainer.progress.update,
         "parameters": {name: value.double().numpy() for name, value in parameters.items()},
         "ema": {name: value.double().numpy() for name, value in average.items() if name not in buffers},
-        "valid": result.metrics.get("valid/loss"),
     }
 
 
 def train_all(runs: Sequence[tuple[Run, Leg, str]]) -> list[dict[str, Any]]:
-    """Several runs, one after the other, on the same ranks."""
+    """Several runs, one after the other, on the same ranks; of one that is refused, only the field of the error."""
     group = group_of_ranks()
-    return [train(run, leg, folder, group) for run, leg, folder in runs]
+    ended: list[dict[str, Any]] = []
+    for run, leg, folder in runs:
+        try:
+            ended.append(train(run, leg, folder, group))
+        except ArgumentError as error:
+            ended.append({"refused": error.field, "because": str(error)})
+    return ended
 
 
 # --- all ranks

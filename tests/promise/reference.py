@@ -71,10 +71,16 @@ def by_hand(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         for rate, optimizer in zip(rates, optimizers, strict=True):
             optimizer.param_groups[0]["lr"] = rate * lr_factor(run, update)
             optimizer.step()
-        decay = min(DECAY, (1 + update) / (10 + update))
-        with torch.no_grad():
-            for old, new in zip(average.parameters(), model.parameters(), strict=True):
-                old.copy_(decay * old + (1 - decay) * new)
+        decay, passed = DECAY, update
+        if run.ema == "late":
+            decay, passed = (DECAY if update > 3 and update % 2 == 0 else 1.0), update // 2
+        if update == 3 and run.ema == "late":
+            average.load_state_dict(model.state_dict())
+        elif decay < 1:
+            decay = min(decay, (1 + passed) / (10 + passed))
+            with torch.no_grad():
+                for old, new in zip(average.parameters(), model.parameters(), strict=True):
+                    old.copy_(decay * old + (1 - decay) * new)
     return dict(model.named_parameters()), dict(average.named_parameters())
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from drawn import legs, plain_runs, runs
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from promise_runs import ALONE, OPTIONS, Leg, Run, alone, in_float64, train, trained
+from launched import Failed, on_ranks
+from optimizers import CASES
+from promise_runs import ALONE, OPTIONS, Leg, Run, alone, in_float64, train, train_all, trained
 from reference import by_hand, distance, share_of_way
 
 SHA = "sha256 of all that training changes"
@@ -39,7 +41,14 @@ def alone_sha256(run: Run) -> str:
 
 
 def same(run: Run, legs: Sequence[Leg]) -> tuple[str, str]:
-    return trained(run, legs)["sha256"], alone_sha256(run)
+    """Beside one process that keeps all activations."""
+    return trained(run, legs)["sha256"], alone_sha256(replace(run, recompute="none"))
+
+
+def same_with_buffers(run: Run, leg: Leg) -> tuple[str, str]:
+    """Recomputed, stopped and resumed, beside the same ranks without that."""
+    stopped, wanted = trained(replace(run, recompute="2*"), in_turn(leg, leg)), trained(run, [leg])
+    return stopped["sha256"] + stopped["buffers"], wanted["sha256"] + wanted["buffers"]
 
 
 def near(run: Run, legs: Sequence[Leg]) -> tuple[float, float]:
@@ -56,6 +65,33 @@ def near_in_format(run: Run, unit: float) -> tuple[float, float]:
     """Distance from float64 as a share of the way that the parameters went: at most 8 roundings one after the other."""
     ended, (parameters, _) = trained(run, [ALONE]), by_hand(in_float64(run))
     return share_of_way(in_float64(run), ended["parameters"], parameters), 8 * unit
+
+
+def optimizers_on(names: Sequence[str], *layouts: Leg) -> tuple[str, str]:
+    """Trains with each optimizer on the layouts in turn, and gives those that have other bits or are not refused."""
+    ended, wanted = (each_ended(tuple(names), ways) for ways in (tuple(in_turn(*layouts)), (ALONE,)))
+    wrong: list[str] = []
+    for name, one, other in zip(names, ended, wanted, strict=True):
+        refused = any(
+            CASES[name].is_refused(strategy=leg.strategy, ranks=leg.ranks, stages=leg.stages) for leg in layouts
+        )
+        if refused != ("refused" in one) or (not refused and one["sha256"] != other["sha256"]):
+            wrong.append(f"{name}: {one.get('because', 'other bits')}")
+    return "; ".join(wrong) or "all as in the table", "all as in the table"
+
+
+@cache
+def each_ended(names: tuple[str, ...], legs: tuple[Leg, ...]) -> list[dict[str, Any]]:
+    """The ends of runs that differ in their optimizer, which the same ranks train one after the other."""
+    runs = [
+        Run(optimizer=name, model="sparse" if CASES[name].sparse else "chain", micro_batch_size=4) for name in names
+    ]
+    with TemporaryDirectory() as folder:
+        for leg in legs:
+            ranks = on_ranks(leg.ranks, train_all, [(run, leg, f"{folder}/{n}") for n, run in enumerate(runs)])
+            if isinstance(ranks[0], Failed):
+                raise RuntimeError(f"{leg}: {ranks}")
+    return ranks[0]
 
 
 def drawn_layouts() -> tuple[str, str]:
@@ -100,7 +136,7 @@ def on(strategy: str, ranks: int, stages: int = 1, pipeline_schedule: str = "1f1
     return Leg(strategy=strategy, ranks=ranks, stages=stages, pipeline_schedule=pipeline_schedule, **more)
 
 
-PLAIN = Run(ema=True)
+PLAIN = Run(ema="always")
 CUTS: dict[str, Run] = {
     "of 1 (some weigh 0)": replace(PLAIN, micro_batch_size=1),
     "of 3 (the last is short)": replace(PLAIN, micro_batch_size=3),
@@ -128,11 +164,15 @@ LAYOUTS = [
 MODELS: dict[str, Run] = {
     "tied": replace(PLAIN, model="tied"),
     "frozen": replace(PLAIN, model="frozen"),
+    "nothing to train in a stage": replace(PLAIN, model="half frozen"),
+    "modules that draw in several places": replace(PLAIN, model="drawing"),
+    "average from update 3": replace(PLAIN, ema="late"),
     "batch normalisation": Run(model="normalised", micro_batch_size=2),
     "encoder and decoder": replace(PLAIN, model="translator", task="translate"),
     "loss that draws": replace(PLAIN, task="sampled"),
     "two tasks": replace(PLAIN, tasks=("a", "b"), samples=24),
     "activations recomputed": replace(PLAIN, recompute="2*"),
+    "all activations recomputed": replace(PLAIN, recompute="*", model="drawing"),
     "Plateau": replace(PLAIN, lr_schedule="plateau"),
     "parameter groups": replace(PLAIN, optimizer="groups"),
     "Muon and AdamW": replace(PLAIN, optimizer="Muon"),
@@ -155,6 +195,11 @@ KILLS: dict[str, list[Leg]] = {
     "fsdp 2, rank 0": killed(on("fsdp", 2), (4, 0)),
     "2 stages, rank 1, then zero1 4": [replace(on("ddp", 2, 2), fault="kill", at=(5, 1)), on("zero1", 4)],
 }
+OPTIMIZERS_ON = [  # each leaves its layout once and takes it up, or another one
+    *([leg, leg] for leg in (ALONE, on("ddp", 2), on("zero1", 2), on("fsdp", 2), on("ddp", 2, 2), on("hybrid", 4))),
+    *([on(strategy, 4, 2), on(strategy, 2)] for strategy in ("zero1", "fsdp")),
+    [on("ddp", 2, 2), on("zero1", 2), on("fsdp", 2), ALONE],
+]
 UNITS = {"bf16-mixed": 2.0**-8, "16-mixed": 2.0**-11, "bf16-true": 2.0**-8, "16-true": 2.0**-11}
 FORMATS = (*UNITS, "bf16-true-no-master", "16-true-no-master", *(["float8-mixed"] if find_spec("torchao") else []))
 MEMORY = {
@@ -163,6 +208,7 @@ MEMORY = {
     "zero1 2": on("zero1", 2),
     "fsdp 2": on("fsdp", 2),
     "2 stages": on("ddp", 2, 2),
+    "2 stages × fsdp 2": on("fsdp", 4, 2, "zb_h1"),
 }
 
 
@@ -176,16 +222,28 @@ def rows() -> list[Row]:
         shards = "zero1" if name == "Muon and AdamW" else "fsdp"
         for leg in (on(shards, 3), on("ddp", 2, 2), on(shards, 4, 2, "interleaved")):
             made.append(Row(name=f"{name}: {leg}", measure=SHA, run=partial(same, run, [leg])))
+    for leg in (ALONE, on("ddp", 2), on("fsdp", 2), on("ddp", 2, 2)):
+        for name in ("centred", "normalised"):
+            run = Run(model=name, micro_batch_size=3)  # of an odd number of micro-batches: ranks have unequal work
+            row = Row(name=f"buffers, {name}: {leg}", measure=SHA, run=partial(same_with_buffers, run, leg))
+            made.append(row)
     made += [Row(name=f"resumed: {name}", measure=SHA, run=partial(same, PLAIN, ways)) for name, ways in MOVES.items()]
     made += [Row(name=f"killed: {name}", measure=SHA, run=partial(same, PLAIN, ways)) for name, ways in KILLS.items()]
     muon = replace(PLAIN, optimizer="Muon")
     for name, ways in (("zero1 2", killed(on("zero1", 2), (4, 1))), ("2 stages", killed(on("ddp", 2, 2), (5, 1)))):
         made.append(Row(name=f"killed: Muon and AdamW, {name}", measure=SHA, run=partial(same, muon, ways)))
+    for ways in OPTIMIZERS_ON:
+        where = ", then ".join(map(str, ways))
+        made.append(Row(name=f"optimizers: {where}", measure=SHA, run=partial(optimizers_on, tuple(CASES), *ways)))
     for name in FORMATS:
         run = replace(PLAIN, precision=name, micro_batch_size=2)
         for ways in ([on("ddp", 2)], [on("ddp", 2, 2)], [*killed(ALONE, (4, 0))[:1], on("ddp", 2)]):
             where = ", then ".join(map(str, ways))
             made.append(Row(name=f"format {name}: {where}", measure=SHA, run=partial(same, run, ways)))
+    for name in ("16-true", "16-true-no-master"):
+        run = replace(PLAIN, precision=name, micro_batch_size=2, loss_scale=2.0**24)  # too much: it is halved
+        for leg in (on("ddp", 2), on("fsdp", 2), on("ddp", 2, 2)):
+            made.append(Row(name=f"overflow, {name}: {leg}", measure=SHA, run=partial(same, run, [leg])))
     for name, unit in UNITS.items():
         run = Run(precision=name, optimizer="SGD", dropout=0.0, shuffle=False, micro_batch_size=2)
         measure = "share of the way apart from float64"
@@ -203,6 +261,9 @@ def rows() -> list[Row]:
         run = Run(compile=name, micro_batch_size=4, samples=24, model="normalised")
         ways = killed(ALONE, (3, 0), (6, 0))
         made.append(Row(name=f"compiled {name}: killed twice", measure=SHA, run=partial(same, run, ways)))
+    compiled = Run(compile="model", micro_batch_size=4, samples=24)
+    for leg in (on("ddp", 2), on("fsdp", 2), on("ddp", 2, 2), on("ddp", 2, 2, "zb_h1")):
+        made.append(Row(name=f"compiled model: {leg}", measure=SHA, run=partial(same, compiled, [leg])))
     made.append(Row(name=f"drawn: {DRAWN} runs on any layouts", measure=SHA, run=drawn_layouts))
     made.append(Row(name=f"drawn: {5 * DRAWN} cuts", measure=NEAR, run=drawn_cuts))
     return made

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from evenstep import Ema, Failures, Loss, MapData, Mixture, Task, Trainer, Training, is_dummy_pass
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import AllTasks, RoundRobin
-from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 from evenstep.train.failures import Skip
 
@@ -222,33 +221,6 @@ def an_update_that_raised_on_all_ranks_leaves_nothing_behind(group: Group) -> ob
 
     # Each rank has two micro-batches: the fourth pass is the second of update 2, after a backward.
     return [same(train(kind(group), 4), train(kind(group), 0)) for kind in (Fsdp, partial(Fsdp, reduction="fast"))]
-
-
-def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
-    def train(strategy: Strategy) -> Trainer:
-        model = Heads()
-        model.norm = nn.BatchNorm1d(3, track_running_stats=False)  # each rank sees its own part of the statistics
-        valid = MapData(DATA[:5], global_batch_size=2, micro_batch_size=2, shuffle=False)
-        return trainer(strategy, model=model, train=Training(ema=Ema(decay=0.5)), evaluations={"valid": valid})
-
-    ours, theirs = train(Fsdp(group)), train(Single())
-    a, b = ours.train().metrics["valid/loss"], theirs.train().metrics["valid/loss"]
-    return abs(a - b) < 1e-6, near(theirs.state_dict()["ema"], ours.state_dict()["ema"]) < 1e-6
-
-
-def training_goes_on_with_whole_parameters_after_an_evaluation(group: Group) -> object:
-    from evenstep.events import Evaluate
-
-    evaluations = {"valid": MapData(DATA[:6], global_batch_size=2, shuffle=False)}
-    with_it = trainer(
-        Fsdp(group),
-        train=Training(ema=Ema(decay=0.5)),
-        evaluations=evaluations,
-        hooks=[Evaluate(every_updates=1)],
-    )
-    without = trainer(Fsdp(group))
-    with_it.train(), without.train()
-    return same(values(without), values(with_it))
 
 
 def sixteen_bit_parameters_train(group: Group) -> object:
@@ -485,16 +457,6 @@ def state_of_an_optimizer_that_has_stepped_is_cut(group: Group) -> object:
 
     (whole, wanted), (cut, found) = ended(Ddp()), ended(Fsdp(group))
     return [cut < whole, all(torch.equal(found[name], value) for name, value in wanted.items())]
-
-
-def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> object:
-    model = Heads()
-    strategy = Fsdp(group)
-    try:
-        strategy.check_optimizer(torch.optim.AdamW(model.parameters(), fused=True))
-    except ArgumentError as error:
-        return "foreach=True" in str(error)
-    return "not refused"
 
 
 class Centers(Task):

@@ -13,8 +13,6 @@ WANTED: dict[str, Any] = {
     "a_rank_without_work_beside_one_with_several_passes": True,
     "non_finite_numbers_of_an_unseen_pass_reach_nobody": [1, True],
     "an_update_that_raised_on_all_ranks_leaves_nothing_behind": [True, True],
-    "the_average_and_the_evaluation_see_whole_parameters": [True, True],
-    "training_goes_on_with_whole_parameters_after_an_evaluation": True,
     "sixteen_bit_parameters_train": [True, ["torch.float32"]],
     "state_of_an_optimizer_that_has_stepped_is_cut": [True, True],
     "several_tasks_whose_heads_are_gathered_one_by_one": [True, True, True],
@@ -23,7 +21,6 @@ WANTED: dict[str, Any] = {
     "memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient": [3, []],
     "an_update_of_three_tasks_reduces_each_unit_once": 4,
     "what_a_task_trains_is_that_of_one_process": [],
-    "a_fused_optimizer_is_refused_where_bits_must_be_equal": True,
 }
 
 

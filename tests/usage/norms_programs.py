@@ -101,25 +101,3 @@ def history_of(trainer: evenstep.Trainer) -> dict[str, list[float]]:
     """The values of each metric of training."""
     storage = trainer.storage
     return {name: [one.value for one in storage.history(name)] for name in storage.names() if name.startswith("train/")}
-
-
-def connections_of_three_trainers() -> list[int]:
-    """How many process groups there are after each of three trainers that share shards between pairs of ranks."""
-    from torch.distributed import distributed_c10d
-
-    group = group_of_ranks()
-    counts: list[int] = []
-    for _ in range(3):
-        model = model_with_numbers()
-        evenstep.Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data=_data(),
-            updates=1,
-            device="cpu",
-            strategy=strategy_named("hybrid", group),
-            log=evenstep.Logging(writers=()),
-        ).train()
-        counts.append(len(distributed_c10d._world.pg_map))
-    return counts

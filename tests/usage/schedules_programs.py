@@ -1,8 +1,6 @@
 """What tests of schedules run on several ranks."""
 
 import copy
-import math
-from itertools import islice
 from typing import Any
 
 import torch
@@ -11,24 +9,19 @@ from torch import Tensor, nn
 
 from evenstep import (
     Checkpointing,
-    Evaluation,
     Hook,
     Logging,
     MapData,
     Mesh,
-    ParameterGroup,
     PipelineModel,
     Task,
     Trainer,
     Training,
     find_lr,
-    grouped_optimizer,
 )
-from evenstep.data import ReadOptions
 from evenstep.errors import ArgumentError
 from evenstep.events import UpdateEvent
-from evenstep.optim.schedules import Listed, PerGroup
-from evenstep.parallel import Ddp, Single
+from evenstep.parallel import Ddp
 
 POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
 
@@ -59,124 +52,6 @@ def found(*strategies: str) -> dict[str, tuple[tuple[float, ...], bool]]:
         search = find_lr(trainer, lowest=1e-4, highest=1.0, updates=8)
         results[strategy] = search.losses, same(before, trainer.state_dict())
     return results
-
-
-class Net(nn.Sequential):
-    """Layers of which the second and third are stepped as matrices."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(3)
-        super().__init__(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.Linear(6, 1))
-        self.double()
-
-
-def muon(model: nn.Module) -> torch.optim.Optimizer:
-    matrices = ParameterGroup(patterns=("2.*", "4.*"), dims=2, optimizer=torch.optim.Muon, lr=0.02)
-    first = ParameterGroup(patterns=("0.weight",), frozen=True)
-    groups = {"matrices": matrices, "first": first}
-    return grouped_optimizer(model, lr=0.05, groups=groups, weight_decay_on="matrices")
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return grouped_optimizer(
-        model,
-        lr=0.05,
-        groups={
-            "last": ParameterGroup(patterns=("5.*",), lr_factor=0.1),
-            "bias": ParameterGroup(patterns=("0.bias",), frozen=True),
-        },
-        weight_decay_on="matrices",
-    )
-
-
-def grouped(strategy: str, make: str, stages: int = 1, stop: int | None = None, folder: str | None = None) -> str:
-    """A digest of the parameters after 6 updates in groups, or why it is refused."""
-
-    class StopAt(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            if event.update == stop:
-                self.trainer.request_stop("test")
-
-    group = group_of_ranks()
-    mesh = None if group is None or stages == 1 else Mesh.of(group, pipeline=stages)
-    model: nn.Module = Net() if mesh is None else PipelineModel(Net(), mesh=mesh, schedule="1f1b")
-    data = mesh.data if mesh is not None else group
-    strategy_of = Single(data) if mesh is not None and mesh.data.ranks == 1 else strategy_named(strategy, data)
-    try:
-        trainer = Trainer(
-            model=model,
-            task=Square(),
-            optimizer={"muon": muon, "adam": adam}[make](model),
-            data=MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, micro_batch_size=4),
-            lr_schedule=PerGroup({"others": Listed(factors=((1, 1.0), (4, 0.5)))}),
-            updates=6,
-            device="cpu",
-            strategy=strategy_of,
-            folder=folder,
-            hooks=[StopAt()],
-            checkpoint=Checkpointing(asynchronous=False),
-            log=Logging(writers=()),
-        )
-    except ArgumentError as error:
-        return str(error)
-    if folder is not None:
-        trainer.resume()
-    trainer.train()
-    state = trainer.state_dict()  # all together
-    return digest(state["model"]) if trainer.rank == 0 else ""
-
-
-def schedule_free(strategy: str, stop: int | None = None, folder: str | None = None) -> tuple[str, float]:
-    """A digest of the parameters that are trained, and the loss of those that are evaluated."""
-    import schedulefree
-
-    class StopAt(Hook):
-        def after_update(self, event: UpdateEvent) -> None:
-            if event.update == stop:
-                self.trainer.request_stop("test")
-
-    model = Net()
-    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=3)
-    optimizer.elementwise = True
-    given = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, micro_batch_size=4)
-    trainer = Trainer(
-        model=model,
-        task=Square(),
-        optimizer=optimizer,
-        data=given,
-        evaluations={"valid": given},
-        updates=6,
-        device="cpu",
-        strategy=strategy_named(strategy, group_of_ranks()),
-        folder=folder,
-        hooks=[StopAt()],
-        evaluation=Evaluation(every_updates=2),
-        checkpoint=Checkpointing(asynchronous=False),
-        log=Logging(writers=()),
-    )
-    if folder is not None:
-        trainer.resume()
-    result = trainer.train()
-    state = trainer.state_dict()  # all together
-    return digest(state["model"]), result.metrics.get("valid/loss", math.nan)
-
-
-def schedule_free_alone() -> float:
-    """The loss of the same in a plain loop, its modes switched by hand."""
-    import schedulefree
-
-    model = Net()
-    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=3)
-    data = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8)
-    optimizer.train()
-    for batch in islice(data.batches(ReadOptions(seed=42)), 2 * data.num_batches(0, seed=42)):
-        inputs, targets = batch.microbatches[0].data
-        optimizer.zero_grad()
-        (((model(inputs) - targets) ** 2).sum() / 8).backward()
-        optimizer.step()
-    optimizer.eval()
-    inputs, targets = (torch.stack([pair[part] for pair in POINTS]).double() for part in (0, 1))
-    return ((model(inputs) - targets) ** 2).sum().item() / len(POINTS)
 
 
 def eight_bits(kind: Any, folder: str | None = None) -> float:

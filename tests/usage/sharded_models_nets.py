@@ -1,4 +1,4 @@
-"""The models of the table in `sharded_models`: each shows one way to use modules."""
+"""Models for shards: each shows one way to use modules."""
 
 from typing import Any
 
@@ -50,28 +50,6 @@ class Memory(Net):
         return x
 
 
-class Taker(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, given: dict[str, Any], *, again: Tensor) -> dict[str, Any]:
-        first, (second,) = given["x"], given["more"]
-        return {"x": self.one(first) * self.two(second) + again + torch.sin(again), "more": (second,)}
-
-
-class Nested(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Taker(), Taker(), Taker()])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        given = {"x": x, "more": (x,)}
-        for block in self.blocks:
-            given = block(given, again=x)
-        return given["x"] + given["more"][0]
-
-
 class Skips(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -96,45 +74,12 @@ class TiedItems(Net):
         return x
 
 
-class TiedHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(5, WIDTH)
-        self.blocks = linears(2)
-        self.out = nn.Linear(WIDTH, 5, bias=False)
-        self.out.weight = self.embedding.weight
-
-    def forward(self, x: Tensor, number: Tensor) -> Tensor:
-        x = x + self.embedding(number % 5)
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return self.out(x).sum(-1)
-
-
-class ListedTwice(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        block = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList([block, nn.Linear(WIDTH, WIDTH), block])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return x
-
-
-class Checkpointed(Memory):
-    reentrant = False
-
+class Reentrant(Memory):
     def features(self, x: Tensor, number: int) -> Tensor:
         memory = x * 1.5
         for block in self.blocks:
-            x = checkpoint(block, x, memory, use_reentrant=self.reentrant)
+            x = checkpoint(block, x, memory, use_reentrant=True)
         return x
-
-
-class Reentrant(Checkpointed):
-    reentrant = True
 
 
 class Albert(Net):
@@ -163,29 +108,6 @@ class AlbertInARow(Net):
         return x
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = linears(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for step in self.steps:
-            x = x + torch.tanh(step(x)) * x
-        return x
-
-
-class NestedLists(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Inner(), Inner()])
-        self.more = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in (*self.blocks, *self.more):
-            x = block(x)
-        return x
-
-
 class ListsAsItems(Net):
     """Has lists and dicts as items of its list, which nobody calls."""
 
@@ -210,18 +132,6 @@ class Experts(Net):
         return self.last[0](x + torch.tanh(self.experts[number // 2 % 3](x)))
 
 
-class Backwards(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = linears(2)
-        self.first = linears(2)
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in (*self.first, *self.second):
-            x = x + torch.tanh(block(x))
-        return x
-
-
 class Transformer(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -229,67 +139,6 @@ class Transformer(Net):
 
     def features(self, x: Tensor, number: int) -> Tensor:
         return self.body(torch.stack([x, x * x], 1), torch.stack([x, -x, x + 1], 1)).mean(1)
-
-
-class Attention(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        more = {"kdim": WIDTH, "vdim": WIDTH, "batch_first": True}
-        self.blocks = nn.ModuleList(
-            [nn.MultiheadAttention(WIDTH, 2, batch_first=True), nn.MultiheadAttention(WIDTH, 2, **more)]
-        )
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        sequence = torch.stack([x, x * x, -x], 1)
-        for block in self.blocks:
-            sequence = sequence + block(sequence, sequence, sequence, need_weights=False)[0]
-        return sequence.mean(1)
-
-
-class Frozen(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = linears(3)
-        self.blocks[0].requires_grad_(False)
-        self.blocks[2].requires_grad_(False)
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = x + torch.tanh(block(x))
-        return x
-
-
-class Adapted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.base(x) + self.up(self.down(x)))
-
-
-class Lora(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem.requires_grad_(False)
-        self.blocks = nn.ModuleList([Adapted(), Adapted()])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-class Bare(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2)])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class ParameterLists(Net):
@@ -303,18 +152,6 @@ class ParameterLists(Net):
         x = x * self.scales[0] + self.scales[1].sum(0) * self.named["shift"]
         for block in self.blocks:
             x = torch.tanh(block(x @ self.named["mix"]))
-        return x
-
-
-class RootParameters(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.position = nn.Parameter(torch.linspace(-1, 1, WIDTH))
-        self.blocks = linears(2)
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x + self.position)) * self.position
         return x
 
 
@@ -352,17 +189,6 @@ class Recurrent(Net):
         return sequence[:, -1]
 
 
-class WeightNorm(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.utils.parametrizations.weight_norm(one) for one in linears(2)])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return x
-
-
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -381,29 +207,6 @@ class Scalars(Net):
         for block in self.blocks:
             x = block(x)
         return x
-
-
-class Telling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.aside = torch.zeros(())
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(self.linear(x))
-        self.aside = (y * x).sum(-1, keepdim=True) * 0.1
-        return x + y
-
-
-class Aside(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Telling(), Telling(), Telling()])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x + sum(block.aside for block in self.blocks)
 
 
 class Teacher(Net):
@@ -428,30 +231,6 @@ class Unneeded(Net):
         first = x + torch.tanh(self.blocks[0](x))
         self.blocks[1](first)
         return torch.tanh(self.blocks[2](first))
-
-
-class UnusedHead(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = linears(3)
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        return self.heads[1](x)
-
-
-class UNet(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.up = linears(3), linears(3)
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        kept = []
-        for block in self.down:
-            x = torch.tanh(block(x))
-            kept.append(x)
-        for block in self.up:
-            x = torch.tanh(block(x + kept.pop())) * x
-        return x
 
 
 class Skipped(nn.Linear):
@@ -481,5 +260,23 @@ class NeededLater(Net):
 
 
 NETS: dict[str, type[nn.Module]] = {
-    name: one for name, one in vars().copy().items() if isinstance(one, type) and issubclass(one, nn.Module)
+    one.__name__: one
+    for one in (
+        Memory,
+        Skips,
+        TiedItems,
+        Reentrant,
+        Albert,
+        AlbertInARow,
+        ListsAsItems,
+        Transformer,
+        ParameterLists,
+        Structures,
+        Recurrent,
+        Scalars,
+        Teacher,
+        Unneeded,
+        Skipping,
+        NeededLater,
+    )
 }

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from launched import digest, group_of_ranks, strategy_named
-from sharded_models_nets import NETS
+from sharded_models_nets import NETS, Experts
 from torch import Tensor, nn
 
 from evenstep import MapData, Task, Trainer
@@ -42,7 +42,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 def trainer_of(net: str, strategy: Any, *, updates: int = 3, **more: Any) -> Trainer:
     torch.manual_seed(0)
-    model = NETS[net]().double()
+    model = (Experts if net == "Experts" else NETS[net])().double()
     options: dict[str, Any] = {
         # 30 samples, of which each update takes 10 in 5 micro-batches: ranks have unequal numbers of them
         "data": MapData(data(30), global_batch_size=10, micro_batch_size=2, shuffle=False),

@@ -6,11 +6,10 @@ import norms_programs as programs
 import pytest
 import torch
 from launched import Failed, on_ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 from evenstep import Logging, Task, Trainer
 from evenstep.events import Statistics
-from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed, Precision
 
 LAYOUTS = [
@@ -109,30 +108,3 @@ def test_norms_of_layers_have_nothing_of_a_loss_scale_or_a_late_weight(task: Tas
         return torch.tensor([norms[name][0] for name in sorted(norms) if name.startswith("train/grad_norm")])
 
     torch.testing.assert_close(found(task, precision), found(programs.Square(), None), rtol=1e-2, atol=1e-4)
-
-
-@pytest.mark.parametrize("in_stages", [False, True])
-def test_norms_of_parameters_in_16_bits_are_computed_in_32(in_stages: bool) -> None:
-    model: nn.Module = programs.model_with_numbers().float()
-    if in_stages:
-        model = PipelineModel(model, stages_per_rank=2)
-    trainer = Trainer(
-        model=model,
-        task=programs.Square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-        data=programs.evenstep.MapData([(x.float(), y.float()) for x, y in programs.points()], global_batch_size=8),
-        updates=1,
-        device="cpu",
-        precision="bf16-true",
-        hooks=[Statistics(every_updates=1)],
-        log=Logging(every_updates=1, writers=()),
-    )
-    trainer.train()
-    expected = torch.cat([one.detach().flatten() for one in model.parameters()]).float().norm()
-    assert programs.history_of(trainer)["train/param_norm/0"] == pytest.approx([float(expected)], rel=1e-6)
-
-
-def test_one_trainer_after_another_makes_no_new_connections_between_ranks() -> None:
-    for counts in on_ranks(4, programs.connections_of_three_trainers):
-        assert not isinstance(counts, Failed), counts
-        assert len(set(counts)) == 1, counts
