@@ -1,6 +1,6 @@
 """The pages "Coming from …": both versions are run as they stand there, and end with the same figures.
 
-accelerate, lightning and transformers are in the extra `dev`.
+lightning and transformers are in the extra `dev`.
 """
 
 import logging
@@ -14,7 +14,7 @@ import torch
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Each page, and the loss that an untrained model stays above: log 4 for four classes, log 32 for as many tokens.
-PAGES = {"from-a-loop": 1.36, "from-accelerate": 1.36, "from-hf-trainer": 3.4, "from-lightning": 1.36}
+PAGES = {"from-a-loop": 1.36, "from-hf-trainer": 3.4, "from-lightning": 1.36}
 TOLERANCE = 1e-6  # of float32 parameters after a dozen updates; the sums are added up in another order
 
 

@@ -29,7 +29,6 @@ COMMAND: dict[str, Any] = cast(TyperGroup, get_command(app)).commands
 ELSEWHERE = {
     "README": "tests/unit/test_public.py",
     "from-a-loop": "tests/usage/test_coming_from.py",
-    "from-accelerate": "tests/usage/test_coming_from.py",
     "from-hf-trainer": "tests/usage/test_coming_from.py",
     "from-lightning": "tests/usage/test_coming_from.py",
     "transformers": "tests/unit/hf/test_page.py",
