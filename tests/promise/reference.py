@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from promise_runs import COEFFICIENTS, IGNORED, LISTS, OPTIONS, SIZES, Run, loss_sum, sentences
+from promise_models import LISTS
+from promise_runs import COEFFICIENTS, IGNORED, OPTIONS, SIZES, Run, loss_sum, sentences
 from torch import Tensor, nn
 
 DECAY = 0.9

@@ -69,7 +69,7 @@ def near_in_format(run: Run, unit: float) -> tuple[float, float]:
 
 def optimizers_on(names: Sequence[str], *layouts: Leg) -> tuple[str, str]:
     """Trains with each optimizer on the layouts in turn, and gives those that have other bits or are not refused."""
-    ended, wanted = (each_ended(tuple(names), ways) for ways in (tuple(in_turn(*layouts)), (ALONE,)))
+    ended, wanted = (each_ended(tuple(names), ways) for ways in (tuple(in_turn(*layouts, updates=4)), (ALONE,)))
     wrong: list[str] = []
     for name, one, other in zip(names, ended, wanted, strict=True):
         refused = any(
@@ -88,7 +88,9 @@ def each_ended(names: tuple[str, ...], legs: tuple[Leg, ...]) -> list[dict[str, 
     ]
     with TemporaryDirectory() as folder:
         for leg in legs:
-            ranks = on_ranks(leg.ranks, train_all, [(run, leg, f"{folder}/{n}") for n, run in enumerate(runs)])
+            ranks = on_ranks(
+                leg.ranks, train_all, [(run, leg, f"{folder}/{n}") for n, run in enumerate(runs)], timeout_s=600
+            )
             if isinstance(ranks[0], Failed):
                 raise RuntimeError(f"{leg}: {ranks}")
     return ranks[0]
