@@ -74,7 +74,7 @@ def by_hand(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             optimizer.step()
         decay, passed = DECAY, update
         if run.ema == "late":
-            decay, passed = (DECAY if update > 3 and update % 2 == 0 else 1.0), update // 2
+            decay, passed = (DECAY if update > 3 and update % 2 == 0 else 1.0), update // 2 - 1
         if update == 3 and run.ema == "late":
             average.load_state_dict(model.state_dict())
         elif decay < 1:

@@ -402,12 +402,11 @@ def _runs_out(group: Group, cases: list[tuple[Any, int, str]]) -> object:
     for number, (kind, head, phase) in enumerate(cases):
         rank, skip = number % 2, (head + number) % 3 % (2 if head == 2 else 3)
         tasks: dict[str, OfHead] = {name: OfHead(place) for place, name in enumerate("abc")}
-        if group.rank == rank:
-            tasks["abc"[head]] = full = Full(head, phase, skip)
+        tasks["abc"[head]] = full = Full(head, phase if group.rank == rank else "", skip)
         one = _mixed(kind(group), task=tasks, updates=2)
         one.train()
         apart = near(values(one), wanted)
-        struck += group.gather(full.struck if group.rank == rank else False)[rank]
+        struck += group.gather(full.struck)[rank]
         if apart > 1e-12:
             wrong.append(f"{kind.__name__}, task {head}, {phase}, rank {rank}: {apart:g}")
     return struck, wrong

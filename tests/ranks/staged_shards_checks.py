@@ -53,18 +53,17 @@ class Heads(nn.Module):
         return [head(x) for head in self.heads]
 
 
-def layers(*, last: nn.Module) -> Layers:
+def layers(last: nn.Module | None) -> Layers:
     torch.manual_seed(7)
     made: list[nn.Module] = []
     for _ in range(4):
         made += [nn.Linear(3, 3), nn.Tanh()]
-    return Layers.of([*made, nn.LayerNorm(3), last])
+    return Layers.of([*made, nn.LayerNorm(3), last or nn.Linear(3, 1)])
 
 
 def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more: Any) -> Trainer:
     mesh = mesh or Mesh()
-    last = more.pop("last", None) or nn.Linear(3, 1)
-    model = PipelineModel(layers(last=last), mesh=mesh, schedule=more.pop("schedule", "1f1b"))
+    model = PipelineModel(layers(more.pop("last", None)), mesh=mesh, schedule=more.pop("schedule", "1f1b"))
     options: dict[str, Any] = {
         "task": Square(),
         "data": MapData(points(), global_batch_size=10, micro_batch_size=2),  # 5 micro-batches, then 4
