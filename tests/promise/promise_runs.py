@@ -371,6 +371,8 @@ def trained(run: Run, legs: Sequence[Leg]) -> dict[str, Any]:
                 raise RuntimeError(f"{leg} of {run}: {said}")
             else:
                 [ended] = said[0]
+                if "refused" in ended:
+                    raise RuntimeError(f"{leg} of {run} is refused: {ended['because']}")
     if ended.get("update") != run.updates:
         raise RuntimeError(f"the last leg of {run} must reach update {run.updates}, but ended as {ended}")
     return ended
