@@ -1,5 +1,8 @@
 """Optimizers as users write them: each does one thing that torch's own do not."""
 
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false, reportPrivateImportUsage=false
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -87,6 +87,7 @@ def each_ended(names: tuple[str, ...], legs: tuple[Leg, ...]) -> list[dict[str, 
     runs = [
         Run(optimizer=name, model="sparse" if CASES[name].sparse else "chain", micro_batch_size=4) for name in names
     ]
+    ranks: list[Any] = []
     with TemporaryDirectory() as folder:
         for leg in legs:
             ranks = on_ranks(
