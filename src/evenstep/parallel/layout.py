@@ -70,8 +70,8 @@ class ParameterLayout:
         return tensor
 
     def all_full(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Each tensor whole; all ranks call it together."""
-        return [self.full(tensor) for tensor in tensors]
+        """Each gradient whole; all ranks call it together."""
+        return tensors
 
     def like(self, live: Tensor, full: Tensor) -> Tensor:
         """This rank's part of `full`, cut like `live`."""

@@ -157,9 +157,9 @@ class Rollback:
             self._check_batch()
         else:
             self._batch = batch
-            self._batch_versions = _versions_in(batch)
             self._num_begun += 1
         if self._num_begun <= _CHECKED:
+            self._batch_versions = _versions_in(batch)
             self._parameter_versions = [*map(_version_of, self._parameters.values())]
         self.follow()
 
@@ -176,9 +176,9 @@ class Rollback:
 
     def check_writes(self) -> None:
         """Raise TaskError where the passes of one of the first updates wrote to a parameter or to the batch."""
+        self._check_batch()
         if self._num_begun > _CHECKED:
             return
-        self._check_batch()
         for (name, parameter), before in zip(self._parameters.items(), self._parameter_versions, strict=True):
             if _version_of(parameter) != before:
                 raise TaskError(
@@ -239,7 +239,9 @@ class Rollback:
                 task.load_state_dict(copied(state))
 
     def _check_batch(self) -> None:
-        if self._batch is not None and _versions_in(self._batch) != self._batch_versions:
+        if self._batch is None or self._num_begun > _CHECKED:
+            return
+        if _versions_in(self._batch) != self._batch_versions:
             raise TaskError(
                 f"the task has written into its batch in update {self._update}, so the update can't be done again. "
                 f"Write into a copy (`x = x / 255` for `x.div_(255)`).",
