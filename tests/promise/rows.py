@@ -141,6 +141,8 @@ def on(strategy: str, ranks: int, stages: int = 1, pipeline_schedule: str = "1f1
 
 
 PLAIN = Run(ema="always")
+# micro-batches of 1 differ in length, so some messages between stages are larger than all before them
+GROWING = Run(tasks=("a", "b"), samples=24, recompute="*")
 CUTS: dict[str, Run] = {
     "of 1 (some weigh 0)": replace(PLAIN, micro_batch_size=1),
     "of 3 (the last is short)": replace(PLAIN, micro_batch_size=3),
@@ -231,6 +233,9 @@ def rows() -> list[Row]:
             run = Run(model=name, micro_batch_size=3)  # of an odd number of micro-batches: ranks have unequal work
             row = Row(name=f"buffers, {name}: {leg}", measure=SHA, run=partial(same_with_buffers, run, leg))
             made.append(row)
+    for kind in ("breadth_first", "zb_v"):
+        leg = on("ddp", 2, 2, kind)
+        made.append(Row(name=f"messages that grow: {leg}", measure=SHA, run=partial(same, GROWING, [leg])))
     made += [Row(name=f"resumed: {name}", measure=SHA, run=partial(same, PLAIN, ways)) for name, ways in MOVES.items()]
     made += [Row(name=f"killed: {name}", measure=SHA, run=partial(same, PLAIN, ways)) for name, ways in KILLS.items()]
     muon = replace(PLAIN, optimizer="Muon")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optimizers import CASES
 from promise_runs import ALONE, Leg, Run, train
 from reference import by_hand, distance
-from rows import on, optimizers_on, same
+from rows import GROWING, on, optimizers_on, same
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -30,6 +30,11 @@ def test_any_cut_has_the_parameters_of_a_plain_loop_in_float64(run: Run) -> None
 @settings(max_examples=10, suppress_health_check=SLOW, phases=[Phase.generate])  # each takes seconds
 def test_any_layout_has_the_bits_of_one_process(data: st.DataObject, run: Run) -> None:
     found, wanted = same(run, data.draw(legs(run)))
+    assert found == wanted
+
+
+def test_stages_that_send_larger_messages_than_before_do_not_wait_for_one_another() -> None:
+    found, wanted = same(GROWING, [on("ddp", 2, 2, "breadth_first")])
     assert found == wanted
 
 

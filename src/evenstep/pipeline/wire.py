@@ -104,6 +104,8 @@ class Wire:
         self._largest: dict[Edge, int] = {}
         self._room: dict[Edge, int] = {}
         self._sending: dict[int, deque[Waits]] = {}  # by rank
+        # taken when a stage needs the message: perhaps after the receiver's own sends, which wait for this rank
+        self._second_pieces: deque[Waits] = deque()
 
     def begin(self) -> None:
         """A plan begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
@@ -113,6 +115,7 @@ class Wire:
         """Forget all messages and forms. All ranks do, when their connections are new."""
         for known in (self._sent_forms, self._known_forms, self._largest, self._room, self._sending):
             known.clear()
+        self._second_pieces.clear()
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`; tensors of hosts are copied."""
@@ -128,7 +131,7 @@ class Wire:
             waits = [self.group.begin_send(piece, rank)]
         else:
             waits = [self.group.begin_send(piece[:_ALIGNED], rank)]
-            waits.append(self.group.begin_send(piece[_ALIGNED:], rank, _SECOND))
+            self._second_pieces.append([self.group.begin_send(piece[_ALIGNED:], rank, _SECOND)])
         waits += [self.group.begin_send(part, rank) for part in parts if apart and part.numel()]
         sending = self._sending.setdefault(rank, deque())
         sending.append(waits)
@@ -137,7 +140,7 @@ class Wire:
 
     def flush(self) -> None:
         """Wait until all messages have left."""
-        for sending in self._sending.values():
+        for sending in (*self._sending.values(), self._second_pieces):
             while sending:
                 _finish(sending.popleft())
 
