@@ -38,7 +38,6 @@ _PRELOADED = [
     "evenstep.train.evaluate",
     "evenstep.train.ledger",
     "evenstep.train.ending",
-    "evenstep.train.build",
     "evenstep.train.trainer",
     "evenstep.checkpoint.planning",
     "evenstep.pipeline",

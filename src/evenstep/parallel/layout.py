@@ -234,13 +234,14 @@ def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) ->
         gradients: this rank's, complete, perhaps in shards.
         norms: gives the norm of each of some tensors, as one tensor.
     """
-    cut = [gradient for gradient in gradients if layout.has_pieces(gradient)]
-    if not cut:
+    in_pieces = [layout.has_pieces(gradient) for gradient in gradients]
+    if not any(in_pieces):
         return norms(layout.all_full(gradients))
-    whole = [gradient for gradient in gradients if not layout.has_pieces(gradient)]
+    cut = [gradient for gradient, is_cut in zip(gradients, in_pieces, strict=True) if is_cut]
+    whole = [gradient for gradient, is_cut in zip(gradients, in_pieces, strict=True) if not is_cut]
     of_whole = iter(norms(layout.all_full(whole)).unbind() if whole else ())
     of_cut = iter(torch.linalg.vector_norm(layout.piece_norms(cut, norms), dim=1).unbind())
-    return torch.stack([next(of_cut if layout.has_pieces(gradient) else of_whole) for gradient in gradients])
+    return torch.stack([next(of_cut if is_cut else of_whole) for is_cut in in_pieces])
 
 
 def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:

@@ -62,7 +62,6 @@ def check_same_on_all_ranks(group: Group, described: Mapping[str, object]) -> No
         found = _difference("", theirs, everybody[0])
         if found is not None:
             name, value, first = found
-            name = name.replace(".cut.", ".")  # keys of the fingerprint that only ranks compare
             raise ReplicaError(
                 f"all ranks must train the same run, but `{name}` is {value!s:.200} on rank {rank} and {first!s:.200} "
                 f"on rank 0; give all ranks the same files, versions and settings.",

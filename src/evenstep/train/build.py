@@ -335,8 +335,8 @@ class Parts:
             "optimizer": optimizers[0] if len(optimizers) == 1 else {str(at): one for at, one in enumerate(optimizers)},
             **self.settings,
             "precision": self.precision.name,
-            "data": plain(data.fingerprint()),
-            "evaluations": {name: plain(one.fingerprint()) for name, one in sets.items()},
+            "data": _settings_of(data),
+            "evaluations": {name: _settings_of(one) for name, one in sets.items()},
             "strategy": type(self.strategy).__name__,
             "ranks": self.group.ranks,
             "seed": self.seed,
@@ -409,6 +409,12 @@ class Parts:
         names = {id(parameter): aliases.get(name, name) for name, parameter in by_name.items()}
         first_element = self.execution.reducers.layout.first_element
         return RoundedStepper(optimizer, names, seed=self.seed, first_element=first_element)
+
+
+def _settings_of(data: Data) -> dict[str, Any]:
+    fingerprint: Any = data.fingerprint()
+    cut = fingerprint.pop("cut", {})  # whose keys users give beside the others
+    return plain({**fingerprint, **cut})
 
 
 def _optimizer(optimizer: Optimizer) -> dict[str, Any]:

@@ -239,9 +239,8 @@ class Rollback:
                 task.load_state_dict(copied(state))
 
     def _check_batch(self) -> None:
-        if self._batch is None or self._num_begun > _CHECKED:
-            return
-        if _versions_in(self._batch) != self._batch_versions:
+        is_checked = self._num_begun <= _CHECKED
+        if is_checked and self._batch is not None and _versions_in(self._batch) != self._batch_versions:
             raise TaskError(
                 f"the task has written into its batch in update {self._update}, so the update can't be done again. "
                 f"Write into a copy (`x = x / 255` for `x.div_(255)`).",

@@ -129,9 +129,7 @@ class Update:
     def weigh(self, batch: GlobalBatch) -> Weights:
         """Count the weights of an update; see `weigh`."""
         context, reducers, pipeline = self._context, self._execution.reducers, self._execution.pipeline
-        stamp = 1.0
-        if reducers.group.ranks > 1:
-            stamp += self.trained.stamp ^ self.learning_rates.checksum
+        stamp = 1.0 if reducers.group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
         weights = weigh(context.tasks, batch, reducers.group, blocks=reducers.blocks, stamp=stamp)
         if pipeline.ranks > 1:
             check_pipeline(pipeline, batch, weights, with_data=not self._has_checked_pipeline)
