@@ -5,6 +5,7 @@ A chunk of a tensor is compared with its checksum when a rank reads from it; `ve
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -18,6 +19,10 @@ from evenstep.checkpoint.shard import TensorEntry, TensorPiece, parse_table
 from evenstep.checkpoint.state import JSON, unpack
 from evenstep.checkpoint.tensor_file import CHUNK_BYTES, SUFFIX, TensorFile
 from evenstep.errors import CheckpointError
+
+
+THREADS = 4
+"""Threads that read tensors at once."""
 
 
 @final
@@ -59,15 +64,20 @@ class CheckpointReader:
             device: of the other tensors.
         """
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.values}
+
+        def given(name: str) -> Tensor:
+            if is_outlined is None or not is_outlined(name):
+                return self.tensor(name).to(device)
+            entry = self.tensors[name]
+            outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+            self._outlines[id(outline)] = name, outline
+            return outline
+
         try:
-            for name, entry in self.tensors.items():
-                part, _, inner = name.partition("/")
-                if is_outlined is not None and is_outlined(name):
-                    outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
-                    self._outlines[id(outline)] = name, outline
-                    tensors[part][inner] = outline
-                else:
-                    tensors[part][inner] = self.tensor(name).to(device)
+            with ThreadPoolExecutor(THREADS) as pool:  # neither checksums nor copies hold the interpreter's lock
+                for name, tensor in zip(self.tensors, pool.map(given, self.tensors), strict=True):
+                    part, _, inner = name.partition("/")
+                    tensors[part][inner] = tensor
             self.state = {part: unpack(values, tensors[part]) for part, values in self.values.items()}
         except KeyError as error:
             raise UnreadableError(f"`{self.path}` lacks {error.args[0]!r}; it is damaged.") from error
