@@ -21,8 +21,7 @@ from typer.main import get_command
 
 from evenstep.cli import main
 from evenstep.cli.app import app
-from evenstep.config.load import from_arguments
-from evenstep.config.open import open_run
+from evenstep.config.load import from_arguments, open_run
 
 COMMAND: dict[str, Any] = cast(TyperGroup, get_command(app)).commands
 # Pages whose Python another test runs, and looks at what comes of it.

@@ -1,8 +1,4 @@
-"""Arguments that several commands take, and the settings of a run among them.
-
-A setting is `--key value` or `--key=value` with a key of the run file. Settings may stand anywhere on the line, and
-their values may begin with a single `-`, so they are taken out before Typer reads the rest.
-"""
+"""Arguments that several commands take, and the settings of a run among them."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -18,11 +14,16 @@ RunFolder = Annotated[Path, Argument(metavar="RUN_FOLDER", help="The folder of t
 
 
 class WithSettings(TyperCommand):
-    """A command that takes settings of a run beside its own arguments."""
+    """A command that takes settings anywhere on its line, `--key value` or `--key=value`; they come as `ctx.obj`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [text for parameter in self.params for text in parameter.opts if text.startswith("--")]
+        own, ctx.obj = split(args, ["--help", *options])
+        return super().parse_args(ctx, own)
 
 
 def with_settings(text: str = "sets any key of the run file, such as --train.updates 100; `none` removes it") -> Any:
-    """Arguments of `Typer.command` for a command that takes settings, with a help on them; they come as `ctx.obj`."""
+    """Arguments of `Typer.command` for a command that takes settings, with a help on them."""
     return {
         "cls": WithSettings,
         "options_metavar": "[OPTIONS] [--section.key value]...",
@@ -36,7 +37,7 @@ def call(target: str, *arguments: object, **options: object) -> int:
 
 
 def split(arguments: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
-    """The arguments of a command with these options, and the settings among them.
+    """The arguments of a command with these options, and the settings, whose values may begin with a single `-`.
 
     >>> split(["--train.updates", "10", "run.toml", "--seed=1", "--depth", "2"], ["--depth"])
     (['run.toml', '--depth', '2'], ['--train.updates', '10', '--seed=1'])

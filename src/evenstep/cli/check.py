@@ -4,7 +4,7 @@ It starts the ranks of the run, loads the checkpoint that the run continues from
 of each set, and packs the state of hooks and data as a checkpoint would. Methods of the recipe's hooks are not called.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
@@ -12,16 +12,14 @@ from typing import final
 
 from torch import Tensor, nn
 
-from evenstep.arguments import advice, first_of
+from evenstep.arguments import first_of
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.launch import on_ranks
 from evenstep.config.build import RunParts, build_parts
-from evenstep.config.load import settings_of
-from evenstep.config.open import OpenRun, open_run
+from evenstep.config.load import OpenRun, open_run, settings_of
 from evenstep.config.run import DataTable
 from evenstep.data import Data, MapData, Mixture
-from evenstep.errors import ConfigError
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.internals import local_tensor
@@ -47,12 +45,12 @@ def check(path: Path, settings: list[str]) -> int:
 
 @final
 class OneUpdate(Hook):
-    """Stops training after one update, and keeps its size and the metrics of evaluations."""
+    """Stops training after one update, and keeps its size and the events of evaluations."""
 
     def __init__(self) -> None:
         self.num_microbatches = 0
         self.num_samples = 0
-        self.evaluated: dict[str, dict[str, float]] = {}
+        self.evaluated: dict[str, EvaluateEvent] = {}
 
     def before_update(self, event: UpdateEvent) -> None:
         self.num_microbatches = event.num_microbatches
@@ -63,7 +61,7 @@ class OneUpdate(Hook):
             self.trainer.request_stop("checked")
 
     def after_evaluate(self, event: EvaluateEvent) -> None:
-        self.evaluated[event.name] = dict(event.metrics)
+        self.evaluated[event.name] = event
 
 
 def _check(run: OpenRun, folder: Path, group: Group) -> int:
@@ -74,7 +72,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
             data.limit_batches = 1
         one = OneUpdate()
         one.averages_ranks = any(hook.averages_ranks for hook in parts.hooks)
-        trainer = parts.for_trial().trainer(hooks=[one], kept=run.plain())
+        trainer = parts.for_trial().trainer(hooks=[one], kept=run.tables)
         lines = described(parts, trainer)
         if trainer.rank == 0:
             print("\n".join(lines), flush=True)
@@ -91,7 +89,7 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         parameters, _ = parameters_of(parts.model)
         if trainer.rank == 0:
             if one.num_samples:
-                _check_followed(hooks.hooks, trainer, one.evaluated)
+                _check_followed(hooks.hooks, one.evaluated.values())
                 parts_of_memory = footprint(trainer.engine).items()
                 each = ", ".join(f"{name} {value / parameters:.3g}" for name, value in parts_of_memory if value)
                 whole = sum(value for _, value in parts_of_memory) / parameters
@@ -100,29 +98,25 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
     return EXIT_DONE
 
 
-def _check_followed(hooks: Sequence[Hook], trainer: Trainer, evaluated: Mapping[str, Mapping[str, float]]) -> None:
-    """Raise ConfigError if a metric that a hook follows does not exist."""
-    every = [*trainer.storage.names(), *(metric for metrics in evaluated.values() for metric in metrics)]
+def _check_followed(hooks: Iterable[Hook], evaluated: Iterable[EvaluateEvent]) -> None:
+    """Raise HookError if a metric that a hook follows does not exist."""
     for hook in hooks:
-        targets = [one for one in vars(hook).values() if isinstance(one, MetricTarget)]
-        for target in (one for one in targets if one.metric not in every):
-            raise ConfigError(
-                f"`{hook.name}` follows {target.metric}, which is no metric; {advice(target.metric, every)}"
-            )
+        for target in [one for one in vars(hook).values() if isinstance(one, MetricTarget)]:
+            target.check(hook)
+            for event in evaluated:
+                target.value(hook, event)
 
 
 def _print_result(one: OneUpdate, metrics: Mapping[str, float]) -> None:
-    for name, values in one.evaluated.items():
-        shown = ", ".join(f"{metric.removeprefix(f'{name}/')} {value:.4g}" for metric, value in values.items())
+    for name, event in one.evaluated.items():
+        shown = ", ".join(f"{metric.removeprefix(f'{name}/')} {value:.4g}" for metric, value in event.metrics.items())
         print(f"evaluated   {name}, its first batch: {shown}")
     if not one.num_samples:
         print("checked     no update, since the run is done; nothing was written")
         return
     losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(metrics.items()) if name.endswith("loss"))
-    print(
-        f"checked     1 update of {one.num_samples} samples in {one.num_microbatches} micro-batches: {losses}; "
-        f"nothing was written"
-    )
+    what = f"1 update of {one.num_samples} samples in {one.num_microbatches} micro-batches"
+    print(f"checked     {what}: {losses}; nothing was written")
 
 
 def described(parts: RunParts, trainer: Trainer) -> list[str]:
@@ -154,19 +148,12 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
         first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
         lines.append(f"trying out  {first} (`limit_batches`)")
     lines += [f"batches     {key}: {_batches(table)}" for key, table in config.sets.items()]
-    lines.append(f"run         {_length(parts, trainer)}, precision {engine.precision.name}, seed {config.seed}")
+    updates, per_epoch = trainer.updates, parts.data.num_batches(0, seed=config.seed)
+    length = "until the data end" if updates is None else f"{updates:,} updates"
+    if updates is not None and per_epoch:
+        length += f" ({updates / per_epoch:.3g} epochs of {per_epoch:,} updates)"
+    lines.append(f"run         {length}, precision {engine.precision.name}, seed {config.seed}")
     return lines
-
-
-def _length(parts: RunParts, trainer: Trainer) -> str:
-    data, config = parts.data, parts.config
-    length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
-    if config.train.epochs is not None:
-        return f"{length} ({config.train.epochs} epochs)"
-    per_epoch = data.num_batches(0, seed=config.seed)
-    if trainer.updates is None or not per_epoch:
-        return length
-    return f"{length} ({trainer.updates / per_epoch:.3g} epochs of {per_epoch:,} updates)"
 
 
 def parameters_of(model: nn.Module) -> tuple[int, int]:

@@ -13,8 +13,7 @@ from evenstep.checkpoint.export import export_weights
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.cli.folder import BEGUN, CONFIG, IN_ONE_PROCESS, find_config
 from evenstep.config.build import evaluated_weights, make_model
-from evenstep.config.load import refused_at, settings_in
-from evenstep.config.open import open_run
+from evenstep.config.load import open_run, refused_at, settings_in
 from evenstep.errors import ConfigError
 from evenstep.process import EXIT_DONE
 
@@ -91,7 +90,7 @@ def _evaluated(path: Path) -> Path | StoredWeights:
     config = _run_of(path) / CONFIG
     if not config.is_file() or not open_weights(path).trained_by:
         return path
-    with open_run(config, settings_in({**BEGUN, **IN_ONE_PROCESS, "device": "cpu"}, "evenstep export")) as run:
+    with open_run(config, settings_in({**BEGUN, **IN_ONE_PROCESS, "device": "cpu"})) as run:
         return evaluated_weights(run.config, path)
 
 

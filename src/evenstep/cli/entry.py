@@ -13,7 +13,6 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from evenstep.cli.app import app
-from evenstep.cli.arguments import WithSettings, split
 from evenstep.cli.screen import write_to_nowhere
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import (
@@ -33,32 +32,23 @@ _TRAINS = ("train", "demo", "resume")  # a scheduler that stops such a command s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, without the program's name; gives the exit code."""
-    if arguments is not None:
-        return _run(list(arguments), leaves=False)
-    if "_EVENSTEP_COMPLETE" in os.environ:  # a shell asks for completions
-        app(prog_name="evenstep")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    ignore_at_the_end()
-    code = _run(sys.argv[1:], leaves=True)
-    leave_with(code)
-    return code
-
-
-def _run(given: list[str], *, leaves: bool) -> int:
-    """Run a command; gives the exit code.
-
-    Args:
-        leaves: the process ends with it.
-    """
-    code = _caught(given, leaves=leaves)
+    leaves = arguments is None
+    if leaves:
+        if "_EVENSTEP_COMPLETE" in os.environ:  # a shell asks for completions
+            app(prog_name="evenstep")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        ignore_at_the_end()
+    code = _caught(sys.argv[1:] if arguments is None else list(arguments), leaves=leaves)
     try:
         sys.stdout.flush()
     except OSError as error:
         write_to_nowhere(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             _print(f"evenstep: standard output can't be written: {error.strerror}.")
-        return code or EXIT_ERROR
+        code = code or EXIT_ERROR
+    if leaves:
+        leave_with(code)
     return code
 
 
@@ -86,23 +76,17 @@ def _caught(given: list[str], *, leaves: bool) -> int:
 def _dispatch(given: list[str], *, leaves: bool) -> int:
     group = cast(TyperGroup, get_command(app))
     own = [argument for argument in given if argument != "--traceback"] or ["--help"]
-    settings: list[str] = []
     name = own[0]
-    command = group.commands.get(name)
-    if isinstance(command, WithSettings):
-        options = [text for parameter in command.params for text in parameter.opts if text.startswith("--")]
-        rest, settings = split(own[1:], ["--help", *options])
-        own = [name, *rest]
     try:
         with (
             ending(leaves=leaves) if name in _TRAINS else nullcontext(),
-            group.make_context("evenstep", own, obj=settings) as context,
+            group.make_context("evenstep", own) as context,
         ):
             return group.invoke(context)
     except Exit as done:
         return done.exit_code
     except TyperException as error:
-        shown = "evenstep" if command is None else f"evenstep {name}"
+        shown = f"evenstep {name}" if name in group.commands else "evenstep"
         text = error.format_message().rstrip(".")
         raise ConfigError(f"{text}{'' if text.endswith('?') else ';'} see `{shown} --help`.") from None
 

@@ -1,36 +1,29 @@
 """The run folder: its files that make a run complete, so that it can be resumed from the folder alone.
 
-    config.toml         the run file with its overrides, written last: with it the folder is a run
-    recipe/             the Python files that the run was built from
-    environment.json    versions and hardware
+    config.toml    the run file with its overrides, written last: with it the folder is a run
+    recipe/        the Python files that the run was built from
 
 The trainer writes the rest: metrics, checkpoints, status. Data are not copied.
 """
 
-import json
 import os
-import platform
 import shutil
 from pathlib import Path
 from shlex import quote
 
-import numpy
-import torch
 from tomli_w import dumps
 
 from evenstep.checkpoint import Mirror, complete_checkpoints
-from evenstep.config.open import OpenRun
+from evenstep.config.load import OpenRun
 from evenstep.config.run import RunConfig
 from evenstep.config.target import loaded_from
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
 from evenstep.files import replacing
 from evenstep.parallel.rank_info import is_restarted
-from evenstep.version import __version__
 
 CONFIG = "config.toml"
 RECIPE = "recipe"
-OWN = ("name", "runs", "resume", "reset")  # given by the folder of a run, not by the environment
 BEGUN = {"resume": "never", "reset": "none"}  # how the run began
 IN_ONE_PROCESS = {"parallel": "none", "launch": "none"}
 
@@ -89,28 +82,7 @@ def publish(run: OpenRun, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if run.recipe != (folder / RECIPE).resolve():
             _copy_recipe(run.recipe, folder)
-    replace_text(folder / "environment.json", json.dumps(_environment(), indent=2) + "\n")
     replace_text(folder / CONFIG, dumps(run.tables))
-
-
-def _environment() -> dict[str, object]:
-    """Versions, processor and accelerators."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    names: list[str] = [accelerator.type] * torch.accelerator.device_count() if accelerator else []
-    if accelerator is not None and accelerator.type == "cuda":
-        names = [torch.cuda.get_device_name(number) for number in range(len(names))]
-    return {
-        "evenstep": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "system": platform.system(),
-        "cpu": platform.processor() or platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "cpu_threads": torch.get_num_threads(),
-        "accelerators": names,
-        "cuda": torch.version.cuda,
-    }
 
 
 def _copy_recipe(recipe: Path, folder: Path) -> None:

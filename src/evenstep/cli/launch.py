@@ -11,20 +11,21 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any, final
 
-from evenstep.config.open import OpenRun, joined
-from evenstep.config.run import SlurmTable
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.config.load import OpenRun, refused_at
+from evenstep.config.run import RunConfig, SlurmTable
+from evenstep.errors import ArgumentError, ConfigError, EvenstepError, clause
 from evenstep.lazy import load, load_optional
-from evenstep.parallel import Group
+from evenstep.parallel import Group, Processes, device_of_rank, rank_info_of
 from evenstep.parallel.rank_info import (
     ADDRESS,
     ATTEMPT,
@@ -34,6 +35,8 @@ from evenstep.parallel.rank_info import (
     NUM_PORTS,
     NUMBER,
     RESTARTS,
+    ElasticRank,
+    elastic_rank_of,
     is_launched,
 )
 from evenstep.process import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE, FINAL, REQUEUE, command, heeded
@@ -76,6 +79,38 @@ def on_ranks(run: OpenRun, arguments: list[str], work: Callable[[Group], int], *
         code = work(group)
         group.gather(code)  # a rank that ends before the others looks like one that has failed
     return code
+
+
+@contextmanager
+def joined(config: RunConfig) -> Generator[Group]:
+    """The group of all ranks of this run, inside the `with`."""
+    info, place = rank_info_of(os.environ), elastic_rank_of(os.environ)
+    is_one_of_several = info is not None and info.ranks > 1
+    if config.launch.lost_rank == "continue" and (place is not None or is_one_of_several):
+        group = _elastic(config, place)
+    elif place is not None and place.count > 1:
+        raise ConfigError('`launch.lost_rank` must be "continue" for a process with REPLICA_GROUP_ID; set it.')
+    elif is_one_of_several:
+        with refused_at("device"):
+            group = Processes(device_of_rank(config.device), timeout_s=config.parallel.timeout_s)
+    else:
+        group = Group()
+    try:
+        yield group
+    except BaseException as error:
+        group.fail(clause(error))
+        raise
+    finally:
+        group.close()
+
+
+def _elastic(config: RunConfig, place: ElasticRank | None) -> Group:
+    if place is None or device_of_rank(config.device).type != "cpu":
+        raise ConfigError(
+            '`launch.lost_rank` "continue" is for CPUs and for ranks that `--launch.ranks` starts; use "stop".'
+        )
+    elastic = import_module("evenstep.contrib.elastic")
+    return elastic.Elastic(elastic.Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
 
 def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, lighthouse: str = "") -> int:

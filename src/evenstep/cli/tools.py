@@ -20,8 +20,7 @@ from evenstep.cli.check import parameters_of
 from evenstep.cli.launch import on_ranks
 from evenstep.cli.train import train
 from evenstep.config.build import build_parts
-from evenstep.config.load import refused_at, schema, settings_of
-from evenstep.config.open import open_run
+from evenstep.config.load import open_run, refused_at, schema, settings_of
 from evenstep.errors import ConfigError
 from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel

@@ -3,9 +3,10 @@
 All parts are built before the folder is made. A run that fails before its first update leaves no folder.
 """
 
+import os
 import shutil
 import sys
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from shlex import quote
@@ -13,22 +14,22 @@ from typing import Any, cast
 
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.check import described
-from evenstep.cli.folder import BEGUN, OWN, check_free, find_config, folder_of, has_saved, publish, where_to_begin
+from evenstep.cli.folder import BEGUN, find_config, folder_of, has_saved, publish, where_to_begin
 from evenstep.cli.launch import on_ranks, submit_run
 from evenstep.cli.screen import Screen
 from evenstep.config.build import build_parts
 from evenstep.config.load import (
+    OpenRun,
     Setting,
-    Tree,
     flat,
     from_arguments,
+    from_environment,
     may_change,
+    open_run,
     read,
     settings_in,
     settings_of,
-    validated,
 )
-from evenstep.config.open import OpenRun, open_run
 from evenstep.errors import ConfigError
 from evenstep.events import Watchdog
 from evenstep.options import Reset
@@ -38,27 +39,15 @@ from evenstep.process import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, REQUEUE,
 from evenstep.train import Trainer
 from evenstep.train.trainer import idle_loop
 
+_OF_FOLDER = ("name", "runs", "resume", "reset")  # given by the folder of a run, not by the environment
+
 
 def train(path: Path, settings: list[str]) -> int:
     """Train a run file; gives the exit code."""
     with open_run(path, settings_of(settings)) as run:
-        config = run.config
-        folder = folder_of(config)
-        if config.launch.slurm is not None and not is_launched():
-            if config.resume != "auto":
-                check_free(folder)
-            again = ["--resume", "auto"] if config.resume == "never" else []  # a stopped job is queued again
-            return _submit(run, folder, ["train", str(path), *settings, "--launch.slurm", "none", *again])
-
-        def begin() -> str:
-            return where_to_begin(config.resume, folder, config.checkpoint.mirror)
-
-        source = None if is_launched() else begin()  # refused before ranks are started
-
-        def work(group: Group) -> int:
-            return _train_in(run, folder, source or group.first_rank_does(begin) or "never", group)
-
-        return on_ranks(run, ["train", str(path), *settings], work)
+        resume = run.config.resume
+        again = ["--resume", "auto"] if resume == "never" else []  # a stopped job is queued again
+        return _start(run, folder_of(run.config), resume, ["train", str(path), *settings], again)
 
 
 def resume(folder: Path, settings: list[str]) -> int:
@@ -67,61 +56,40 @@ def resume(folder: Path, settings: list[str]) -> int:
     The run is as its folder says, recipe included. Only keys that the past updates do not depend on can be changed.
     """
     file = find_config(folder)
-    for given in from_arguments(settings):
-        if given.path[0] in BEGUN:
-            raise ConfigError(
-                f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint."
-            )
-    own = [_from_here(each) for each in settings_of(settings, without=OWN)]
-    begun = settings_in(BEGUN, str(file))
-    changed = _changes(read(file, begun), read(file, [*begun, *own]), own)
-    _check_changes(changed, file)
-    with open_run(file, [*begun, *own]) as run:
-        if run.config.launch.slurm is not None and not is_launched():
-            return _submit(run, folder, ["resume", str(folder), *settings, "--launch.slurm", "none"])
-        if not is_launched():
-            where_to_begin("auto", folder, run.config.checkpoint.mirror)  # refused before ranks are started
-
-        def work(group: Group) -> int:
-            if group.rank == 0 and changed:
-                print(f"changed     {', '.join(changed.values())}", flush=True)
-            return _train_in(run, folder, "auto", group)
-
-        return on_ranks(run, ["resume", str(folder), *settings], work)
-
-
-def _submit(run: OpenRun, folder: Path, arguments: list[str]) -> int:
-    slurm = run.config.launch.slurm
-    assert slurm is not None
-    logs = folder.with_name(f"{folder.name}-slurm")
-    return submit_run(slurm, arguments, name=run.config.name, folder=logs)
-
-
-def _changes(before: Tree, after: Tree, settings: Sequence[Setting]) -> dict[str, str]:
-    """Changes by dotted key, of values that are not equal by default."""
-    old, new = flat(before), flat(after)
-    was, now = validated(before, ()), validated(after, settings)
-    values = {key: (_held(was, key), _held(now, key)) for key in {**old, **new} if old.get(key) != new.get(key)}
-    return {key: f"{key} {one} -> {other}" for key, (one, other) in values.items() if one != other}
-
-
-def _held(value: Any, key: str) -> Any:
-    """The value of a key, or the object that it is an argument of; defaults included."""
-    for name in key.split("."):
-        value = cast("Tree", value).get(name) if isinstance(value, Mapping) else getattr(value, name, value)
-    return value
-
-
-def _check_changes(changed: Collection[str], file: Path) -> None:
-    unsafe = [f"`{key}`" for key in changed if not may_change(key.split("."))]
+    begun = settings_in(BEGUN)
+    around = [one for one in from_environment(os.environ) if one.path[0] not in _OF_FOLDER]
+    own = [*around, *map(_from_here, from_arguments(settings))]
+    before, after = flat(read(file, begun)), flat(read(file, [*begun, *own]))
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    unsafe = [f"`{key}`" for key in changed if not may_change(key)]
     if unsafe:
-        another = f"evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(file.parent))}"
+        another = f"evenstep train {quote(str(file))} --name ANOTHER --resume {quote(str(folder))}"
         raise ConfigError(f"{' and '.join(unsafe)} can't be changed when a run goes on; train another: `{another}`.")
+    with open_run(file, [*begun, *own]) as run:
+        if changed and not is_launched():
+            texts = [f"{key} {before.get(key, 'default')} -> {after.get(key, 'default')}" for key in changed]
+            print(f"changed     {', '.join(texts)}", flush=True)
+        return _start(run, folder, "auto", ["resume", str(folder), *settings])
 
 
 def _from_here(setting: Setting) -> Setting:
     """`--recipe PATH` with the path from the working directory."""
     return setting._replace(text=str(Path(setting.text).absolute())) if setting.path == ("recipe",) else setting
+
+
+def _start(run: OpenRun, folder: Path, resume: str, arguments: list[str], again: Collection[str] = ()) -> int:
+    """Train a run in its folder on its ranks, or as a SLURM job with further arguments; gives the exit code."""
+    slurm, mirror = run.config.launch.slurm, run.config.checkpoint.mirror
+
+    def begin() -> str:
+        return where_to_begin(resume, folder, mirror)
+
+    if not is_launched():
+        begin()  # refused before ranks are started
+        if slurm is not None:
+            logs = folder.with_name(f"{folder.name}-slurm")
+            return submit_run(slurm, [*arguments, "--launch.slurm", "none", *again], name=run.config.name, folder=logs)
+    return on_ranks(run, arguments, lambda group: _train_in(run, folder, group.first_rank_does(begin), group))
 
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
@@ -134,7 +102,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         hooks = parts.hooks
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]
-        trainer = parts.trainer(folder=folder, hooks=hooks, writers=parts.writers, kept=run.plain())
+        trainer = parts.trainer(folder=folder, hooks=hooks, writers=parts.writers, kept=run.tables)
         first = trainer.rank == 0
         lines = described(parts, trainer)
         if first:

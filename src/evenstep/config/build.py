@@ -19,17 +19,16 @@ from evenstep.checkpoint import read_checkpoint
 from evenstep.checkpoint.weights import StoredWeights, own_weights
 from evenstep.config.build_data import build_sets
 from evenstep.config.load import refused_at
-from evenstep.config.open import build_layout
-from evenstep.config.run import GroupTable, ParallelTable, RunConfig, Target
+from evenstep.config.run import RunConfig, Target
 from evenstep.data import Data, GlobalBatch, ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Hook, Writer
-from evenstep.optim.groups import ParameterGroup, grouped_optimizer
+from evenstep.optim.groups import grouped_optimizer
 from evenstep.optim.optimizers import Modes, joined, parts_of
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
-from evenstep.options import Checkpointing, Evaluation, Training, WriterName
+from evenstep.options import Checkpointing, Evaluation, Failures, WriterName
 from evenstep.parallel import Group, Mesh, Strategy, device_of_rank, strategy_named
 from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
@@ -64,12 +63,11 @@ class RunParts:
         *,
         hooks: Sequence[Hook] = (),
         writers: Sequence[Writer | WriterName] = (),
+        folder: Path | None = None,
         kept: Mapping[str, Any] | None = None,
-        **more: Any,
     ) -> Trainer:
-        """The trainer of these parts; checkpoints keep `kept`, and `more` are arguments such as `folder`."""
+        """The trainer of these parts; its checkpoints keep `kept`."""
         config = deepcopy(self.config)  # some objects in it keep the state of one run
-        checkpoint = Checkpointing() if more.get("folder") is None else config.checkpoint
         with refused_at("train"):
             return Trainer(
                 model=self.model,
@@ -85,22 +83,17 @@ class RunParts:
                 precision=config.train.precision,
                 lr_schedule=build_lr_schedule(config),
                 hooks=hooks,
-                train=_plain(Training, config.train),
+                folder=folder,
+                train=config.train,
                 evaluation=config.evaluation,
-                checkpoint=replace(checkpoint, config=kept),
+                checkpoint=replace(Checkpointing() if folder is None else config.checkpoint, config=kept),
                 failures=config.failures,
                 log=replace(config.log, writers=tuple(writers)),
-                **more,
             )
 
     def for_trial(self) -> "RunParts":
-        """The same without rewinds, as a trial keeps no checkpoint, and with an evaluation at each update."""
-        failures = self.config.failures
-        if str(failures.non_finite).startswith("rewind"):
-            failures = replace(failures, non_finite="stop")
-        if str(failures.loss_spike).startswith("rewind"):
-            failures = replace(failures, loss_spike="report")
-        return replace(self, config=replace(self.config, failures=failures, evaluation=Evaluation(every_updates=1)))
+        """The same with an evaluation at each update, and without policies that need checkpoints."""
+        return replace(self, config=replace(self.config, failures=Failures(), evaluation=Evaluation(every_updates=1)))
 
     def first_inputs(self, device: torch.device) -> tuple[GlobalBatch, Any]:
         """The first global batch, and the model's inputs of its first micro-batch, on `device`."""
@@ -149,8 +142,9 @@ def build_parts(
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    parallel = config.parallel
     with refused_at("parallel.pipeline"):
-        mesh = None if group is None else Mesh.of(group, pipeline=config.parallel.pipeline)
+        mesh = None if group is None else Mesh.of(group, pipeline=parallel.pipeline)
     made = make_model(config)
     is_whole = isinstance(made, nn.Module)
     loaded = _load_weights(config, made) if begins and is_whole else None
@@ -160,6 +154,7 @@ def build_parts(
     hooks, task = prepared(config, model)
     optimizer = make_optimizer(config, model)
     data, evaluations = build_sets(config, lambda key, table: reduce(key, _make(config, key, table, object)))
+    options: dict[str, Any] = {name: getattr(parallel, name) for name in ("reduction", "blocks", "shard_ranks")}
     return RunParts(
         config=config,
         model=model,
@@ -173,17 +168,7 @@ def build_parts(
             for index, one in enumerate(config.log.writers)
         ],
         loaded=loaded,
-        strategy=None if mesh is None else _strategy(config.parallel, mesh.data),
-    )
-
-
-def _strategy(parallel: ParallelTable, group: Group) -> Strategy:
-    return strategy_named(
-        parallel.strategy,
-        group,
-        reduction=parallel.reduction,
-        blocks=parallel.blocks,
-        shard_ranks=parallel.shard_ranks,
+        strategy=None if mesh is None else strategy_named(parallel.strategy, mesh.data, **options),
     )
 
 
@@ -239,21 +224,16 @@ def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
 
 
 def build_model(config: RunConfig, made: nn.Module | Layers, mesh: Mesh | None) -> nn.Module:
-    """The model as it is trained: whole, or in stages where the run file asks for a pipeline.
-
-    Args:
-        mesh: the ranks; None to run all stages in this process, one after the other.
-    """
+    """The model as it is trained: whole, or in stages where the run file asks for a pipeline."""
     parallel = config.parallel
     if parallel.pipeline == 1 and isinstance(made, nn.Module):
         return made
-    stages = build_layout(config).stages
     with refused_at("parallel.pipeline"):
         return PipelineModel(
             made,
             mesh=mesh,
             schedule=parallel.pipeline_schedule,
-            stages_per_rank=stages // (1 if mesh is None else mesh.pipeline.ranks),
+            stages_per_rank=None if mesh is None else parallel.stages_per_rank,
             split_at=parallel.split_at or None,
             seed=config.seed,
         )
@@ -268,11 +248,8 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     """
     table = config.optimizer
     kind: Any = table.target or table.name
-    groups = {name: _group(one) for name, one in table.groups.items()}
-    fused = {
-        one.optimizer or kind: _fused(config, one.optimizer or kind, one.options, model) for one in groups.values()
-    }
-    fused[kind] = _fused(config, kind, table.args, model)
+    given = {one.optimizer: one.options for one in table.groups.values() if one.optimizer} | {kind: table.args}
+    fused = {each: _fused(config, each, args, model) for each, args in given.items()}
     with refused_at("optimizer"):
         if table.is_divided:
             if not isinstance(kind, type):
@@ -281,7 +258,7 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
                 model,
                 kind,
                 lr=table.lr,
-                groups=groups,
+                groups=table.groups,
                 weight_decay_on=table.weight_decay_on,
                 options=table.args,
                 options_of=fused,
@@ -293,16 +270,6 @@ def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer
     for one in parts_of(made):
         _checked("optimizer", one, torch.optim.Optimizer)
     return made
-
-
-def _group(table: GroupTable) -> ParameterGroup:
-    kind = cast("type[torch.optim.Optimizer] | None", table.target or table.name)
-    return replace(_plain(ParameterGroup, table), optimizer=kind, options=table.args)
-
-
-def _plain(kind: type[_Made], table: _Made) -> _Made:
-    """Options of a table that has further keys."""
-    return kind(**{one.name: getattr(table, one.name) for one in fields(cast("Any", kind))})
 
 
 def _groups(model: nn.Module) -> list[Any]:

@@ -1,24 +1,26 @@
-"""Reads run files: TOML, the environment and the command line.
+"""Reads run files: TOML, then the environment, then the command line, the later the stronger.
 
-The file is the base, environment variables change it, the command line has the last word. Values are read as TOML, and
-as text where they aren't TOML; `none` takes a key away.
+Values from outside the file are read as TOML, and as text where they aren't TOML; `none` takes a key away.
 """
 
 import json
 import os
+import re
 import tomllib
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, final
 
 from pydantic import ValidationError
 
 from evenstep.config.run import RunConfig
+from evenstep.config.target import importable
 from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError, clause
 from evenstep.schema import arguments_of, faults_of, json_schema
 from evenstep.usual_words import KEYS
@@ -27,18 +29,53 @@ PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run without faults.
+
+    Args:
+        tables: its run file with its overrides, as a run folder keeps it.
+        recipe: the folder of the recipe's Python files, importable while the run is open.
+    """
+
+    config: RunConfig
+    tables: Tree
+    recipe: Path
+
+
+@contextmanager
+def open_run(path: Path, settings: "Sequence[Setting]" = ()) -> Generator[OpenRun]:
+    """Read the run of `path` with settings over its values, and keep its recipe importable inside the `with`.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    tables = read(path, settings)
+    folders = {key: path.resolve().parent / str(tables.get(key, ".")) for key in ("recipe", "paths")}
+    recipe = folders["recipe"]
+    if not recipe.is_dir():
+        raise ConfigError(f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one.")
+    with importable(recipe):
+        config = validated(tables, folders)
+        faults = list(config.faults())
+        if faults:
+            raise ConfigError(faults)
+        tables |= {"recipe": "recipe", "paths": str(folders["paths"].resolve())}
+        yield OpenRun(config=config, tables=tables, recipe=recipe.resolve())
+
+
 class Setting(NamedTuple):
-    """One value from outside the file, as text; `origin` is the user's word for it, such as `--train.updates`."""
+    """One value from outside the file, as text."""
 
     path: tuple[str, ...]
     text: str
-    origin: str
 
     @property
     def value(self) -> object:
         """The value, read as TOML, or else the text itself.
 
-        >>> [Setting(path=(), text=text, origin="").value for text in ("3e-4", "[1, 2]", "cuda:0")]
+        >>> [Setting((), text).value for text in ("3e-4", "[1, 2]", "cuda:0")]
         [0.0003, [1, 2], 'cuda:0']
         """
         try:
@@ -48,21 +85,10 @@ class Setting(NamedTuple):
         return document["value"] if len(document) == 1 else self.text
 
 
-def read_file(path: Path) -> Tree:
-    """The tables of a TOML file; ConfigError if it can't be read, or is not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin files with a mark
-    except IsADirectoryError:
-        fault = f"{path} is a folder; give its run file, or `evenstep resume {quote(str(path))}` to go on with a run."
-    except (OSError, ValueError) as error:
-        fault = f"{path} is no run file: {clause(error)}."
-    raise ConfigError(fault)
-
-
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     """The settings among environment variables, such as `EVENSTEP_TRAIN__UPDATES=10`, tables before their keys."""
     settings = [
-        Setting(tuple(name.removeprefix(PREFIX).lower().split("__")), text, name)
+        Setting(tuple(name.removeprefix(PREFIX).lower().split("__")), text)
         for name, text in environ.items()
         if name.startswith(PREFIX)
     ]
@@ -70,10 +96,10 @@ def from_environment(environ: Mapping[str, str]) -> list[Setting]:
 
 
 def from_arguments(arguments: Sequence[str]) -> list[Setting]:
-    """The settings among command-line arguments: `--section.key value` or `--section.key=value`.
+    """The settings of a command line: `--section.key value` or `--section.key=value`.
 
-    >>> [(s.path, s.text) for s in from_arguments(["--train.updates", "10", "--seed=7"])]
-    [(('train', 'updates'), '10'), (('seed',), '7')]
+    >>> from_arguments(["--train.updates", "10", "--seed=7"])
+    [Setting(path=('train', 'updates'), text='10'), Setting(path=('seed',), text='7')]
     """
     settings: list[Setting] = []
     faults: list[str] = []
@@ -83,22 +109,36 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
         if not equals and (not rest or rest[0].startswith("--")):
             faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
         else:
-            path = tuple(name.removeprefix("--").split("."))
-            settings.append(Setting(path, text if equals else rest.pop(0), name))
+            settings.append(Setting(tuple(name[2:].split(".")), text if equals else rest.pop(0)))
     if faults:
         raise ConfigError(faults)
     return settings
 
 
-def settings_in(values: Mapping[str, object], origin: str) -> list[Setting]:
+def settings_in(values: Mapping[str, object]) -> list[Setting]:
     """Settings of values by dotted keys."""
-    return [Setting(tuple(key.split(".")), str(value), origin) for key, value in values.items()]
+    return [Setting(tuple(key.split(".")), str(value)) for key, value in values.items()]
 
 
-def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
-    """Settings of the environment, without some keys, then of a command line."""
-    around = from_environment(os.environ)
-    return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
+def settings_of(arguments: Sequence[str]) -> list[Setting]:
+    """Settings of the environment, then of a command line."""
+    return [*from_environment(os.environ), *from_arguments(arguments)]
+
+
+def read(path: Path, settings: Sequence[Setting]) -> Tree:
+    """The tables of a run file with the settings put in, as plain values.
+
+    Raises:
+        ConfigError: the file can't be read, or is not TOML.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin files with a mark
+    except IsADirectoryError:
+        fault = f"{path} is a folder; give its run file, or `evenstep resume {quote(str(path))}` to go on with a run."
+        raise ConfigError(fault) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no run file: {clause(error)}.") from None
+    return json.loads(json.dumps(merge(tables, settings), default=str))
 
 
 def merge(tree: Tree, settings: Sequence[Setting]) -> Tree:
@@ -125,7 +165,7 @@ def merge(tree: Tree, settings: Sequence[Setting]) -> Tree:
             if setting.text != "none":
                 table.append({"use": last, **cast("Tree", setting.value)})
         elif not isinstance(table, dict):
-            raise ConfigError(f"`{'.'.join(setting.path)}` (set by {setting.origin}) is in no table.")
+            raise ConfigError(f"`{'.'.join(setting.path)}` is in no table; leave it out.")
         elif setting.text == "none":
             table.pop(last, None)
         else:
@@ -149,19 +189,6 @@ def _inner(table: Any, key: str) -> Any:
     return inner
 
 
-def read(path: Path, settings: Sequence[Setting]) -> Tree:
-    """The tables of a run file with the settings put in, the later the stronger."""
-    tree = merge(read_file(path), settings)
-    hooks = tree.get("hooks")
-    for hook in cast("list[Any]", hooks) if isinstance(hooks, list) else ():
-        if isinstance(hook, dict):
-            table = cast("Tree", hook)
-            args = {name: table.pop(name) for name in [*table] if name not in ("use", "target", "args")}
-            if args:  # further keys of a hook's table are its arguments
-                table["args"] = {**table.get("args", {}), **args}
-    return tree
-
-
 def flat(tree: Tree, outer: str = "") -> dict[str, object]:
     """The values of tables by dotted key."""
     found: dict[str, object] = {}
@@ -170,11 +197,10 @@ def flat(tree: Tree, outer: str = "") -> dict[str, object]:
     return found
 
 
-def validated(tree: Tree, settings: Sequence[Setting], folders: Mapping[str, Path] | None = None) -> RunConfig:
+def validated(tree: Tree, folders: Mapping[str, Path] | None = None) -> RunConfig:
     """The run of a file's tables.
 
     Args:
-        settings: those that are put in.
         folders: `recipe`, from which targets are imported, and `paths`, from which relative paths count. Without them
             targets stay names.
 
@@ -182,12 +208,9 @@ def validated(tree: Tree, settings: Sequence[Setting], folders: Mapping[str, Pat
         ConfigError: with a sentence for each value that is wrong: its key, allowed values, given value, closest name.
     """
     try:
-        return arguments_of(RunConfig).validate_json(json.dumps(tree, default=str), context=folders)
+        return arguments_of(RunConfig).validate_json(json.dumps(tree), context=folders)
     except ValidationError as error:
-        faults: list[str] = []
-        for path, text in faults_of(error, tree, advice_for).items():
-            origins = [one.origin for one in settings if path[: len(one.path)] == one.path]
-            faults.append(f"`{'.'.join(path)}`{f' (set by {origins[-1]})' if origins else ''} {text}")
+        faults = [f"`{'.'.join(path)}` {text}" for path, text in faults_of(error, tree, advice_for).items()]
         causes = [fault.get("ctx", {}).get("error") for fault in error.errors()]
         raise ConfigError(faults) from next((one.__cause__ for one in causes if isinstance(one, ArgumentError)), None)
 
@@ -221,20 +244,14 @@ def _keys(node: Mapping[str, Any], outer: str, may_change: bool) -> Iterator[tup
         yield from _keys(value, f"{outer}{name}.", may)
 
 
-def may_change(path: Sequence[str]) -> bool:
+def may_change(key: str) -> bool:
     """True for a key that a resumed run may have another value of, as the updates already made don't depend on it.
 
-    >>> may_change(("train", "updates")), may_change(("tasks", "box", "data", "num_workers")), may_change(("seed",))
+    >>> may_change("train.updates"), may_change("tasks.box.data.num_workers"), may_change("seed")
     (True, True, False)
     """
-    return any(may and _named(key, path) == ".".join(path[: key.count(".") + 1]) for key, may in all_keys().items())
-
-
-def _named(key: str, path: Sequence[str]) -> str:
-    """A key with the names of a path for the user's own."""
-    parts = key.split(".")
-    own = [path[place] if part == "NAME" and place < len(path) else part for place, part in enumerate(parts)]
-    return ".".join(own)
+    changing = [re.escape(f"{one}.").replace("NAME", "[^.]+") for one, may in all_keys().items() if may]
+    return any(re.match(pattern, f"{key}.") for pattern in changing)
 
 
 def advice_for(path: Sequence[str]) -> str:
@@ -243,14 +260,11 @@ def advice_for(path: Sequence[str]) -> str:
     >>> advice_for(("train", "update")), advice_for(("clip_norm",)), advice_for(("learning_rate",))
     ('did you mean `train.updates`?', 'did you mean `train.clip_norm`?', 'did you mean `optimizer.lr`?')
     """
-    *outer, last = path
+    last = path[-1]
     if last in KEYS:
         return f"did you mean `{KEYS[last]}`?"
-    known = sorted((_named(key, path) for key in all_keys()), key=lambda key: key.count("."))
-    siblings = [key for key in known if key.split(".")[:-1] == outer]
-    close = get_close_matches(".".join(path), siblings, n=1)
-    close += [key for key in known if key.rpartition(".")[2] == last]
-    close += get_close_matches(".".join(path), known, n=1)
+    known = sorted(all_keys(), key=lambda key: key.count("."))
+    close = [key for key in known if key.rpartition(".")[2] == last] + get_close_matches(".".join(path), known, n=1)
     return f"did you mean `{close[0]}`?" if close else "leave it out."
 
 

@@ -85,6 +85,16 @@ else:
     ]
 
 
+def _with_args(table: Any) -> Any:
+    """A hook's table with its further keys among its arguments."""
+    if not isinstance(table, dict):
+        return cast("object", table)
+    given = cast("dict[str, Any]", table)
+    own = {name: value for name, value in given.items() if name in ("use", "target", "args")}
+    rest = {name: value for name, value in given.items() if name not in own}
+    return own | {"args": own.get("args", {}) | rest} if rest and isinstance(own.get("args", {}), dict) else own
+
+
 def _split(value: Any) -> Any:
     given = value.split(",") if isinstance(value, str) else value
     return tuple(given) if isinstance(given, list) else given
@@ -263,6 +273,10 @@ class GroupTable(ParameterGroup):
     lr_schedule: AnySchedule | None = None
     """LR schedule of this group. By default the run's `lr_schedule`."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "optimizer", self.target or self.name)
+        object.__setattr__(self, "options", self.args)
+
 
 @option
 class OptimizerTable:
@@ -433,7 +447,7 @@ class RunConfig:
     """Metrics to show and to write."""
     limit_batches: Count | None = None
     """To try a run out: use only this many batches of each epoch and of each evaluation. All by default."""
-    hooks: tuple[HookTable, ...] = ()
+    hooks: tuple[Annotated[HookTable, BeforeValidator(_with_args)], ...] = ()
     """Hooks: evenstep's by name, or callables that return an `evenstep.Hook`. On the command line
     `--hooks.time_budget.max_minutes 55` sets an argument of the hook with this name, and adds the hook if need be."""
 
@@ -455,16 +469,15 @@ class RunConfig:
                 yield f"`{key}`: give `task` and `data` for one task, or tables `[tasks.NAME]` for several."
         if self.evaluation != Evaluation() and not self.evaluations:
             yield "`evaluation` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
-        for name, task in self.tasks.items():
-            if task.data.micro_batch_size == "auto":
-                yield f'`tasks.{name}.data.micro_batch_size` must be a number in runs of several tasks, but is "auto".'
         if self.reset and self.resume in ("never", "auto"):
             yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
-        if self.launch.lost_rank == "continue":
-            rewinds = [str(one).startswith("rewind") for one in (self.failures.non_finite, self.failures.loss_spike)]
-            divides = self.parallel.strategy in ("fsdp", "zero1") or self.parallel.pipeline > 1
-            if divides or any(rewinds) or any(one.micro_batch_size == "auto" for one in self.sets.values()):
-                yield (
-                    '`launch.lost_rank` "continue" is for strategy ddp without a pipeline, without policies that '
-                    'rewind, and with a number as `micro_batch_size`; use "stop".'
-                )
+        if self.launch.lost_rank == "continue" and (
+            self.parallel.strategy in ("fsdp", "zero1")
+            or self.parallel.pipeline > 1
+            or any(str(one).startswith("rewind") for one in (self.failures.non_finite, self.failures.loss_spike))
+            or any(one.micro_batch_size == "auto" for one in self.sets.values())
+        ):
+            yield (
+                '`launch.lost_rank` "continue" is for strategy ddp without a pipeline, without policies that rewind, '
+                'and with a number as `micro_batch_size`; use "stop".'
+            )

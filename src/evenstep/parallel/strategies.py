@@ -175,15 +175,6 @@ def strategy_named(
     return (Zero1 if name == "zero1" else Ddp)(group, reduction=reduction, blocks=blocks)
 
 
-def check_single(strategy: str, ranks: int, *, has_hooks: bool) -> None:
-    """Raise ArgumentError for several ranks with the strategy for one, where no hook can average their models."""
-    if strategy == "single" and ranks > 1 and not has_hooks:
-        raise ArgumentError(
-            f'`strategy` is "single", but there are {ranks} ranks; set it to another, or start one process.',
-            field="strategy",
-        )
-
-
 @final
 class Reducers:
     """The reducers of one rank's stages, whose reductions the runner keeps in one order on all ranks.

@@ -20,7 +20,7 @@ from evenstep.checkpoint import read_checkpoint, write_checkpoint
 from evenstep.cli import main
 from evenstep.cli.tools import recipes, shapes_of, table_of
 from evenstep.config.build import build_parts
-from evenstep.config.open import open_run
+from evenstep.config.load import open_run
 from evenstep.pipeline import SCHEDULES
 from evenstep.tools.planning.text import read_plans
 

@@ -36,7 +36,7 @@ def test_a_run_says_what_it_does_and_its_folder_holds_all_that_there_is_to_know(
     assert lines[-2:] == ["run folder  runs/tiny", "report      runs/tiny/report.html"]
     folder = recipe / "runs" / "tiny"
     assert {path.name for path in folder.iterdir()} == {
-        *("config.toml", "environment.json", "metrics.jsonl", "status.json", "report.html"),
+        *("config.toml", "metrics.jsonl", "status.json", "report.html"),
         *("checkpoints", "recipe", "settings.json"),
     }
     saved = tomllib.loads((folder / "config.toml").read_text())
@@ -143,7 +143,7 @@ lr = 0.01
 def test_only_what_no_update_depends_on_may_be_changed_when_a_run_goes_on(evenstep: Run, recipe: Path) -> None:
     (recipe / "run.toml").write_text(TWO_TASKS)
     assert evenstep("train", "run.toml").code == 0
-    settings = ["--tasks.a.data.micro_batch_size", "2", "--train.updates", "6", "--mixture.mixing.kind", "all"]
+    settings = ["--tasks.a.data.micro_batch_size", "2", "--train.updates", "6"]
     done = evenstep("resume", "runs/tiny", *settings)
     assert done.code == 0, done.err
     assert "tasks.a.data.micro_batch_size 4 -> 2" in done.out

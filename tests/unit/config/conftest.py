@@ -6,8 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from evenstep.config.load import from_arguments, from_environment
-from evenstep.config.open import open_run
+from evenstep.config.load import from_arguments, from_environment, open_run
 from evenstep.errors import ConfigError
 
 RUN = """

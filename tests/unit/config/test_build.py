@@ -7,8 +7,7 @@ import torch
 
 from evenstep.config.build import RunParts, build_parts
 from evenstep.config.build_data import build_data
-from evenstep.config.load import from_arguments
-from evenstep.config.open import open_run
+from evenstep.config.load import from_arguments, open_run
 from evenstep.data import MapData, ReadOptions, StreamData
 from evenstep.errors import ConfigError, TaskError
 from refused import refused

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tomli_w import dumps
 
-from evenstep.config.load import all_keys, from_arguments, from_environment
-from evenstep.config.open import OpenRun, open_run
+from evenstep.config.load import OpenRun, all_keys, from_arguments, from_environment, open_run
 from evenstep.errors import ConfigError
 
 Faults = Callable[..., list[str]]
@@ -42,7 +41,6 @@ def test_all_wrong_values_are_reported_at_once(faults: Faults) -> None:
     assert [fault.split()[0] for fault in found] == [
         *("`seed`", "`data.global_batch_size`", "`data.shufle`", "`train.clipnorm`", "`failures.non_finite`")
     ]
-    assert all("(set by " in fault for fault in found)
     assert 'did you mean "skip"?' in found[4]
     assert "did you mean `train.clip_norm`?" in found[3]
 

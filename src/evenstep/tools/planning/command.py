@@ -97,7 +97,7 @@ def run(
 
 def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.config.build import build_parts, make_model
-    from evenstep.config.open import open_run
+    from evenstep.config.load import open_run
     from evenstep.parallel import device_of_rank
     from evenstep.train.build import precision_of
     from evenstep.train.update.context import build_cast

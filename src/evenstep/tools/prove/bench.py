@@ -18,11 +18,10 @@ from typing import Any, final
 
 from torch.utils.data import Subset
 
-from evenstep.cli.launch import end_with_parent
+from evenstep.cli.launch import end_with_parent, joined
 from evenstep.config.build import RunParts, build_lr_schedule, build_parts, make_model
 from evenstep.config.build_data import is_stream
-from evenstep.config.load import Setting, settings_in
-from evenstep.config.open import OpenRun, joined, open_run
+from evenstep.config.load import OpenRun, Setting, open_run, settings_in
 from evenstep.config.run import DataTable, RunConfig
 from evenstep.data import Data
 from evenstep.data.batching import largest
@@ -172,7 +171,7 @@ class RunFileBench:
                 changed["parallel.stages_per_rank"] = parallel.stages_per_rank or "none"
         if not variant.own_format:
             changed["train.precision"] = "32-true"
-        return [*self._given, *settings_in(changed, "evenstep prove")]
+        return [*self._given, *settings_in(changed)]
 
 
 def _be_rank(
@@ -242,7 +241,7 @@ def _subject(parts: RunParts, opened: OpenRun) -> Subject:
     train = config.train
 
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
-        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.plain())
+        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.tables)
 
     coefficients: Mapping[str, float] | None = None
     if train.combine is None and not isinstance(train.coefficients, Coefficients):

@@ -38,7 +38,7 @@ def settings_of(
     Args:
         coefficients, combine: objects made of the options of that name in `train`.
     """
-    own = {f"train.{one.name}": plain(getattr(train, one.name)) for one in fields(train)}
+    own = {f"train.{one.name}": plain(getattr(train, one.name)) for one in fields(Training)}
     for name in LEAVE_NO_TRACE:
         del own[f"train.{name}"]
     return {
