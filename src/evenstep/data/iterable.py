@@ -3,10 +3,10 @@
 A stream is read one item ahead, because only that tells whether an epoch has ended. It resumes by its own state.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from typing import Any, Literal, cast, final
 from zlib import crc32
 
@@ -28,103 +28,89 @@ from evenstep.data.batch import (
 from evenstep.data.batching import cut_by_count, cut_evenly
 from evenstep.data.dataset import fingerprint_of, with_set_epoch
 from evenstep.data.loader import DEFAULT_COLLATE, Collate
-from evenstep.data.seeding import generator_states, seed_generators, undisturbed
+from evenstep.data.seeding import seed_generators, undisturbed
 from evenstep.data.split import num_arrived, samples_in
 from evenstep.data.tree import can_pin, pin
-from evenstep.errors import ArgumentError, DataError, clause
+from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key, mix
 
 _END = object()
 _BY_SHAPE = samples_in
-_STATE = {"epoch", "batch", "stream", "waiting"}
-_WATCHED = 4  # first items; if they draw nothing, no item is seeded: 0.1 instead of 2 ms for a batch of 32 numbers
 
 
 @final
 class _Cursor:
-    """Place of this rank in its stream, which is read one item ahead.
+    """Place of this rank in its stream, which is read one item ahead; `num_items` are in a global batch.
 
-    Args:
-        shared: whether all ranks read the same stream.
-        mine: numbers of the micro-batches that this rank reads of each global batch, with `num_items` items.
+    Attributes:
+        state: of the stream, before the item ahead.
+        is_pending: the next epoch begins at the state.
+        in_epoch: the ranks have agreed on the epoch of the position.
     """
 
-    def __init__(self, stream: Any, read: ReadOptions, *, shared: bool, mine: range, num_items: int) -> None:
+    def __init__(self, stream: Any, read: ReadOptions, *, shared: bool, num_items: int) -> None:
         self.read = read
         self.shared = shared
-        self.first = mine.start
-        self.num_items = num_items
-        self.key = read.seed, 0 if shared else read.rank, mine, num_items
         self.position = read.start
         self.ahead: object = _END
-        self.state: dict[str, Any] | None = None  # of the stream, before the item ahead
-        self.pending: dict[str, Any] | None = None  # state of the stream at which the next epoch begins
-        self.in_epoch = False  # the ranks have agreed on the epoch of the position
+        self.state: dict[str, Any] | None = None
+        self.is_pending = False
+        self.in_epoch = False
+        self._num_items = num_items
         self._stream = stream
         self._iterator: Any = None
         self._epoch_key = 0
-        self._number = 0  # of the item ahead, in its epoch
-        self._num_still = 0  # first items that have drawn nothing
 
-    def begin(self, state: dict[str, Any] | None = None) -> bool:
-        """Iterate the stream, at the beginning of an epoch or at a state in it; False for a used up generator."""
-        before = self._iterator
-        with undisturbed(), _reading(self.position):
+    def iterate(self, state: dict[str, Any] | None = None) -> None:
+        """Iterate the stream from the beginning of the epoch, or from a state in it."""
+        with undisturbed():
             self.set_epoch()
             if state is not None:
                 self._stream.load_state_dict(deepcopy(state))
-            self._number = self.position.batch * self.num_items - 1 if state is not None else -1
             self._iterator = iter(self._stream)
-            self.ahead = self._next()
-        return self.ahead is not _END or before is None or self._iterator is not before
+            self._look_ahead(self.position.batch)
 
     def begin_epoch(self) -> bool:
-        """As `begin`, from the pending state if that is not the end of the epoch before."""
-        if self.pending is not None:
-            self.begin(self.pending)
-            self.pending = None
-        return self.ahead is not _END or self.begin()
+        """Iterate the stream for an epoch; False for a used up generator."""
+        if self.is_pending:
+            self.is_pending = False
+            self.iterate(self.state)
+            if self.ahead is not _END:  # else it is the state at the end of the epoch before
+                return True
+        before = self._iterator
+        self.iterate()
+        return self.ahead is not _END or before is None or self._iterator is not before
 
     def take(self) -> list[Any]:
         """The items of a global batch; none where the stream has ended."""
         if self.ahead is _END:
             return []
-        items = [self.ahead]
-        with undisturbed() if self._num_still < _WATCHED else nullcontext(), _reading(self.position):
-            while len(items) < self.num_items and (item := self._next()) is not _END:
-                items.append(item)
+        with undisturbed():
+            seed_generators(mix(self._epoch_key ^ (2 * self.position.batch + 1)))
+            items = [self.ahead, *islice(self._iterator, self._num_items - 1)]
             if _is_stateful(self._stream):  # before looking ahead: a resumed run must be given that item
                 self.state = deepcopy(self._stream.state_dict())
-            self.ahead = self._next() if len(items) == self.num_items else _END
+            self.ahead = _END
+            if len(items) == self._num_items:
+                self._look_ahead(self.position.batch + 1)
         return items
 
     def set_epoch(self) -> None:
-        self._epoch_key = key(self.read.seed, "stream", self.position.epoch, self.key[1])
+        rank = 0 if self.shared else self.read.rank
+        self._epoch_key = key(self.read.seed, "stream", self.position.epoch, rank)
         seed_generators(self._epoch_key)  # also for `iter`, in which a loader draws the order of its epoch
         for one in _with_set_epoch(self._stream):
             one.set_epoch(self.position.epoch)
 
-    def sums(self, *numbers: float) -> Sequence[float]:
-        """Sums over the ranks."""
-        own = [float(number) for number in numbers]
-        return own if self.read.total is None or self.read.ranks == 1 else self.read.total(own)
-
-    def _next(self) -> object:
-        self._number += 1
-        if self._num_still == _WATCHED:
-            return next(self._iterator, _END)
-        seed_generators(mix(self._epoch_key ^ self._number))
-        before = None if self._num_still < 0 else generator_states()
-        item = next(self._iterator, _END)
-        if before is not None:
-            self._num_still = self._num_still + 1 if generator_states() == before else -1
-        return item
+    def _look_ahead(self, batch: int) -> None:
+        seed_generators(mix(self._epoch_key ^ (2 * batch)))
+        self.ahead = next(self._iterator, _END)
 
 
 class StreamData(Data):
     """Global batches of an iterable; each epoch iterates it again, so a run on a generator ends with it.
 
-    Random numbers from the global generators are keyed by (seed, epoch, item, rank). With `state_dict` and
+    Random numbers from the global generators are keyed by (seed, epoch, batch, rank). With `state_dict` and
     `load_state_dict`, as torchdata's `StatefulDataLoader` has them, a run resumes exactly; else a resume begins its
     epoch again. Each rank reads its own stream, and an epoch ends when the longest has ended. Such a run resumes on the
     same number of ranks, or on any if the stream has `global_state = True`: its state counts the items of all ranks.
@@ -143,6 +129,8 @@ class StreamData(Data):
     >>> [next(batches).num_samples for _ in range(4)]
     [4, 4, 2, 4]
     """
+
+    _gives_updates = False
 
     def __init__(
         self,
@@ -197,7 +185,7 @@ class StreamData(Data):
     def fingerprint(self) -> dict[str, JSON]:
         """The sizes, and the stream's own `fingerprint`."""
         return {
-            "kind": "stream",
+            "kind": type(self).__name__,
             "global_batch_size": self._global_batch_size,
             "batched": self._batched,
             "num_microbatches": self._num_microbatches,
@@ -216,11 +204,6 @@ class StreamData(Data):
         return deepcopy(self._states[at])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state and (not self._is_stateful or set(state) != _STATE):
-            raise DataError(
-                f"the state of a {type(self._stream).__name__} can't hold {sorted(state)}; resume with the data of the "
-                f"checkpoint."
-            )
         self._cursor = None
         self._states = {Position(state["epoch"], state["batch"]): deepcopy(dict(state))} if state else {}
 
@@ -237,46 +220,43 @@ class StreamData(Data):
                 f"read the same stream.",
                 field="micro_batch_size",
             )
-        num_items = edges[mine.stop] - edges[mine.start]
-        cursor = _Cursor(self._stream, read, shared=shared, mine=mine, num_items=num_items)
-        last = self._cursor
-        if last is not None and (last.position, last.key) == (read.start, cursor.key):
-            cursor = last
-            cursor.read = read
-        else:
+        cursor = self._cursor
+        if cursor is None or replace(cursor.read, start=cursor.position, gather=read.gather) != read:
+            cursor = _Cursor(self._stream, read, shared=shared, num_items=edges[mine.stop] - edges[mine.start])
             self._start(cursor)
+        cursor.read = read
         self._cursor = cursor
-        return self._generate(cursor, None if shared else count)
+        return self._generate(cursor, mine.start, None if shared else count)
 
     def close(self) -> None:
         self._cursor = None
 
     def _cut(self, num_samples: int | None, ranks: int) -> Sequence[int]:
         count = cast("int", num_samples)
-        if self._micro_batch_size is None:
-            return cut_evenly(count, ranks)
-        return cut_by_count(count, self._micro_batch_size)
+        size = self._micro_batch_size
+        return cut_evenly(count, ranks) if size is None else cut_by_count(count, size)
 
     def _start(self, cursor: _Cursor) -> None:
         start = cursor.position
-        state = self._states.get(start)
-        self._states = {start: state} if state else {}
-        if state:
-            cursor.state = state["stream"]
+        saved = self._states.get(start)
+        self._states = {start: saved} if saved else {}
+        if saved:
+            cursor.state = saved["stream"]
             cursor.in_epoch = start.batch > 0
-            if state["waiting"] or not start.batch:
-                cursor.pending = cursor.state
+            cursor.is_pending = saved["waiting"] or not cursor.in_epoch
+            if cursor.is_pending:
                 return
-            cursor.begin(cursor.state)
+            cursor.iterate(cursor.state)
             if cursor.ahead is _END and not self._has_global_state:
                 raise DataError(
                     f"the stream gives nothing after batch {start.batch} of epoch {start.epoch}, but gave more before "
                     f"the checkpoint; give the same stream, and check its `load_state_dict`."
                 )
-        elif self._beginning is not None and start == Position():
-            cursor.pending = self._beginning  # iterating a stream in the midst goes on from there
         elif self._is_stateful and start == Position():
-            self._beginning = self._first_state(cursor)
+            cursor.is_pending = self._beginning is not None  # iterating a stream in the midst goes on from there
+            if self._beginning is None:
+                self._beginning = self._first_state(cursor)
+            cursor.state = self._beginning
         elif start.batch and self.positions == "last":
             raise DataError(
                 f"the stream cannot start at {start} without a state; load the state that was saved with that "
@@ -292,30 +272,30 @@ class StreamData(Data):
         with undisturbed():
             cursor.set_epoch()
             try:
-                cursor.state = cast("Any", self._stream).state_dict()
+                return deepcopy(cast("Any", self._stream).state_dict())
             except Exception:  # noqa: BLE001 - some streams have a state only once they are read
                 return None
-        return deepcopy(cursor.state)
 
-    def _generate(self, cursor: _Cursor, num_microbatches: int | None) -> Iterator[GlobalBatch]:
+    def _generate(self, cursor: _Cursor, first: int, num_microbatches: int | None) -> Iterator[GlobalBatch]:
         read = cursor.read
         pins = read.pin_memory and can_pin()
         while cursor.in_epoch or self._begin_epoch(cursor):
             self._cursor = None
             position = cursor.position
-            items = cursor.take()
-            pieces = self._pieces(items, cursor)
+            pieces = self._pieces(cursor.take(), first, read.ranks)
             microbatches = [pieces[one] for one in read.share(len(pieces))] if cursor.shared else pieces
-            num_samples = sum(piece.num_samples for piece in pieces)
             for microbatch in microbatches:
                 if not self._batched:
-                    self._collate_in(microbatch, position)
+                    samples = cast("list[Any]", microbatch.data)
+                    microbatch.data = self._collate(samples)
+                    if not microbatch.in_columns:
+                        microbatch.num_samples = num_arrived(microbatch.data, samples)
                 if pins:
                     microbatch.data = pin(microbatch.data)
             is_last = position.batch + 1 == self.limit_batches
             if is_last:
                 cursor.ahead = _END
-            num_samples, cursor.in_epoch = _agreed_size(cursor, num_samples)
+            num_samples, cursor.in_epoch = _agreed(cursor, sum(piece.num_samples for piece in pieces))
             cursor.position = position.after(ends_epoch=not cursor.in_epoch)
             if self._is_stateful:
                 waiting = cursor.in_epoch and cursor.ahead is _END
@@ -325,11 +305,10 @@ class StreamData(Data):
                 position=position,
                 following=cursor.position,
                 microbatches=tuple([one for one in microbatches if one.num_samples]),
-                num_microbatches=len(pieces) if num_microbatches is None else num_microbatches,
+                num_microbatches=num_microbatches or len(pieces),
                 num_samples=num_samples,
-                ends_epoch=not cursor.in_epoch,
                 faults=tuple([DataFault(message=notice) for notice in self._notices]),
-                parts=self._parts(pieces),
+                parts=tuple([_part_of(piece) for piece in pieces if self._gives_updates]),
             )
             self._notices.clear()
             self._cursor = cursor
@@ -340,17 +319,19 @@ class StreamData(Data):
     def _begin_epoch(self, cursor: _Cursor) -> bool:
         epoch = cursor.position.epoch
         can_iterate = cursor.begin_epoch()
-        item = 0 if self._is_compared else crc32(repr(cursor.ahead).encode()) % 2**20  # its square is exact
-        giving, ended, items, squares, ranks = cursor.sums(cursor.ahead is not _END, not can_iterate, item, item**2, 1)
-        if ended == ranks:
+        gives = cursor.ahead is not _END
+        item = None if self._is_compared else crc32(repr(cursor.ahead).encode())
+        everybody = cursor.read.gather((can_iterate, gives, item))
+        if not any(can for can, _, _ in everybody):
             return False
-        if ended or (cursor.shared and giving not in (0, ranks)):
-            raise _differing(cursor, f"in epoch {epoch} the streams of {int(giving)} ranks give something")
+        giving = sum(gives for _, gives, _ in everybody)
         if not giving:
             raise DataError(
                 f"the stream gave nothing in epoch {epoch}; check its source. A generator can be iterated only once."
             )
-        if not self._is_compared and ranks > 1 and squares * ranks == items**2:
+        if not all(can for can, _, _ in everybody) or (cursor.shared and giving < len(everybody)):
+            raise _differing(cursor, f"in epoch {epoch} the streams of {giving} ranks give something")
+        if not self._is_compared and len(everybody) > 1 and len({item for *_, item in everybody}) == 1:
             self._notices.append(
                 "all ranks have read the same first item from their streams, so every sample would count once for each "
                 "rank; give each rank another part of the data, or pass `shared=True` (`data.shared = true`)."
@@ -359,44 +340,22 @@ class StreamData(Data):
         cursor.in_epoch = True
         return True
 
-    def _pieces(self, items: list[Any], cursor: _Cursor) -> list[Microbatch]:
+    def _pieces(self, items: list[Any], first: int, ranks: int) -> list[Microbatch]:
         if self._batched:
             counted = self._samples_in is not _BY_SHAPE
+            named = batches_in(items[0]) if self._gives_updates else [Batch(task="", data=item) for item in items]
             return [
                 Microbatch(
-                    index=cursor.first + place,
-                    data=one.data,
-                    num_samples=self._samples_in(one.data),
-                    task=one.task,
-                    counted=counted,
+                    index=index, data=one.data, num_samples=self._samples_in(one.data), task=one.task, counted=counted
                 )
-                for place, one in enumerate(self._named(items))
+                for index, one in enumerate(named, start=first)
             ]
-        edges = self._cut(len(items), cursor.read.ranks if self._shared else 1) if items else []
+        edges = self._cut(len(items), ranks if self._shared else 1) if items else []
+        in_columns = self._collate is DEFAULT_COLLATE
         return [
-            Microbatch(index=cursor.first + place, data=items[begin:end], num_samples=end - begin)
-            for place, (begin, end) in enumerate(pairwise(edges))
+            Microbatch(index=index, data=items[begin:end], num_samples=end - begin, in_columns=in_columns)
+            for index, (begin, end) in enumerate(pairwise(edges), start=first)
         ]
-
-    def _named(self, items: list[Any]) -> list[Batch]:
-        return [Batch(task="", data=item) for item in items]
-
-    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
-        return ()
-
-    def _collate_in(self, microbatch: Microbatch, position: Position) -> None:
-        items = cast("list[Any]", microbatch.data)
-        try:
-            microbatch.data = self._collate(items)
-        except Exception as error:
-            raise DataError(
-                f"collating batch {position.batch} of epoch {position.epoch} of the stream raised {clause(error)}; "
-                f"make its samples alike, or pass a `collate` function that makes one batch of a list of them.",
-                field="collate",
-            ) from error
-        microbatch.in_columns = self._collate is DEFAULT_COLLATE
-        if not microbatch.in_columns:
-            microbatch.num_samples = num_arrived(microbatch.data, items)
 
 
 @final
@@ -416,41 +375,25 @@ class UpdateData(StreamData):
     """
 
     tasks = None
+    _gives_updates = True
 
     def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
         super().__init__(stream, batched=True, samples_in=samples_in, shared=True)
 
-    def fingerprint(self) -> dict[str, JSON]:
-        """The stream's own `fingerprint`."""
-        return {"kind": "updates", "stream": fingerprint_of(self._stream)}
 
-    def _named(self, items: list[Any]) -> list[Batch]:
-        return batches_in(items[0])
-
-    def _parts(self, pieces: Sequence[Microbatch]) -> tuple[Part, ...]:
-        return tuple([Part(task=one.task, num_microbatches=1, num_samples=one.num_samples) for one in pieces])
-
-
-@contextmanager
-def _reading(position: Position) -> Generator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise DataError(
-            f"the stream raised {clause(error)} (reading batch {position.batch} of epoch {position.epoch}); correct "
-            f"the stream, or let it leave out unreadable items."
-        ) from error
-
-
-def _agreed_size(cursor: _Cursor, num_samples: int) -> tuple[int, bool]:
+def _agreed(cursor: _Cursor, num_samples: int) -> tuple[int, bool]:
     """Samples of a global batch over all ranks, and whether any rank has more in this epoch."""
-    more = cursor.ahead is not _END
-    samples, having_more, squares, ranks = cursor.sums(num_samples, more, num_samples**2, 1)
+    everybody = cursor.read.gather((num_samples, cursor.ahead is not _END))
+    sizes, more = zip(*everybody, strict=True)
     if not cursor.shared:
-        return int(samples), having_more > 0
-    if squares * ranks != samples**2 or having_more not in (0, ranks):
-        raise _differing(cursor, f"a global batch has {num_samples} samples here and {samples / ranks:g} on average")
-    return num_samples, more
+        return sum(sizes), any(more)
+    if len(set(everybody)) > 1:
+        raise _differing(cursor, f"a global batch has {sizes} samples, and {sum(more)} ranks have more")
+    return num_samples, more[0]
+
+
+def _part_of(piece: Microbatch) -> Part:
+    return Part(task=piece.task, num_microbatches=1, num_samples=piece.num_samples)
 
 
 def _differing(cursor: _Cursor, found: str) -> DataError:

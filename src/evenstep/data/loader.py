@@ -6,9 +6,10 @@ The workers are one torch `DataLoader` over an endless sequence of requests, so 
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, replace
+from itertools import count
 from multiprocessing.util import Finalize
 from pickle import PicklingError
 from types import FrameType
@@ -63,37 +64,25 @@ class Reading:
 
 
 class Request(NamedTuple):
-    """One micro-batch to read.
-
-    Args:
-        samples: indices of the dataset, or numbers of draws; perhaps none.
-        modulo: the dataset's size, where samples are numbers of draws; else 0.
-    """
+    """One micro-batch to read; `samples` are the indices, or numbers of draws, that seed the samples."""
 
     epoch: int
     batch: int
     microbatch: int
     samples: list[int]
+    indices: list[int]
     epoch_key: int
-    modulo: int = 0
-
-    @property
-    def indices(self) -> list[int]:
-        return [self.index_of(sample) for sample in self.samples] if self.modulo else self.samples
-
-    def index_of(self, sample: int) -> int:
-        return sample % self.modulo if self.modulo else sample
 
     def __str__(self) -> str:
         return f"micro-batch {self.microbatch} of batch {self.batch} of epoch {self.epoch}"
 
 
 class Reply(NamedTuple):
-    """A micro-batch, or the error of user code that there is none for; and the faults that it survived."""
+    """A micro-batch, and the faults that it survived; `samples` are their indices, if all have arrived."""
 
     data: object = None
     num_samples: int = 0
-    failure: DataFault | None = None
+    samples: Sequence[int] = ()
     faults: tuple[DataFault, ...] = ()
 
     def pin_memory(self) -> "Reply":
@@ -102,7 +91,7 @@ class Reply(NamedTuple):
 
 
 @final
-class Fetcher(Dataset[Reply]):
+class Fetcher(Dataset[Reply | DataFault]):
     """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches."""
 
     def __init__(self, dataset: Any, collate: Collate, reading: Reading, *, packed: bool) -> None:
@@ -120,30 +109,29 @@ class Fetcher(Dataset[Reply]):
         elif draws_nothing(dataset) or self._many is not None:
             self.seeded = "microbatch"
 
-    def __getitem__(self, request: Request) -> Reply:
+    def __getitem__(self, request: Request) -> Reply | DataFault:
+        """A micro-batch, or the error of user code that there is none for."""
         faults: list[DataFault] = []
-        reply = self._read(request)
-        tries = 1
-        while reply.failure is not None:
-            failure = reply.failure
-            if tries <= self._reading.retries:
-                tries += 1
-                reply = self._read(request)
-                if reply.failure is None:
-                    faults.append(replace(failure, message=f"it was read at try {tries}: {failure.message}"))
-            elif self._reading.skip_failing and failure.samples:
-                left_out = failure.samples
-                which = f" (samples {', '.join(map(str, left_out))})" if len(left_out) > 1 else ""
-                message = f"left out{which}: {failure.message}"
+        failure: DataFault | None = None
+        for number in count(1):
+            reply = self._read(request)
+            if isinstance(reply, Reply):
+                if failure is not None and not faults:
+                    faults.append(replace(failure, message=f"it was read at try {number}: {failure.message}"))
+                return reply._replace(faults=tuple(faults))
+            failure = reply
+            left_out = failure.samples
+            if number > self._reading.retries:
+                if not self._reading.skip_failing or not left_out:
+                    break
+                message = f"left out: {failure.message}"
                 faults.append(replace(failure, message=message, num_skipped=len(left_out)))
-                kept = [number for number in request.samples if request.index_of(number) not in left_out]
-                request = request._replace(samples=kept)
-                reply = self._read(request)
-            else:
-                break
-        return reply._replace(faults=tuple(faults)) if faults else reply
+                numbered = zip(request.samples, request.indices, strict=True)
+                kept = [(sample, index) for sample, index in numbered if index not in left_out]
+                request = request._replace(samples=[one[0] for one in kept], indices=[one[1] for one in kept])
+        return cast("DataFault", failure)
 
-    def _read(self, request: Request) -> Reply:
+    def _read(self, request: Request) -> Reply | DataFault:
         if not request.samples:
             return Reply()
         doing: int | str = "set_epoch"
@@ -152,7 +140,7 @@ class Fetcher(Dataset[Reply]):
             self._tell(request)
             doing = "__getitems__"
             if self._rows is not None:
-                return Reply(self._rows(indices), len(indices))
+                return Reply(self._rows(indices), len(indices), indices)
             if self.seeded == "microbatch":
                 seed_generators(mix(key(request.epoch_key, "microbatch", request.batch, request.microbatch)))
             if self._many is not None:
@@ -165,9 +153,10 @@ class Fetcher(Dataset[Reply]):
                     samples.append(self._dataset[doing])
             doing = "collate"
             batch = self._collate(samples)
-            return Reply(batch, num_arrived(batch, samples) if self._may_drop else len(indices))
+            num_samples = num_arrived(batch, samples) if self._may_drop else len(indices)
+            return Reply(batch, num_samples, indices if num_samples == len(indices) else ())
         except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
-            return Reply(failure=self._failure(request, doing, error))
+            return self._failure(request, doing, error)
 
     def _tell(self, request: Request) -> None:
         if self._epoch == request.epoch and all(_TELLERS.get(id(one)) is self for one in self._told):
@@ -180,43 +169,31 @@ class Fetcher(Dataset[Reply]):
         self._epoch = request.epoch
 
     def _failure(self, request: Request, doing: int | str, error: Exception) -> DataFault:
-        indices = request.indices
-        samples = [] if doing == "set_epoch" else indices
-        what, advice = f"`{doing}` of the samples {first_of(indices)}", "correct it"
-        if isinstance(doing, int):
-            samples = [doing]
-            what, advice = f"sample {doing} of the dataset", f"`dataset[{doing}]` shows it alone: correct or remove it"
-        elif doing == "collate":
-            advice = "make the samples alike, or pass a `collate` function that batches them"
-        if max(indices) >= len(self._dataset):
+        samples = request.indices
+        what, advice = f"`{doing}` of the samples {first_of(samples)}", "correct it"
+        if max(samples) >= len(self._dataset):
             advice = (
                 f"the dataset has {len(self._dataset)} samples now, but must keep its length: draw an epoch's samples "
                 f"by `MapData(sampling=…)`"
             )
-        details = "".join(traceback.format_exception(error)).rstrip()
+        if isinstance(doing, int):
+            what, samples = f"sample {doing} of the dataset", [doing]
         message = f"{what} raised {clause(error)} ({request}); {advice}."
-        return DataFault(message=message, samples=samples, details=details)
+        details = "".join(traceback.format_exception(error)).rstrip()
+        return DataFault(message=message, samples=[] if doing == "set_epoch" else samples, details=details)
 
 
 # by `id` of a dataset, the fetcher that called its `set_epoch` last: parts of one dataset may be read by turns
 _TELLERS: WeakValueDictionary[int, Fetcher] = WeakValueDictionary()
 
 
-def read_here(fetcher: Fetcher, batches: Iterator[list[Request]], *, pins: bool) -> Iterator[Reply]:
+def read_here(fetcher: Fetcher, batches: Iterator[list[Request]], *, pins: bool) -> Iterator[Reply | DataFault]:
     """Answer the requests of one batch after the other in this process, and restore its random generators."""
     for requests in batches:
         with nullcontext() if fetcher.seeded == "never" else undisturbed():
             replies = [fetcher[request] for request in requests]
         for reply in replies:
-            yield reply.pin_memory() if pins else reply
-
-
-@final
-class _Requests:
-    source: Iterator[Request] = iter(())
-
-    def __iter__(self) -> Iterator[Request]:
-        return self.source
+            yield reply.pin_memory() if pins and isinstance(reply, Reply) else reply
 
 
 @final
@@ -226,13 +203,12 @@ class WorkerLoader:
     def __init__(self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pins: bool) -> None:
         self.pins = pins
         self.is_lost = False
-        self.in_use = False
         self._timeout_s = timeout_s
-        self._requests = _Requests()
-        self._loader: DataLoader[Reply] = DataLoader(
+        self._requests: Iterator[Request] = iter(())
+        self._loader: DataLoader[Reply | DataFault] = DataLoader(
             fetcher,
             batch_size=None,
-            sampler=cast(Any, self._requests),
+            sampler=cast(Any, self),
             num_workers=num_workers,
             collate_fn=_unchanged,
             pin_memory=pins,
@@ -242,12 +218,14 @@ class WorkerLoader:
             persistent_workers=True,
             worker_init_fn=_outlive_signals,
         )
-        self._replies: Iterator[Reply] | None = None
-        self._is_closed = False
+        self._replies: Iterator[Reply | DataFault] | None = None
 
-    def read(self, requests: Iterator[Request]) -> Iterator[Reply]:
+    def __iter__(self) -> Iterator[Request]:
+        return self._requests
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Reply | DataFault]:
         """Answer `requests` from now on, in their order; replies due to earlier ones are thrown away."""
-        self._requests.source = requests
+        self._requests = requests
         try:
             if self._replies is None:
                 with _starting():
@@ -259,8 +237,6 @@ class WorkerLoader:
         except (TypeError, AttributeError, PicklingError, RuntimeError, OSError, EOFError) as error:
             raise self._loss(error) from error
         while True:
-            if self._is_closed:
-                raise DataError("the data were closed while they were read; call `batches` again to go on.")
             try:
                 for worker in workers_of(self._replies):
                     if not worker.is_alive():
@@ -274,7 +250,6 @@ class WorkerLoader:
 
     def close(self) -> None:
         """End the processes."""
-        self._is_closed = True
         _end(self._replies, at_once=self.is_lost)
 
     def _loss(self, error: Exception) -> DataError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise, tee
 from math import ceil
 from typing import Any, NamedTuple, cast, final
@@ -14,22 +14,9 @@ from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
 from evenstep.arguments import check_one_of_two, require_whole
-from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, ReadOptions
-from evenstep.data.batching import (
-    Lengths,
-    Sizes,
-    check_fit,
-    cut_by_count,
-    cut_by_pairs,
-    cut_by_sum,
-    cut_by_tokens,
-    cut_evenly,
-    group_by_length,
-    measure,
-    pack,
-    pairs_of,
-    shuffle_batches,
-)
+from evenstep.data import batching
+from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, ReadOptions
+from evenstep.data.batching import Lengths, Sizes
 from evenstep.data.dataset import count_samples, fingerprint_of
 from evenstep.data.loader import DEFAULT_COLLATE, Collate, Fetcher, Reading, Reply, Request, WorkerLoader, read_here
 from evenstep.data.order import Draws, Order, order_of
@@ -117,7 +104,7 @@ class MapData(Data):
         self._dataset = dataset
         self.num_samples = count_samples(dataset)
         self._sizes = global_batch_size
-        self._pairs = () if global_batch_size is None else pairs_of("global_batch_size", global_batch_size)
+        self._pairs = () if global_batch_size is None else batching.pairs_of("global_batch_size", global_batch_size)
         self._tokens = _whole("global_batch_tokens", global_batch_tokens)
         self._micro_size = _whole("micro_batch_size", micro_batch_size)
         self._micro_tokens = _whole("micro_batch_tokens", micro_batch_tokens)
@@ -131,11 +118,10 @@ class MapData(Data):
         if budgets:
             if lengths is None:
                 raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
-            self._lengths = measure(lengths, self.num_samples)
-            check_fit(self._lengths, max_tokens=min(budgets))
+            self._lengths = batching.measure(lengths, self.num_samples)
+            batching.check_fit(self._lengths, max_tokens=min(budgets))
         self._draws = None if sampling is None else Draws.of(sampling, self.num_samples)
-        self._fingerprint: dict[str, JSON] | None = None
-        self._loaders: list[WorkerLoader] = []  # whose processes serve the next reader
+        self._loader: WorkerLoader | None = None  # whose processes serve the next reader
         self._epoch = lru_cache(_EPOCHS_KEPT)(self._epoch_of)
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
@@ -143,38 +129,30 @@ class MapData(Data):
 
     def fingerprint(self) -> dict[str, JSON]:
         """The dataset's own fingerprint, its size and lengths, and all options that choose the samples of an update."""
-        if self._fingerprint is None:  # made once: every checkpoint contains it
-            sizes = self._sizes
-            self._fingerprint = {
-                "kind": "map",
-                "dataset": fingerprint_of(self._dataset),
-                "num_samples": self.num_samples,
-                "global_batch_size": [list(pair) for pair in sizes] if isinstance(sizes, Sequence) else sizes,
-                "global_batch_tokens": self._tokens,
-                "packed": self._packed and self._tokens is not None,
-                "shuffle": self._shuffle,
-                "lengths": None if self._lengths is None else crc32(self._lengths.data),
-                "cut": {"micro_batch_size": self._micro_size, "micro_batch_tokens": self._micro_tokens},
-            }
-            if self._draws is not None:
-                self._fingerprint["draws"] = self._draws.fingerprint()
-        limit: dict[str, JSON] = {} if self.limit_batches is None else {"limit_batches": self.limit_batches}
-        return {**self._fingerprint, **limit}
+        return {**self._identity, "limit_batches": self.limit_batches}
 
-    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        start = read.start
-        if start.batch and start.batch >= self.num_batches(start.epoch, seed=read.seed):
-            raise DataError(
-                f"the data can't start at batch {start.batch} of epoch {start.epoch}, which has "
-                f"{self.num_batches(start.epoch, seed=read.seed)}; give the dataset and batch size of the checkpoint."
-            )
-        return self._generate(read)
+    @cached_property
+    def _identity(self) -> dict[str, JSON]:
+        sizes = self._sizes
+        return {
+            "kind": "map",
+            "dataset": fingerprint_of(self._dataset),
+            "num_samples": self.num_samples,
+            "global_batch_size": [list(pair) for pair in sizes] if isinstance(sizes, Sequence) else sizes,
+            "global_batch_tokens": self._tokens,
+            "packed": self._packed and self._tokens is not None,
+            "shuffle": self._shuffle,
+            "lengths": None if self._lengths is None else crc32(self._lengths.data),
+            "draws": None if self._draws is None else self._draws.fingerprint(),
+            "cut": {"micro_batch_size": self._micro_size, "micro_batch_tokens": self._micro_tokens},
+        }
 
     def close(self) -> None:
-        while self._loaders:
-            self._loaders.pop().close()
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
-    def _generate(self, read: ReadOptions) -> Iterator[GlobalBatch]:
+    def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
         plan = self._plan(read)
         first = next(plan)
         plan, ahead = tee(chain([first], plan))
@@ -185,9 +163,19 @@ class MapData(Data):
                 microbatches: list[Microbatch] = []
                 for request in asked:
                     reply = next(replies)
-                    microbatch = self._microbatch(request, reply)
+                    if isinstance(reply, DataFault):
+                        error = DataError(reply.message)
+                        error.add_note(reply.details)
+                        raise error
                     faults += reply.faults
-                    if microbatch.num_samples:
+                    if reply.num_samples:
+                        microbatch = Microbatch(
+                            index=request.microbatch,
+                            data=reply.data,
+                            num_samples=reply.num_samples,
+                            samples=reply.samples,
+                            in_columns=self._collate is DEFAULT_COLLATE,
+                        )
                         microbatches.append(microbatch)
                 batch.microbatches = tuple(microbatches)
                 batch.faults = faults
@@ -196,26 +184,25 @@ class MapData(Data):
     def _plan(self, read: ReadOptions) -> Iterator[tuple[GlobalBatch, list[Request]]]:
         """Global batches to be filled, and the micro-batches of each that this rank asks for."""
         position = read.start
-        modulo = 0 if self._draws is None else self.num_samples
         while True:
             epoch = self._epoch(position.epoch, read.seed, self.limit_batches)
             samples = epoch.batch(position.batch)
             cut = self._cut(samples, read.ranks)
-            requests = [
-                Request(position.epoch, position.batch, number, cut[number], epoch.key, modulo)
-                for number in read.share(len(cut))
-            ]
+            count = len(cut)
             # A rank without a micro-batch asks for an empty one: else its loader would look for its next request
             # through all epochs to come.
-            requests = requests or [Request(position.epoch, position.batch, 0, [], epoch.key)]
+            mine = read.share(count) or [count]
+            cut.append([])
+            requests = [
+                Request(*position, number, cut[number], self._indices_of(cut[number]), epoch.key) for number in mine
+            ]
             ends_epoch = position.batch + 1 == epoch.num_batches
             batch = GlobalBatch(
                 position=position,
                 following=position.after(ends_epoch=ends_epoch),
                 microbatches=(),
-                num_microbatches=len(cut),
+                num_microbatches=count,
                 num_samples=len(samples),
-                ends_epoch=ends_epoch,
             )
             yield batch, requests
             position = batch.following
@@ -229,7 +216,7 @@ class MapData(Data):
             num_samples = self._draws.num_samples
             visited = self._draws.order(key(seed, "draws", epoch))
         if self._tokens is None:
-            edges = cut_by_pairs(self._pairs, num_samples, epoch, limit)
+            edges = batching.cut_by_pairs(self._pairs, num_samples, epoch, limit)
         else:
             every = visited(0, num_samples)
             samples, edges = self._cut_by_tokens(every, self._tokens, key(seed, "batches", epoch))
@@ -241,11 +228,11 @@ class MapData(Data):
         self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int
     ) -> tuple[NDArray[np.int64], list[int]]:
         if self._packed:  # the order needs no lengths that are alike
-            return samples, cut_by_sum(self._lengths_of(samples), max_tokens=max_tokens)
+            return samples, batching.cut_by_sum(self._lengths_of(samples), max_tokens=max_tokens)
         if self._shuffle:
-            samples = group_by_length(samples, self._lengths_of(samples), window=_LENGTH_WINDOW)
-        edges = cut_by_tokens(self._lengths_of(samples), max_tokens=max_tokens)
-        return shuffle_batches(samples, edges, shuffle_key=shuffle_key) if self._shuffle else (samples, edges)
+            samples = batching.group_by_length(samples, self._lengths_of(samples), window=_LENGTH_WINDOW)
+        edges = batching.cut_by_tokens(self._lengths_of(samples), max_tokens=max_tokens)
+        return batching.shuffle_batches(samples, edges, shuffle_key=shuffle_key) if self._shuffle else (samples, edges)
 
     def _cut(self, samples: NDArray[np.int64], ranks: int) -> list[list[int]]:
         """Micro-batches of a global batch: by tokens (packed, or sorted by length, to pad little), count, or evenly."""
@@ -253,28 +240,36 @@ class MapData(Data):
         if max_tokens is not None:
             lengths = self._lengths_of(samples)
             if self._packed:
-                bins = pack(lengths, max_tokens=max_tokens, max_samples=max_samples)
+                bins = batching.pack(lengths, max_tokens=max_tokens, max_samples=max_samples)
                 return [samples[places].tolist() for places in bins]
             order = np.argsort(lengths, kind="stable")
             samples = samples[order]
-            edges = cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples)
+            edges = batching.cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples)
         elif max_samples is not None:
-            edges = cut_by_count(len(samples), max_samples)
+            edges = batching.cut_by_count(len(samples), max_samples)
         else:
-            edges = cut_evenly(len(samples), ranks)
+            edges = batching.cut_evenly(len(samples), ranks)
         indices: list[int] = samples.tolist()
         return [indices[start:end] for start, end in pairwise(edges)]
+
+    def _indices_of(self, samples: list[int]) -> list[int]:
+        return samples if self._draws is None else [sample % self.num_samples for sample in samples]
 
     def _lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return cast("NDArray[np.int64]", self._lengths)[samples % self.num_samples]
 
     @contextmanager
-    def _replies(self, batches: Iterator[list[Request]], per_batch: int, *, pins: bool) -> Generator[Iterator[Reply]]:
+    def _replies(
+        self, batches: Iterator[list[Request]], per_batch: int, *, pins: bool
+    ) -> Generator[Iterator[Reply | DataFault]]:
         fetcher = Fetcher(self._dataset, self._collate, self._reading, packed=self._packed)
         if self._num_workers == 0:
             yield read_here(fetcher, batches, pins=pins)
             return
-        loader = next((one for one in self._loaders if not one.in_use and one.pins == pins), None)
+        loader, self._loader = self._loader, None  # another reader at the same time has processes of its own
+        if loader is not None and loader.pins != pins:
+            loader.close()
+            loader = None
         if loader is None:
             prefetch = max(1, ceil(self._reading.prefetch_batches * per_batch / self._num_workers))
             loader = WorkerLoader(
@@ -284,32 +279,13 @@ class MapData(Data):
                 timeout_s=self._reading.timeout_s,
                 pins=pins,
             )
-            self._loaders.append(loader)
-        loader.in_use = True
         try:
             yield loader.read(chain.from_iterable(batches))
         finally:
-            loader.in_use = False
-            if loader.is_lost and loader in self._loaders:
-                self._loaders.remove(loader)
+            if loader.is_lost or self._loader is not None:
                 loader.close()
-
-    def _microbatch(self, request: Request, reply: Reply) -> Microbatch:
-        if reply.failure is not None:
-            error = DataError(reply.failure.message)
-            error.add_note(reply.failure.details)
-            raise error
-        left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
-        samples = request.indices
-        if left_out:
-            samples = [sample for sample in samples if sample not in left_out]
-        return Microbatch(
-            index=request.microbatch,
-            data=reply.data,
-            num_samples=reply.num_samples,
-            samples=samples if reply.num_samples == len(samples) else (),
-            in_columns=self._collate is DEFAULT_COLLATE,
-        )
+            else:
+                self._loader = loader
 
 
 def _whole(name: str, value: int | None) -> int | None:

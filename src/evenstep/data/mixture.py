@@ -8,13 +8,15 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, closing
 from dataclasses import KW_ONLY, field, replace
+from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, final, get_args
 
 from evenstep.arguments import require_word
-from evenstep.data.batch import JSON, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions
+from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position, ReadOptions
 from evenstep.data.from_loader import data_of
 from evenstep.errors import ArgumentError, DataError
 from evenstep.keys import key
@@ -40,39 +42,26 @@ class Mixing(ABC):
         """Everything that must be equal for a resumed run to be exact."""
         return {"kind": type(self).__name__, **vars(self)}
 
-    def check(self, tasks: Sequence[str]) -> None:
-        """Raise ArgumentError unless the options for single tasks are about `tasks`."""
-
 
 @option
-class _Repeated(Mixing):
-    _: KW_ONLY
-    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
-    """Batches of a task in each update, or updates in each round, by task; 1 by default."""
-
-    def check(self, tasks: Sequence[str]) -> None:
-        _check_tasks("repeats", {**dict.fromkeys(tasks), **self.repeats}, tasks)
-
-    def _turns(self, tasks: Mapping[str, int]) -> list[str]:
-        return [name for name in tasks for _ in range(self.repeats.get(name, 1))]
-
-
-@final
-@option
-class AllTasks(_Repeated):
+class AllTasks(Mixing):
     """One batch of each task, or as many as its repeat factor says.
 
     >>> AllTasks(repeats={"box": 2})(0, {"class": 9, "box": 9}, seed=1)
     ['class', 'box', 'box']
     """
 
+    _: KW_ONLY
+    repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
+    """Batches of a task in each update, or updates in each round, by task; 1 by default."""
+
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        return self._turns(sizes)
+        return [name for name in sizes for _ in range(self.repeats.get(name, 1))]
 
 
 @final
 @option
-class RoundRobin(_Repeated):
+class RoundRobin(AllTasks):
     """One task after the other, each for as many updates as its repeat factor says.
 
     >>> mixing = RoundRobin(repeats={"box": 2})
@@ -81,7 +70,7 @@ class RoundRobin(_Repeated):
     """
 
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
-        turns = self._turns(sizes)
+        turns = super().__call__(number, sizes, seed=seed)
         return [turns[number % len(turns)]]
 
 
@@ -103,88 +92,37 @@ class Sampled(Mixing):
     temperature: Positive = 1.0
     """T of the formula."""
     weights: Mapping[str, Positive] = field(default_factory=dict[str, float])
-    """n_t of the formula; the tasks' batches per epoch by default."""
+    """n_t of the formula, of all tasks; their batches per epoch by default."""
     draws: Count = 1
     """Batches of an update, each drawn by itself."""
 
     def __call__(self, number: int, sizes: Mapping[str, int], *, seed: int) -> Sequence[str]:
         names = list(sizes)
         # relative to the largest, so that a small temperature overflows nothing
-        logs = [math.log(self.weights.get(name, sizes[name])) / self.temperature for name in names]
+        logs = [math.log((self.weights or sizes)[name]) / self.temperature for name in names]
         edges = list(accumulate(math.exp(log - max(logs)) for log in logs))
         points = [key(seed, "mixture", number, draw) / 2**63 * edges[-1] for draw in range(self.draws)]
         return [names[min(bisect_right(edges, point), len(names) - 1)] for point in sorted(points)]
-
-    def check(self, tasks: Sequence[str]) -> None:
-        _check_tasks("weights", self.weights or dict.fromkeys(tasks), tasks)
 
 
 MIXINGS: Mapping[str, type[Mixing]] = {"all": AllTasks, "round_robin": RoundRobin, "sampled": Sampled}
 """Classes by the words of `mixing` in run files."""
 
 
-def _check_tasks(argument: str, given: Mapping[str, object], tasks: Sequence[str]) -> None:
-    if set(given) != set(tasks):
-        raise ArgumentError(
-            f"`{argument}` is given for {', '.join(given)}, but the mixture has {', '.join(tasks)}; rename or add one.",
-            field=argument,
-        )
+class _Walk(NamedTuple):
+    """Counters of a mixture before a global batch.
 
+    Args:
+        number: of the global batch in the whole run.
+        places: of each task in its own data.
+        ended: tasks whose data have come to an end in this epoch of the mixture.
+    """
 
-@final
-class _Walk:
-    """Counters of a mixture: the place of each task, update after update."""
-
-    def __init__(self, mixture: "Mixture", seed: int, state: Mapping[str, Any] | None = None) -> None:
-        self.seed = seed
-        # tasks on one dataset visit it in different orders
-        self.seeds = {name: key(seed, "task", name) for name in mixture.data}
-        self.position = Position()
-        self.places = dict.fromkeys(mixture.data, Position())
-        self._mixture = mixture
-        self._number = 0  # of the global batch in the whole run
-        self._ended: set[str] = set()  # tasks whose data have come to an end in this epoch of the mixture
-        if state is not None:
-            self.position = Position(*state["position"])
-            self.places = {name: Position(*state["places"][name]) for name in mixture.data}
-            self._number = state["number"]
-            self._ended = set(state["ended"])
-        self._sizes = {name: self._size(name) for name in mixture.data}  # batches in the epoch of each task
-
-    def step(self) -> Sequence[str]:
-        """Go to the next position; gives the tasks between, each with one batch."""
-        end = self._mixture.end
-        sizes = {name: size for name, size in self._sizes.items() if end != "max" or name not in self._ended}
-        tasks = [name for name in self._mixture.mixing(self._number, sizes, seed=self.seed) if self._take(name)]
-        self._number += 1
-        ends_epoch = bool(self._ended) if end == "min" else len(self._ended) == len(self._sizes)
-        ends_epoch = ends_epoch or self.position.batch + 1 == self._mixture.limit_batches
-        self.position = self.position.after(ends_epoch=ends_epoch)
-        if ends_epoch:
-            self._ended = set()
-        return tasks
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "position": list(self.position),
-            "number": self._number,
-            "places": {name: list(place) for name, place in self.places.items()},
-            "ended": sorted(self._ended),
-        }
-
-    def _take(self, name: str) -> bool:
-        if self._mixture.end == "max" and name in self._ended:
-            return False
-        ends_epoch = self.places[name].batch + 1 == self._sizes[name]
-        self.places[name] = self.places[name].after(ends_epoch=ends_epoch)
-        if ends_epoch:
-            self._ended.add(name)
-            self._sizes[name] = self._size(name)
-        return True
-
-    def _size(self, name: str) -> int:
-        return cast("int", self._mixture.data[name].num_batches(self.places[name].epoch, seed=self.seeds[name]))
+    seed: int
+    position: Position
+    number: int
+    places: Mapping[str, Position]
+    ended: AbstractSet[str] = frozenset()
 
 
 @final
@@ -217,34 +155,37 @@ class Mixture(Data):
             _check_task(name, one)
         require_word("end", end, get_args(End))
         self.mixing = mixing or AllTasks()
-        self.mixing.check(list(data))
+        for option_name, given in vars(self.mixing).items():
+            _check_names(option_name, given if isinstance(given, Mapping) else {}, self.data)
         self.end: End = end
         self.limit_batches = limit_batches
         self.tasks = tuple(self.data)
-        self._walk: _Walk | None = None  # of the last reader
-        self._known: dict[str, Any] = {}  # state at the last requested or loaded position
-        self._epochs: dict[int, tuple[_Walk, list[int]]] = {}  # by seed: batches of each epoch
+        self._known: _Walk | None = None  # at the last requested or loaded position
+        self._counted: dict[int, tuple[_Walk, list[int]]] = {}  # by seed: batches of each epoch before the walk
+        self._size = lru_cache(2 * len(data))(self._size_of)
 
     def state_dict(self, at: Position | None = None) -> dict[str, Any]:
-        if self._walk is not None:
-            self._known = self._walk_to(at or self._walk.position, self._walk.seed).state_dict()
-        return dict(self._known)
+        if self._known is None:
+            return {}
+        walk = self._known = self._walk_to(at or self._known.position, self._known.seed)
+        places = {name: list(place) for name, place in walk.places.items()}
+        return {**walk._asdict(), "position": list(walk.position), "places": places, "ended": sorted(walk.ended)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state and set(state.get("places", ())) != set(self.data):
-            raise DataError(
-                f"a state of a mixture must hold the tasks {', '.join(self.data)}, but holds {sorted(state)}; resume "
-                f"with the data of the checkpoint."
-            )
-        self._known = dict(state)
+        self._known = None
+        if state:
+            places = {name: Position(*place) for name, place in state["places"].items()}
+            position, ended = Position(*state["position"]), frozenset(state["ended"])
+            self._known = _Walk(state["seed"], position, state["number"], places, ended)
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
-        walk, counts = self._epochs.setdefault(seed, (_Walk(self, seed), []))
+        walk, counts = self._counted.get(seed) or (self._beginning(seed), [])
         while len(counts) <= epoch:
             last = walk.position.batch
-            walk.step()
+            walk = self._step(walk)[1]
             if walk.position.batch == 0:
                 counts.append(last + 1)
+        self._counted[seed] = walk, counts
         return counts[epoch]
 
     def fingerprint(self) -> dict[str, JSON]:
@@ -255,12 +196,12 @@ class Mixture(Data):
             "tasks": [[name, one] for name, one in prints.items()],
             "mixing": self.mixing.fingerprint(),
             "end": self.end,
-            **({} if self.limit_batches is None else {"limit_batches": self.limit_batches}),
+            "limit_batches": self.limit_batches,
             "cut": cut,
         }
 
     def batches(self, read: ReadOptions) -> Iterator[GlobalBatch]:
-        walk = self._walk = self._walk_to(read.start, read.seed)
+        walk = self._known = self._walk_to(read.start, read.seed)
         if walk.position != read.start:
             raise DataError(
                 f"the mixture has no batch {read.start.batch} in epoch {read.start.epoch}; give it the data and mixing "
@@ -272,49 +213,87 @@ class Mixture(Data):
         for one in self.data.values():
             one.close()
 
+    def _beginning(self, seed: int) -> _Walk:
+        return _Walk(seed, Position(), 0, dict.fromkeys(self.data, Position()))
+
     def _walk_to(self, position: Position, seed: int) -> _Walk:
-        known = self._known
-        is_before = bool(known) and known["seed"] == seed and Position(*known["position"]) <= position
-        walk = _Walk(self, seed, known if is_before else None)
+        walk = self._known
+        if walk is None or walk.seed != seed or walk.position > position:
+            walk = self._beginning(seed)
         while walk.position < position:
-            walk.step()
+            walk = self._step(walk)[1]
         return walk
+
+    def _step(self, walk: _Walk) -> tuple[Sequence[str], _Walk]:
+        """The tasks of a global batch, each with one batch of its data, and the counters after it."""
+        seed = walk.seed
+        places = dict(walk.places)
+        ended = set(walk.ended)
+        waits = ended if self.end == "max" else frozenset[str]()
+        sizes = {name: self._size(name, place.epoch, seed) for name, place in places.items() if name not in waits}
+        tasks: list[str] = []
+        for name in self.mixing(walk.number, sizes, seed=seed):
+            if name in waits:
+                continue
+            place = places[name]
+            ends = place.batch + 1 == self._size(name, place.epoch, seed)
+            places[name] = place.after(ends_epoch=ends)
+            if ends:
+                ended.add(name)
+            tasks.append(name)
+        ends_epoch = bool(ended) if self.end == "min" else len(ended) == len(self.data)
+        ends_epoch = ends_epoch or walk.position.batch + 1 == self.limit_batches
+        position = walk.position.after(ends_epoch=ends_epoch)
+        return tasks, _Walk(seed, position, walk.number + 1, places, frozenset() if ends_epoch else ended)
+
+    def _size_of(self, name: str, epoch: int, seed: int) -> int:
+        return cast("int", self.data[name].num_batches(epoch, seed=_seed_of(name, seed)))
 
     def _generate(self, walk: _Walk, read: ReadOptions) -> Iterator[GlobalBatch]:
         with ExitStack() as stack:
             sources: dict[str, Iterator[GlobalBatch]] = {}
-            for place, (name, one) in enumerate(self.data.items()):
-                rank = (read.rank + place) % read.ranks
-                of_task = replace(read, start=walk.places[name], seed=walk.seeds[name], rank=rank, total=None)
+            for shift, (name, one) in enumerate(self.data.items()):
+                rank = (read.rank + shift) % read.ranks
+                of_task = replace(read, start=walk.places[name], seed=_seed_of(name, read.seed), rank=rank)
                 sources[name] = one.batches(of_task)
                 stack.enter_context(closing(cast("Any", sources[name])))
             while True:
-                yield _next_of(walk, sources)
+                tasks, following = self._step(walk)
+                batches = [(name, next(sources[name])) for name in tasks]
+                yield _joined(walk.position, following.position, batches)
+                walk = following
 
 
-def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> GlobalBatch:
-    position = walk.position
+def _seed_of(task: str, seed: int) -> int:
+    return key(seed, "task", task)  # tasks on one dataset visit it in different orders
+
+
+def _joined(position: Position, following: Position, batches: Sequence[tuple[str, GlobalBatch]]) -> GlobalBatch:
     parts: list[Part] = []
     microbatches: list[Microbatch] = []
-    faults: list[DataFault] = []
     count = 0
-    for name in walk.step():
-        batch = next(sources[name])
-        sizes = {"num_microbatches": batch.num_microbatches, "num_samples": batch.num_samples}
-        parts.append(Part(task=name, **sizes))
+    for name, batch in batches:
+        parts.append(Part(task=name, num_microbatches=batch.num_microbatches, num_samples=batch.num_samples))
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
-        faults += batch.faults
         count += batch.num_microbatches
     return GlobalBatch(
         position=position,
-        following=walk.position,
+        following=following,
         microbatches=tuple(microbatches),
         num_microbatches=count,
         num_samples=sum(part.num_samples for part in parts),
-        ends_epoch=walk.position.batch == 0,
-        faults=tuple(faults),
+        faults=tuple([fault for _, batch in batches for fault in batch.faults]),
         parts=tuple(parts),
     )
+
+
+def _check_names(option_name: str, given: Mapping[str, object], tasks: Mapping[str, object]) -> None:
+    unknown = [name for name in given if name not in tasks]
+    if unknown:
+        raise ArgumentError(
+            f"`{option_name}` is given for {', '.join(unknown)}, but the mixture has {', '.join(tasks)}; rename it.",
+            field=option_name,
+        )
 
 
 def _check_task(name: str, data: Data) -> None:

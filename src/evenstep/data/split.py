@@ -3,7 +3,6 @@
 Samples lie along dim 0 of tensors and arrays, or are the items of lists. A task cuts other batches in `Task.split`.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, cast
 
@@ -62,7 +61,7 @@ def samples_in(batch: object) -> int:
         part = part[0]
     shape = getattr(part, "shape", None)
     if shape is not None:
-        return int(shape[0]) if len(shape) else 1
+        return int((*shape, 1)[0])
     if isinstance(part, Sized):
         return len(part)
     raise DataError(
@@ -72,26 +71,11 @@ def samples_in(batch: object) -> int:
     )
 
 
-def samples_of_parts(pieces: Sequence[Any], whole: Any, count: int) -> list[int | None]:
-    """Numbers of samples of the parts of a batch of `count`, from the tensors with one row per sample."""
-    paths = [path for path, leaf in leaves(whole) if leaf.ndim and _rows(leaf) == count]
-    rows = [{path: _rows(leaf) for path, leaf in leaves(piece) if leaf.ndim} for piece in pieces]
-    found = {tuple(one.get(path, -1) for one in rows) for path in paths}
-    found = {counts for counts in found if -1 not in counts and sum(counts) == count}
-    return list(found.pop()) if len(found) == 1 else [None] * len(pieces)
-
-
 def halves(batch: Any, known: int | None = None) -> list[Any]:
     """`batch` in two, or as it is where it can't be cut."""
     count = cuttable_samples(batch, known)
-    if count < 2:
-        return [batch]
-    middle = half_of_samples(count)
-    return [samples_of(batch, 0, middle, count), samples_of(batch, middle, count, count)]
-
-
-def half_of_samples(count: int) -> int:
-    return (count + 1) // 2
+    middle = (count + 1) // 2
+    return [batch] if count < 2 else [samples_of(batch, 0, middle, count), samples_of(batch, middle, count, count)]
 
 
 def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool = False) -> int:
@@ -100,7 +84,7 @@ def cuttable_samples(batch: Any, known: int | None = None, *, in_columns: bool =
     Args:
         in_columns: whether lists of tensors in it are columns, as torch's collate function makes them.
     """
-    count = max(_count(batch, known) or 1, 1)
+    count = max(num_samples(batch, known) or 1, 1)
     try:
         if count > 1:
             _cut(batch, count, slice(0, 1), in_columns)
@@ -139,15 +123,6 @@ def _cut(item: Any, count: int, part: slice, in_columns: bool) -> Any:
     if is_opaque and not isinstance(item, np.generic):
         raise _UncertainError
     return item
-
-
-def _count(batch: Any, known: int | None) -> int | None:
-    count = num_samples(batch, known)
-    rows = [_rows(leaf) for leaf in _columns(batch)]
-    if count is not None or known is not None or not rows:
-        return count
-    most, times = Counter(rows).most_common(1)[0]
-    return most if 2 * times > len(rows) else None
 
 
 def _rows(array: Any) -> int:

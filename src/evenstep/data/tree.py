@@ -145,11 +145,10 @@ def parts(item: Any) -> list[Any]:
 
 def named_parts(item: Any, path: str) -> list[tuple[str, Any]]:
     """Parts of a container with their paths, in the order of `rebuilt`."""
-    dot = f"{path}." if path else ""
-    if isinstance(item, Mapping):
-        return [(f"{dot}{name}", part) for name, part in cast("Mapping[Any, Any]", item).items()]
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return [(f"{dot}{name}", getattr(item, name)) for name in cast("Any", item)._fields]
-    if isinstance(item, tuple | list):
+    if isinstance(item, tuple | list) and not hasattr(item, "_fields"):
         return [(f"{path}[{number}]", part) for number, part in enumerate(cast("list[Any]", item))]
-    return [(f"{dot}{field.name}", getattr(item, field.name)) for field in dataclasses.fields(item)]
+    if isinstance(item, Mapping):
+        names = list(cast("Mapping[Any, Any]", item))
+    else:
+        names = getattr(item, "_fields", None) or [field.name for field in dataclasses.fields(cast("Any", item))]
+    return [(f"{path}.{name}" if path else str(name), part) for name, part in zip(names, parts(item), strict=True)]

@@ -10,7 +10,7 @@ from typing import Any, cast, final
 
 from evenstep.arguments import said
 from evenstep.data import Microbatch
-from evenstep.data.split import cuttable_samples, half_of_samples, samples_of, samples_of_parts
+from evenstep.data.split import cuttable_samples, samples_of
 from evenstep.data.tree import num_elements
 from evenstep.errors import TaskError
 from evenstep.train.tasks.task import Task, weight_of
@@ -63,7 +63,7 @@ def parts_of(task: Task, piece: Microbatch) -> list[Microbatch]:
         batch, first, end = piece.data, 0, count
     if end - first < 2:
         return [piece]
-    middle = first + half_of_samples(end - first)
+    middle = first + (end - first + 1) // 2
     return [
         replace(
             piece,
@@ -91,12 +91,9 @@ def _split_by_task(task: Task, piece: Microbatch) -> list[Microbatch]:
             f"{said(given)}; return `[first, second]`.",
             field="split",
         )
-    parts = list(cast("Sequence[Any]", given))
-    known = piece.known_samples
-    counts = [None] * len(parts) if known is None else samples_of_parts(parts, piece.data, known)
     return [
-        replace(piece, data=data, num_samples=count or 0, counted=count is not None, part=(*piece.part, number))
-        for number, (data, count) in enumerate(zip(parts, counts, strict=True))
+        replace(piece, data=data, num_samples=0, counted=False, part=(*piece.part, number))
+        for number, data in enumerate(cast("Sequence[Any]", given))
     ]
 
 

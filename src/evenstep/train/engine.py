@@ -241,7 +241,7 @@ class Engine:
         """
         given = _given(batch, microbatches)
         with self.ledger.together():
-            one = replace(global_batch(given, Position(), self.reducers.group), ends_epoch=True)
+            one = replace(global_batch(given, Position(), self.reducers.group), following=Position(epoch=1))
         name, update = "evaluate", self.progress.update
         values: dict[str, float] = {}
         with self._alone(name), self.evaluator.span(name, update, values), self.ledger.together():
@@ -326,7 +326,6 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
         ),
         num_microbatches=len(everything),
         num_samples=sum(samples for _, samples in everything),
-        ends_epoch=False,
         parts=tuple(
             Part(task=task, num_microbatches=1, num_samples=samples) for task, samples in everything if is_named
         ),

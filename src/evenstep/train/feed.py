@@ -54,7 +54,7 @@ class Feed:
             rank=group.rank,
             ranks=group.ranks,
             blocks=self.reducers.blocks,
-            total=group.sum_floats,
+            gather=group.gather,
             pin_memory=self.pin_memory,
         )
         batches = self.data.batches(options)

@@ -37,7 +37,6 @@ def batch_of(*items: Any, num_samples: int = 1) -> GlobalBatch:
         microbatches=tuple(microbatches),
         num_microbatches=len(items),
         num_samples=len(items) * num_samples,
-        ends_epoch=False,
     )
 
 

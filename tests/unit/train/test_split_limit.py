@@ -49,7 +49,7 @@ def test_a_failed_piece_is_never_tried_at_its_size_again(samples: int, width: in
 def test_named_tuples_lists_and_shared_values_are_cut_as_their_kind() -> None:
     shared = torch.zeros(3, 3)
     rest = {"mask": torch.ones(4), "y": torch.ones(4), "table": shared}
-    first, second = halves(Pair([torch.arange(4), torch.tensor(7.0)], rest))
+    first, second = halves(Pair([torch.arange(4), torch.tensor(7.0)], rest), 4)
     assert isinstance(first, Pair) and first.y["table"] is shared
     assert (first.x[0].tolist(), second.x[0].tolist()) == ([0, 1], [2, 3])
     assert first.x[1] == second.x[1] == 7.0
