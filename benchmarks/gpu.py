@@ -33,7 +33,7 @@ from torch.nn.utils import clip_grad_norm_  # noqa: E402
 from evenstep import Ema, Engine, Task, Training  # noqa: E402
 from evenstep.checkpoint.background import Staging  # noqa: E402
 from evenstep.precision import Float8Mixed, Precision  # noqa: E402
-from evenstep.precision.float8 import CAPABILITY, Recipe  # noqa: E402
+from evenstep.precision.float8 import CAPABILITY  # noqa: E402
 from evenstep.train.engine import global_batch  # noqa: E402
 from harness.row import Row, Times, compared, mean_of, table, write_rows  # noqa: E402
 from harness.work import Block  # noqa: E402
@@ -457,7 +457,7 @@ def in_float8(size: Size, device: torch.device) -> list[Row]:
     wide, compile = (TOY, "off") if is_toy else (WIDE, "model")
     reference = f"{EVENSTEP}, bf16-mixed"
     makes: dict[str, Make] = {reference: partial(evenstep, compile=compile)}
-    for recipe in get_args(Recipe)[:2]:  # the third multiplies less in float8
+    for recipe in ("tensorwise", "rowwise"):  # the third multiplies less in float8
         mode = Float8Mixed(recipe=recipe, layers="blocks.*", emulate=is_toy)
         makes[f"{EVENSTEP}, float8-mixed {recipe}"] = partial(evenstep, precision=mode, compile=compile)
     times = _in_turns(makes, wide, device, reference)

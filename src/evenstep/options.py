@@ -5,7 +5,6 @@ Importing this loads no torch: the classes of objects are imported when one is c
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
@@ -56,7 +55,6 @@ RESERVED = ("loss", "lr", "grad_norm", "clipped", "param_norm", "update_ratio", 
 class Memory:
     """Options that save memory of the device; parameters do not depend on them."""
 
-    _: KW_ONLY
     checkpoint: Annotated[str, MinLen(1)] = "none"
     """Modules whose activations are recomputed in the backward instead of kept: `none`, `blocks` for the repeated
     blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
@@ -68,7 +66,6 @@ class Training:
 
     may_change: ClassVar[frozenset[str]] = frozenset({"check_loss", "settle_every_updates", "ema"})
 
-    _: KW_ONLY
     clip_norm: Positive | None = None
     """Scale the gradient down if its 2-norm over all parameters is larger than this. Not clipped by default."""
     ema: Ema | None = None
@@ -108,7 +105,6 @@ class Checkpointing:
 
     not_in_files: ClassVar[frozenset[str]] = frozenset({"config"})
 
-    _: KW_ONLY
     every_updates: Count | None = None
     """Save after every this many updates."""
     every_epochs: Count | None = None
@@ -141,7 +137,6 @@ class Checkpointing:
 class Evaluation:
     """When to evaluate: by default after each epoch. The end of the run is always evaluated."""
 
-    _: KW_ONLY
     every_updates: Count | None = None
     """Evaluate after every this many updates."""
     every_epochs: Count | None = None
@@ -152,7 +147,6 @@ class Evaluation:
 class Failures:
     """Policies for faults; `docs/failures.md` says exactly what each does."""
 
-    _: KW_ONLY
     non_finite: NonFinite | FailurePolicy = "stop"
     """For a loss or gradient that is inf or NaN, which is never applied: `stop` ends the run; `skip` leaves this global
     batch out; `retry` tries it once more; `rewind` goes back to the last checkpoint; `rewind_past` also leaves out the
@@ -180,7 +174,6 @@ class Failures:
 class Logging:
     """Metrics to show and to write."""
 
-    _: KW_ONLY
     every_updates: Count = 10
     """Read the metrics from the device, and write those of all updates since, after every this many updates."""
     writers: WriterName | Sequence[WriterName | Writer] | Writer | None = None

@@ -8,8 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field as DataclassField
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, wraps
 from inspect import Parameter, cleandoc, getsource, signature
 from itertools import pairwise
@@ -38,15 +37,15 @@ Path = tuple[str, ...]
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(DataclassField,))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def option(kind: type[T]) -> type[T]:
-    """Make a frozen dataclass whose constructor raises `ArgumentError` with the name of the field.
+    """Make a frozen dataclass of keyword arguments, whose constructor raises `ArgumentError` with the field's name.
 
     Types and ranges stand in the annotations, the description of a field in the string under it. Class variables:
     `may_change` holds the names of fields that a resumed run may have another value of, `not_in_files` those of fields
     for Python only; `extra` is "allow" for a table of a run file with further keys.
     """
-    made: Any = dataclass(frozen=True)(kind)
+    made: Any = dataclass(frozen=True, kw_only=True)(kind)
     made.__pydantic_config__ = STRICT | {"extra": getattr(kind, "extra", "forbid")}
     build = made.__init__
     positional = [one.name for one in fields(made) if not one.kw_only]

@@ -25,7 +25,7 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.groups import grouped_optimizer
-from evenstep.optim.optimizers import Modes, joined, parts_of
+from evenstep.optim.optimizers import joined, parts_of, set_mode
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
 from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Evaluation, Failures, WriterName
@@ -310,7 +310,7 @@ def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
     check_optimizer(saved, optimizer, groups)
     load_state(model, reader.state["model"])
     load_optimizer(saved, optimizer, groups, options_of(optimizer))
-    Modes(optimizer, (), fetch=lambda: None).evaluate()
+    set_mode(optimizer, "eval")
     held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object
     return StoredWeights(
         source=f"{reader.path}, as evaluated", outlines=held, read=lambda name: held[name].detach(), verify=lambda: None

@@ -4,7 +4,7 @@ Tables that a trainer takes are its option classes. The classes here are of what
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Lt
@@ -104,7 +104,6 @@ def _split(value: Any) -> Any:
 class Target:
     """A Python object to call, and its arguments."""
 
-    _: KW_ONLY
     target: Function
     """`FILE.py:NAME` with the file relative to the recipe's folder, or `package.module:NAME`."""
     args: Args = field(default_factory=dict[str, Any])
@@ -121,7 +120,6 @@ class HookTable:
 
     extra: ClassVar[str] = "allow"
 
-    _: KW_ONLY
     use: HookName | None = None
     """Name of a hook of evenstep. Its arguments are further keys of this table."""
     target: Function | None = None
@@ -141,7 +139,6 @@ class HookTable:
 class EvaluationSet(Target):
     """A dataset to evaluate the model on."""
 
-    _: KW_ONLY
     micro_batch_size: Count | None = None
     """Samples per forward pass in this evaluation. By default the one of training."""
     first_batches: Count | None = None
@@ -156,7 +153,6 @@ class DataTable:
         {"evaluations", "micro_batch_size", "micro_batch_tokens", "num_workers", "reading"}
     )
 
-    _: KW_ONLY
     train: Target
     """The training set: a callable that returns a map-style dataset, or a stream (an iterable without a length)."""
     evaluations: dict[str, EvaluationSet] = field(default_factory=dict[str, EvaluationSet])
@@ -193,7 +189,6 @@ class DataTable:
 class InitFrom:
     """Weights to start the run with, trained elsewhere. To continue a run, use `resume` instead."""
 
-    _: KW_ONLY
     path: str
     """A run folder or a checkpoint; a `.safetensors` file, the index of a sharded one, or a folder with either; or a
     file written by `torch.save`, of which only tensors are read."""
@@ -209,7 +204,6 @@ class InitFrom:
 class TaskTable(Target):
     """The task: which inputs the model gets from a batch, and how the loss is computed."""
 
-    _: KW_ONLY
     metrics: dict[str, Target] = field(default_factory=dict[str, Target])
     """More metrics, by name: classes of `torchmetrics`, which get what the task's `loss` returns as `observed`."""
 
@@ -218,7 +212,6 @@ class TaskTable(Target):
 class NamedTask(TaskTable):
     """A task beside others, with its own data."""
 
-    _: KW_ONLY
     data: DataTable
     """Training and evaluation data of this task."""
 
@@ -227,7 +220,6 @@ class NamedTask(TaskTable):
 class MixtureTable:
     """Updates from batches of several tasks."""
 
-    _: KW_ONLY
     mixing: AnyMixing = AllTasks()
     """Tasks of each update. `all`: a batch of every task, or as many as `repeats` says. `round_robin`: one after the
     other. `sampled`: drawn at random."""
@@ -242,7 +234,6 @@ class TrainTable(Training):
 
     may_change: ClassVar[frozenset[str]] = Training.may_change | {"updates", "epochs"}
 
-    _: KW_ONLY
     updates: Count | None = None
     """Length of the run, in updates (optimizer steps). Give either this or `epochs`."""
     epochs: Count | None = None
@@ -263,7 +254,6 @@ class GroupTable(ParameterGroup):
 
     not_in_files: ClassVar[frozenset[str]] = frozenset({"optimizer", "options"})
 
-    _: KW_ONLY
     name: TorchOptimizer | None = None
     """Another optimizer for this group: a class of `torch.optim`, such as `Muon`. By default the one of `optimizer`."""
     target: Function | None = None
@@ -282,7 +272,6 @@ class GroupTable(ParameterGroup):
 class OptimizerTable:
     """The optimizer and its parameter groups."""
 
-    _: KW_ONLY
     name: TorchOptimizer | None = None
     """A class of `torch.optim`, such as `AdamW`. Give either this or `target`."""
     target: Function | None = None
@@ -310,7 +299,6 @@ class OptimizerTable:
 class ParallelTable:
     """Division of the model and its gradients between several processes (ranks)."""
 
-    _: KW_ONLY
     strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
     """`single`: one process. `ddp`: each rank has the whole model. `fsdp`: parameters, gradients and optimizer state
     are sharded. `zero1`: the whole model on each rank, optimizer state sharded. `auto`: ddp if there are several
@@ -347,7 +335,6 @@ class ParallelTable:
 class SlurmTable:
     """Submit the run as a SLURM job with one task per rank. Needs the extra `slurm`."""
 
-    _: KW_ONLY
     nodes: Count = 1
     """Number of machines."""
     ranks_per_node: Count = 1
@@ -362,7 +349,6 @@ class SlurmTable:
 class LaunchTable:
     """Processes that `evenstep train` starts on this machine; for several machines use torchrun or `slurm`."""
 
-    _: KW_ONLY
     ranks: Count = 1
     """Processes to start, with one accelerator each if there are any. At least one per pipeline rank."""
     slurm: SlurmTable | None = None
@@ -378,7 +364,6 @@ class LaunchTable:
 class LogTable(Logging):
     """Metrics to show and to write."""
 
-    _: KW_ONLY
     writers: tuple[WriterName | Target | Writer, ...] = STANDARD_WRITERS  # type: ignore[assignment]
     """Where metrics go: names of writers, or tables with the `target` and the `args` of an `evenstep.Writer`."""
 
@@ -391,7 +376,6 @@ class RunConfig:
         {"device", "threads", "recipe", "hooks", "evaluation", "checkpoint", "log", "parallel", "launch", "failures"}
     )
 
-    _: KW_ONLY
     name: Annotated[
         str,
         Matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "of a-z, A-Z, 0-9, `.`, `_` and `-`, and begin with a letter or digit"),

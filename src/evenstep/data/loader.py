@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import KW_ONLY, replace
+from dataclasses import replace
 from itertools import count
 from multiprocessing.util import Finalize
 from pickle import PicklingError
@@ -51,7 +51,6 @@ class Reading:
     300.0
     """
 
-    _: KW_ONLY
     prefetch_batches: Count = 2
     """Global batches that the workers read ahead, all together."""
     timeout_s: Positive = 300.0

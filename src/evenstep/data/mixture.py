@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, closing
-from dataclasses import KW_ONLY, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, final, get_args
@@ -51,7 +51,6 @@ class AllTasks(Mixing):
     ['class', 'box', 'box']
     """
 
-    _: KW_ONLY
     repeats: Mapping[str, Count] = field(default_factory=dict[str, int])
     """Batches of a task in each update, or updates in each round, by task; 1 by default."""
 
@@ -88,7 +87,6 @@ class Sampled(Mixing):
     Reference: Arivazhagan et al., "Massively multilingual neural machine translation in the wild", 2019 (temperature).
     """
 
-    _: KW_ONLY
     temperature: Positive = 1.0
     """T of the formula."""
     weights: Mapping[str, Positive] = field(default_factory=dict[str, float])

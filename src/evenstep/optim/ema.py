@@ -3,16 +3,15 @@
 Unlike torch's `AveragedModel` it works for shards.
 """
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, fields
+from dataclasses import fields
 from typing import Annotated, Literal, final
 
 import torch
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.schema import Count, Natural, option
 from evenstep.tensors import named_buffers, named_parameters
@@ -32,7 +31,6 @@ class Ema:
     [0.0, 0.182, 0.25, 0.9]
     """
 
-    _: KW_ONLY
     decay: Annotated[float, Interval(ge=0, lt=1)] = 0.9999
     """Share of the old average that is kept at each move, such as 0.999."""
     start_update: Natural = 0
@@ -55,18 +53,6 @@ class Ema:
         """Evaluations in turn: prefix of the metrics' names, and True for the average."""
         both = ("", True), ("parameters/", False)
         return both if self.evaluated == "both" else (("", self.evaluated == "average"),)
-
-    def check(self, updates: int | None) -> None:
-        """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
-        if updates is None:
-            return
-        for field, every in (("start_update", 1), ("every_updates", self.every_updates)):
-            if updates // every <= self.start_update // every:
-                raise ArgumentError(
-                    f"`{field}` of Ema is {getattr(self, field)}, so the average would never move in the {updates} "
-                    f"updates of the run; lower it.",
-                    field=field,
-                )
 
     def moves_at(self, update: int) -> bool:
         return update % self.every_updates == 0 or update == self.start_update
@@ -101,16 +87,15 @@ class Average:
         self._formats = dict(formats or {})
         self._live: dict[str, Tensor] = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
         self._average = {name: _copy(tensor) for name, tensor in self._live.items()}
-        self.restart(self._formats)
+        self.restart()
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
     @torch.no_grad()
-    def restart(self, names: Collection[str] | None = None) -> None:
-        """Copy the model again, or its parameters and buffers of these names."""
-        begun = [name for name in self._average if names is None or name in names]
-        for name, value in zip(begun, self._values(begun), strict=True):
-            local_tensor(self._average[name]).copy_(value)
+    def restart(self) -> None:
+        """Copy the model again."""
+        for average, value in zip(self._average.values(), self._values([*self._average]), strict=True):
+            local_tensor(average).copy_(value)
 
     @property
     def followed(self) -> list[tuple[Tensor, Tensor]]:

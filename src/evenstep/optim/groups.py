@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, field
+from dataclasses import field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, cast
@@ -30,7 +30,6 @@ class ParameterGroup:
     10.0
     """
 
-    _: KW_ONLY
     patterns: Sequence[str]
     """Names of parameters; `*` stands for any text: "blocks.*", "*.bias". A tied parameter has several names."""
     dims: Natural | None = None
@@ -50,20 +49,10 @@ class ParameterGroup:
 
 
 class _Parameter(NamedTuple):
-    name: str
+    names: tuple[str, ...]  # its own, and other ones of a tied parameter
     dims: int
-    is_norm: bool
+    is_matrix: bool
     trained: bool
-    also: tuple[str, ...]  # other names of a tied one
-
-    def fits(self, group: ParameterGroup, pattern: str) -> bool:
-        if group.dims is not None and self.dims != group.dims:
-            return False
-        return any(fnmatchcase(name, pattern) for name in (self.name, *self.also))
-
-    @property
-    def is_matrix(self) -> bool:
-        return self.dims >= 2 and not self.is_norm and self.name.rpartition(".")[2] != "bias"
 
 
 def grouped_optimizer(
@@ -96,13 +85,12 @@ def grouped_optimizer(
     owners = _owners(given, parameters)
     by_name = named_parameters(unwrapped(model))
     made: dict[type, list[dict[str, Any]]] = {}
-    for name in dict.fromkeys((*given, OTHERS)):
-        group = given.get(name, ParameterGroup(patterns=("*",)))
-        trained = [one for one in parameters if owners[one.name] == name and one.trained and not group.frozen]
+    for name, group in ({OTHERS: ParameterGroup(patterns=("*",))} | given).items():
+        trained = [one for one in parameters if owners[one.names[0]] == name and one.trained and not group.frozen]
         kind = group.optimizer or optimizer
         rate = (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0)
         for decays in (True, False):
-            names = [one.name for one in trained if decays == (weight_decay_on == "all" or one.is_matrix)]
+            names = [one.names[0] for one in trained if decays == (weight_decay_on == "all" or one.is_matrix)]
             if not names:
                 continue
             own: dict[str, Any] = {"name": name if decays else f"{name}/no_decay", "lr": rate}
@@ -113,15 +101,13 @@ def grouped_optimizer(
             made.setdefault(kind, []).append({"params": [by_name[one] for one in names if one in by_name], **own})
     if not made:
         raise ArgumentError("there is nothing to train: all parameters are in frozen groups.", field="groups")
-    rest = made.pop(optimizer, None)
-    if rest:  # last, the others first
-        made[optimizer] = sorted(rest, key=lambda group: group["name"].partition("/")[0] != OTHERS)
     optimizers = [
-        cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in made.items()
+        cast("Any", kind)(made[kind], lr=lr, **(options_of or {}).get(kind, {}))
+        for kind in sorted(made, key=lambda kind: kind is optimizer)
     ]
-    for one in parameters:  # last: an error above leaves the model unchanged
-        if owners[one.name] in given and given[owners[one.name]].frozen and one.name in by_name:
-            by_name[one.name].requires_grad_(False)
+    for name, parameter in by_name.items():  # last: an error above leaves the model unchanged
+        if owners[name] in given and given[owners[name]].frozen:
+            parameter.requires_grad_(False)
     return optimizers[0] if len(optimizers) == 1 else joined(optimizers)
 
 
@@ -145,37 +131,34 @@ def described_groups(optimizer: Optimizer) -> list[str]:
 def _described(model: nn.Module) -> list[_Parameter]:
     """Parameters of the model, on all ranks of a pipeline."""
     whole = unwrapped(model)
-    norms = {
-        id(parameter)
-        for module in whole.modules()
-        if "Norm" in type(module).__name__
-        for parameter in module.parameters(recurse=False)
-    }
     stages: Any = model if hasattr(type(model), "parameter_sizes") else None  # a `PipelineModel`
-    names_of: dict[object, list[str]] = {}
+    aliases: dict[str, str] = {} if stages is None else stages.aliases
+    norms = [module for module in whole.modules() if "Norm" in type(module).__name__]
+    of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
+    places: dict[int, list[str]] = {}
     for name, one in whole.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(one), []).append(plain(name))
-    for name, first in ({} if stages is None else stages.aliases).items():
-        names_of.setdefault(first, [first]).append(name)
-    also = {name: tuple(one for one in names if one != name) for names in names_of.values() for name in names}
-    mine = [
-        _Parameter(name, one.ndim, id(one) in norms, one.requires_grad, also.get(name, ()))
-        for name, one in named_parameters(whole).items()
-    ]
+        places.setdefault(id(one), []).append(plain(name))
+    mine: list[_Parameter] = []
+    for name, one in named_parameters(whole).items():
+        first = aliases.get(name, name)
+        names = [name, *places[id(one)], first, *(other for other in aliases if aliases[other] == first)]
+        is_matrix = one.ndim >= 2 and id(one) not in of_norms and name.rpartition(".")[2] != "bias"
+        mine.append(_Parameter(tuple(dict.fromkeys(names)), one.ndim, is_matrix, one.requires_grad))
     if stages is None:
         return mine
     everybody = stages.mesh.pipeline.gather([tuple(one) for one in mine])
-    return [*{one[0]: _Parameter(*one) for theirs in everybody for one in theirs}.values()]
+    return [_Parameter(*one) for theirs in everybody for one in theirs]
 
 
 def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Parameter]) -> dict[str, str]:
     """Name of the group of each parameter."""
     owners: dict[str, str] = {}
     for name, group in groups.items():
+        candidates = [one for one in parameters if group.dims in (None, one.dims)]
         for pattern in group.patterns:
-            fitting = [one.name for one in parameters if one.fits(group, pattern)]
+            fitting = [one.names[0] for one in candidates if any(fnmatchcase(n, pattern) for n in one.names)]
             if not fitting:
-                raise _unused(name, group, pattern, [one.name for one in parameters])
+                raise _unused(name, group, pattern, [one.names[0] for one in parameters])
             for one in fitting:
                 if owners.setdefault(one, name) != name:
                     raise ArgumentError(
@@ -183,7 +166,7 @@ def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Paramete
                         f"`{owners[one]}` and those of `{name}`; narrow one of them.",
                         field="patterns",
                     )
-    return {one.name: owners.get(one.name, OTHERS) for one in parameters}
+    return {one.names[0]: owners.get(one.names[0], OTHERS) for one in parameters}
 
 
 def _unused(name: str, group: ParameterGroup, pattern: str, names: Sequence[str]) -> ArgumentError:

@@ -32,18 +32,17 @@ class LearningRates:
         self._override: Callable[[int], list[float]] | None = None
         self.begun_at = 0
         self.stretch(updates)
-        groups = self._groups
-        names = _names(groups)
+        names = _names(self._groups)
         if schedule is not None:
             _check_names(schedule, names)
             self._of_groups = [schedule.of_group(name) for name in names]
-            for group in groups:
+            for group in self._groups:
                 if isinstance(group["lr"], Tensor):  # torch gives all groups the same tensor
                     group["lr"] = group["lr"].clone()
         self._bases: Sequence[float] = [] if schedule is None else self._rates()
-        self.last: Sequence[float] = self._bases
+        self.last = self._bases
         self._watched = schedule is not None
-        has_rates = all(group.get("lr") is not None for group in groups)
+        has_rates = all(group.get("lr") is not None for group in self._groups)
         self.names = ["train/lr", *(f"train/lr/{name}" for name in names[1:])] if has_rates else []
 
     @property
@@ -55,24 +54,9 @@ class LearningRates:
 
     def stretch(self, updates: int | None) -> None:
         """Set the length of the run; ArgumentError if the schedule does not fit into it."""
-        self.check(self.begun_at, updates)
-        self.updates = updates
-
-    def check(self, begun_at: int, updates: int | None) -> None:
-        """Raise ArgumentError unless the schedule fits into the updates after `begun_at`."""
         if self._schedule is not None:
-            self._schedule.check(None if updates is None else max(updates - begun_at, 1))
-
-    def _factor(self, schedule: LrSchedule, update: int, epoch: int) -> float:
-        end = None if self.updates is None else self.updates - self.begun_at
-        factor = float(schedule.in_epoch(update - self.begun_at, epoch, end))
-        if not 0.0 <= factor < inf:
-            raise ArgumentError(
-                f"an LR schedule must give finite multipliers of at least 0, but {type(schedule).__name__} gives "
-                f"{factor} for update {update}.",
-                field="lr_schedule",
-            )
-        return factor
+            self._schedule.check(None if updates is None else max(updates - self.begun_at, 1))
+        self.updates = updates
 
     @property
     def checksum(self) -> int:
@@ -94,10 +78,15 @@ class LearningRates:
                     f"`lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
                     field="lr_schedule",
                 )
-        if isinstance(self._schedule, PerGroup):
-            factors = [self._factor(one, update, epoch) for one in self._of_groups]
-        else:
-            factors = [self._factor(self._schedule, update, epoch)] * len(self._bases)
+        end = None if self.updates is None else self.updates - self.begun_at
+        factors = [float(one.in_epoch(update - self.begun_at, epoch, end)) for one in self._of_groups]
+        for factor, schedule in zip(factors, self._of_groups, strict=True):
+            if not 0.0 <= factor < inf:
+                raise ArgumentError(
+                    f"an LR schedule must give finite multipliers of at least 0, but {type(schedule).__name__} gives "
+                    f"{factor} for update {update}.",
+                    field="lr_schedule",
+                )
         return self._put([base * factor for base, factor in zip(self._bases, factors, strict=True)])
 
     def restore(self, rates: Sequence[float]) -> None:
@@ -121,32 +110,22 @@ class LearningRates:
         rates = self._rates()
         bases = self._bases or rates
         last = self.last
-        self.last = rates
         self._override = lambda update: [base * (rate_of(update) / bases[0]) for base in bases]
         try:
             yield
         finally:
             self._override = None
-            self.restore(rates)
+            self._put(rates)
             self.last = last
 
     def state_dict(self) -> dict[str, Any]:
         """States of the `Plateau`s, by number."""
         return {str(number): one.state_dict() for number, one in enumerate(plateaus_of(self._schedule))}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
-        """Load the states of the `Plateau`s; gives half a sentence for each that begins at the full rate."""
-        texts: list[str] = []
+    def load_state_dict(self, state: Mapping[str, Any], begun_at: int) -> None:
+        """Load the states of the `Plateau`s, and accept the rates of a loaded optimizer."""
         for number, plateau in enumerate(plateaus_of(self._schedule)):
-            if str(number) in state:
-                texts.append(plateau.load_state_dict(state[str(number)]))
-            else:
-                plateau.reset()
-                texts.append("the LR schedule that follows an evaluation begins at the full rate")
-        return [text for text in texts if text]
-
-    def reloaded(self, begun_at: int) -> None:
-        """Accept the rates of a loaded optimizer."""
+            plateau.load_state_dict(state.get(str(number), {}))
         self.begun_at = begun_at
         self._watched = False
         if self._schedule is not None:

@@ -1,4 +1,4 @@
-"""Optimizer state in few bits, such as torchao's, as plain tensors in a dict, and back to the bit.
+"""Torchao's optimizer state in few bits as plain tensors in a dict, and back to the bit.
 
 Only classes in the table below are made from a file.
 """
@@ -31,14 +31,10 @@ def as_plain(value: Any) -> Any:
     if not is_low_bit(value):
         return value
     names, values = value.__tensor_flatten__()
-    tensors = {name: getattr(value, name) for name in names}
-    narrow = {name: one for name, one in tensors.items() if one.is_floating_point() and one.itemsize == 1}
     return {
         "low_bit": type(value).__name__,
-        # bytes in place of float8: torch can't pickle empty float8 tensors
-        "tensors": {**tensors, **{name: one.view(torch.uint8) for name, one in narrow.items()}},
-        "float8": {name: _word(one.dtype) for name, one in narrow.items()},
-        "values": [_as_json(one) for one in values],
+        "tensors": {name: _as_bytes(getattr(value, name)) for name in names},
+        "values": [list(one) if isinstance(one, torch.Size) else _word(one) for one in values],
     }
 
 
@@ -55,9 +51,10 @@ def from_plain(value: Any, device: torch.device) -> Any:
         )
     kind: Any = getattr(load_optional(CLASSES[name], "quantization"), name)
     tensors = {key: one.to(device, copy=True) for key, one in saved["tensors"].items()}
-    for key, format in saved["float8"].items():
-        tensors[key] = tensors[key].view(getattr(torch, format))
-    return kind.__tensor_unflatten__(tensors, [_from_json(one) for one in saved["values"]], None, None)
+    if name == "OptimStateFp8":
+        tensors["codes"] = tensors["codes"].view(torch.float8_e4m3fn)
+    values = [torch.Size(cast("list[int]", one)) if isinstance(one, list) else _named(one) for one in saved["values"]]
+    return kind.__tensor_unflatten__(tensors, values, None, None)
 
 
 def inner_tensors(value: Tensor) -> list[Tensor]:
@@ -65,18 +62,14 @@ def inner_tensors(value: Tensor) -> list[Tensor]:
     return [*as_plain(value)["tensors"].values()] if is_low_bit(value) else [value]
 
 
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _as_bytes(tensor: Tensor) -> Tensor:
+    is_float8 = tensor.is_floating_point() and tensor.itemsize == 1  # torch can't pickle empty ones
+    return tensor.view(torch.uint8) if is_float8 else tensor
 
 
-def _as_json(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return {"dtype": _word(value)}
-    return {"shape": list(value)} if isinstance(value, torch.Size) else value
+def _word(value: Any) -> Any:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
-def _from_json(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    entry = cast("dict[str, Any]", value)
-    return torch.Size(entry["shape"]) if "shape" in entry else getattr(torch, str(entry["dtype"]))
+def _named(value: Any) -> Any:
+    return getattr(torch, value) if isinstance(value, str) else value

@@ -3,7 +3,7 @@
 from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -80,48 +80,31 @@ def has_own_state_dict(optimizer: Optimizer) -> bool:
     return has_state_hooks(optimizer) or type(optimizer).state_dict is not Optimizer.state_dict
 
 
-@final
-class Modes:
-    """Optimizers that train one set of parameters and evaluate another: schedule-free ones, with `train` and `eval`.
-
-    Args:
-        fetch: fetches the parameters that other ranks have changed.
-    """
-
-    def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> None:
-        self._optimizers: list[Any] = moded(optimizer)
-        self._parameters = list(parameters) if self._optimizers else []
-        self._fetch = fetch
-        self.names = [type(one).__name__ for one in self._optimizers]
-
-    def train(self) -> None:
-        self._switch("train")
-
-    def evaluate(self) -> None:
-        """Switch to the parameters to evaluate, for good; `evaluating` goes back."""
-        self._switch("eval")
-
-    @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Inside, the model has the parameters to evaluate. Afterwards it has its former bits."""
-        kept = [parameter.detach().clone() for parameter in self._parameters]  # a way back by arithmetic would round
-        self.evaluate()
-        try:
-            yield
-        finally:
-            self.train()
-            with torch.no_grad():
-                for parameter, value in zip(self._parameters, kept, strict=True):
-                    parameter.copy_(value)
-
-    @torch.no_grad()
-    def _switch(self, mode: str) -> None:
-        for one in self._optimizers:
-            getattr(one, mode)()
-        if self._optimizers:
-            self._fetch()
-
-
-def moded(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers with `train()` and `eval()`."""
+def moded(optimizer: Optimizer) -> list[Any]:
+    """The optimizers that train one set of parameters and evaluate another: schedule-free ones, `train` and `eval`."""
     return [one for one in parts_of(optimizer) if all(callable(getattr(one, mode, None)) for mode in ("train", "eval"))]
+
+
+@torch.no_grad()
+def set_mode(optimizer: Optimizer, mode: Literal["train", "eval"], fetch: Callable[[], None] | None = None) -> None:
+    """Put in the parameters to train or to evaluate; `fetch` gets those that other ranks have changed."""
+    optimizers = moded(optimizer)
+    for one in optimizers:
+        getattr(one, mode)()
+    if optimizers and fetch is not None:
+        fetch()
+
+
+@contextmanager
+def evaluating(optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> Generator[None]:
+    """Inside, the model has the parameters to evaluate. Afterwards it has its former bits."""
+    # a way back by arithmetic would round
+    kept = [(one, one.detach().clone()) for one in parameters] if moded(optimizer) else []
+    set_mode(optimizer, "eval", fetch)
+    try:
+        yield
+    finally:
+        set_mode(optimizer, "train", fetch)
+        with torch.no_grad():
+            for parameter, value in kept:
+                parameter.copy_(value)

@@ -5,13 +5,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.errors import OutOfMemoryError
 from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below, key_below
 from evenstep.optim.sharing import TORCH
@@ -46,12 +45,11 @@ class RoundedStepper(Stepper):
         self._names = names
         self._branch = branch(seed, "rounding")
         self._first_element = first_element
-        self._others = {id(one) for one in self.parameters if not is_narrow(one)}
         in_pieces = all(type(one) in TORCH for one in self.optimizers)
         self._pieces: list[list[nn.Parameter]] = [[]]
         room = piece_bytes
-        for parameter in filter(is_narrow, self.parameters):
-            size = 4 * local_tensor(parameter).numel()
+        for parameter in self.parameters:
+            size = 4 * local_tensor(parameter).numel() if is_narrow(parameter) else 0
             if in_pieces and self._pieces[-1] and size > room:
                 self._pieces.append([])
                 room = piece_bytes
@@ -61,17 +59,11 @@ class RoundedStepper(Stepper):
     def _step(self, update: int) -> None:
         branch_of_update = branch_below(self._branch, update)
         for number, piece in enumerate(self._pieces):
-            pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None]
-            try:
-                self._step_stand_ins(pairs, beside=() if number else self._others)
-            except OutOfMemoryError as error:
-                if not number:
-                    raise
-                raise OutOfMemoryError(
-                    f"memory ran out when some parameters had been stepped and others not: {error} Resume from a "
-                    f"checkpoint."
-                ) from error
+            pairs = [(one, _widened(one)) for one in piece if one.grad is not None]
+            self._step_stand_ins(pairs, begun=number > 0)
             for parameter, stand_in in pairs:
+                if stand_in is parameter:
+                    continue
                 with torch.no_grad():
                     round_into(
                         local_tensor(parameter),
@@ -82,10 +74,11 @@ class RoundedStepper(Stepper):
                     )
 
 
-def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
+def _widened(parameter: nn.Parameter) -> nn.Parameter:
+    if not is_narrow(parameter):
+        return parameter
     made = nn.Parameter(parameter.detach().float(), requires_grad=False)
-    assert parameter.grad is not None
-    made.grad = parameter.grad.float()
+    made.grad = cast("Tensor", parameter.grad).float()
     return made
 
 

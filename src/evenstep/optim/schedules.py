@@ -5,10 +5,10 @@ u is the update's number from 1, U the length of the run, W = `warmup_updates`, 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import field
 from functools import cached_property
 from math import cos, isfinite, pi, prod, sqrt
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
 
@@ -62,7 +62,6 @@ class LrSchedule(ABC):
 class Warmup(LrSchedule):
     """Base of schedules that are min(u / W, 1) · f(n)."""
 
-    _: KW_ONLY
     warmup_updates: Natural = 0
     """Length of the linear warm-up to the full learning rate, in updates; 0 and 1 both mean none."""
 
@@ -85,13 +84,12 @@ class Warmup(LrSchedule):
     def check(self, updates: int | None) -> None:
         self(1, updates)  # raises if it must know the length
         needed = 0
-        for field in ("warmup_updates", "hold_updates", "decay_updates"):
-            needed += getattr(self, field, None) or 0
+        for name in ("warmup_updates", "hold_updates", "decay_updates"):
+            needed += getattr(self, name, None) or 0
             if updates is not None and needed > updates:
                 raise ArgumentError(
-                    f"the LR schedule needs {needed} updates, but the run has {updates}; lower `{field}` or train "
-                    f"longer.",
-                    field=field,
+                    f"the LR schedule needs {needed} updates, but the run has {updates}; lower `{name}`.",
+                    field=name,
                 )
 
     def _known(self, updates: int | None) -> int:
@@ -122,12 +120,9 @@ class InverseSqrt(Warmup):
 
 
 @option
-class Decay(Warmup):
-    """Base of schedules that fall after the warm-up: e + (1 - e) · r(p), p = n / (U - s), e = `end_factor`."""
+class Linear(Warmup):
+    """Warm-up, then a fall to e = `end_factor`: e + (1 - e) · r(p), p = n / (U - s), along a line: r(p) = 1 - p."""
 
-    fall: ClassVar[DecayShape] = "linear"
-
-    _: KW_ONLY
     end_factor: Share = 0.1
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
@@ -139,30 +134,25 @@ class Decay(Warmup):
 
     def remaining(self, progress: float) -> float:
         """r(p): 1 at the beginning of the fall (p = 0), 0 at its end (p = 1)."""
-        return SHAPES[self.fall](progress)
+        return 1 - progress
 
 
 @option
-class Linear(Decay):
-    """A `Decay` along a straight line, r(p) = 1 - p."""
-
-
-@option
-class Cosine(Decay):
-    """A `Decay` along half a cosine, r(p) = (1 + cos(π p)) / 2.
+class Cosine(Linear):
+    """`Linear`, but along half a cosine: r(p) = (1 + cos(π p)) / 2.
 
     >>> [Cosine(warmup_updates=2, end_factor=0.0)(update, 4) for update in (1, 2, 3, 4)]
     [0.5, 1.0, 0.5, 0.0]
     """
 
-    fall = "cosine"
+    def remaining(self, progress: float) -> float:
+        return SHAPES["cosine"](progress)
 
 
 @option
-class Polynomial(Decay):
-    """A `Decay` with a power of the rest of the run, r(p) = (1 - p)ⁿ, n = `power`."""
+class Polynomial(Linear):
+    """`Linear`, but with a power of the rest of the run: r(p) = (1 - p)ⁿ, n = `power`."""
 
-    _: KW_ONLY
     power: Positive = 1.0
     """The power; 1 is a straight line, more falls sooner."""
 
@@ -171,8 +161,8 @@ class Polynomial(Decay):
 
 
 @option
-class Wsd(Decay):
-    """Warm-up, stable, decay: a `Decay` over the last D = `decay_updates` updates, p = max(u - (U - D), 0) / D.
+class Wsd(Linear):
+    """Warm-up, stable, decay: `Linear`, but over the last D = `decay_updates` updates, p = max(u - (U - D), 0) / D.
 
         r(p) = 1 - p (linear), (1 + cos(π p)) / 2 (cosine), 1 - √p (sqrt)
 
@@ -180,7 +170,6 @@ class Wsd(Decay):
     Reference: Hägele et al., 2024, https://arxiv.org/abs/2405.18392, which finds the sqrt shape best.
     """
 
-    _: KW_ONLY
     decay_updates: Natural
     """Length of the decay at the end of the run, in updates."""
     shape: DecayShape = "sqrt"
@@ -206,7 +195,6 @@ class TriStage(Warmup):
     D is `decay_updates`; by default the rest of the run. Reference: Park et al., 2019, https://arxiv.org/abs/1904.08779.
     """
 
-    _: KW_ONLY
     hold_updates: Natural = 0
     """Updates at the full learning rate after the warm-up."""
     decay_updates: Count | None = None
@@ -238,7 +226,6 @@ class CosineRestarts(Warmup):
     `period_factor`, k `shrink`, e `end_factor`. Reference: Loshchilov, Hutter, 2017, https://arxiv.org/abs/1608.03983.
     """
 
-    _: KW_ONLY
     period_updates: Count
     """Length of the first period, in updates."""
     period_factor: Annotated[float, Ge(1)] = 1.0
@@ -269,7 +256,6 @@ class Triangular(LrSchedule):
     k = 1, `triangular2` with k = 1/2; P is two of its step sizes.
     """
 
-    _: KW_ONLY
     period_updates: Count
     """Length of a cycle, in updates; the full learning rate is in its middle."""
     low_factor: Annotated[float, Interval(gt=0, lt=1)] = 0.1
@@ -287,7 +273,6 @@ class Triangular(LrSchedule):
 class CountedSchedule(Warmup):
     """Base of min(u / W, 1) · f(n), n being the updates, or epochs, that are done; a warm-up is always in updates."""
 
-    _: KW_ONLY
     unit: Unit = "updates"
     """Unit of the counts: updates, or epochs; an update is of the epoch of its batch."""
 
@@ -303,7 +288,6 @@ class CountedSchedule(Warmup):
 class Step(CountedSchedule):
     """Warm-up to 1, then max(γ^⌊n / K⌋, m), with γ = `factor`, K = `every` and m = `min_factor`."""
 
-    _: KW_ONLY
     every: Count
     """Updates since the warm-up, or epochs, between two steps."""
     factor: Shrink = 0.1
@@ -319,7 +303,6 @@ class Step(CountedSchedule):
 class Multiplicative(CountedSchedule):
     """Warm-up to 1, then max(γ_1 · γ_2 · … · γ_n, m) after n epochs, or updates; the last factor is repeated."""
 
-    _: KW_ONLY
     factors: Annotated[Sequence[Positive], MinLen(1)]
     """One factor for each epoch that has ended, such as [1.0, 1.0, 0.5]."""
     min_factor: Share = 0.0
@@ -336,7 +319,6 @@ class Multiplicative(CountedSchedule):
 class Listed(CountedSchedule):
     """Warm-up times f_i of the last pair (n_i, f_i) that has begun; n_i are updates, or epochs, numbered from 1."""
 
-    _: KW_ONLY
     factors: Annotated[Sequence[tuple[Count, Positive]], MinLen(1)]
     """Pairs of a begin, from 1, and a multiplier, such as [[1, 1.0], [1000, 0.1]]."""
 
@@ -367,7 +349,6 @@ class Plateau(Warmup):
     0.5
     """
 
-    _: KW_ONLY
     metric: str = "valid/loss"
     """Metric of an evaluation, such as `valid/loss`."""
     mode: Literal["min", "max"] = "min"
@@ -408,23 +389,14 @@ class Plateau(Warmup):
             state["multiplier"] = max(state["multiplier"] * self.factor, self.min_factor)
             state["evaluations_since_best"] = 0
 
-    def reset(self) -> None:
-        """Forget all evaluations."""
-        vars(self).pop("state", None)
-
     def state_dict(self) -> dict[str, Any]:
         return {"metric": self.metric, "mode": self.mode, **self.state}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> str:
-        """Load a state; gives half a sentence if it is of another metric and not used, else ""."""
-        self.reset()
-        if (state["metric"], state["mode"]) != (self.metric, self.mode):
-            return (
-                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{state['metric']}` "
-                f"({state['mode']}), and begins at the full rate"
-            )
-        self.state.update({name: state[name] for name in self.state})
-        return ""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state; of another metric, or an empty one, it begins at the full rate."""
+        vars(self).pop("state", None)
+        if (state.get("metric"), state.get("mode")) == (self.metric, self.mode):
+            self.state.update({name: state[name] for name in self.state})
 
 
 @option
@@ -436,10 +408,10 @@ class PerGroup(LrSchedule):
     (Cosine(warmup_updates=0, end_factor=0.1), Constant(warmup_updates=0))
     """
 
-    groups: Mapping[str | int, LrSchedule]
+    groups: Mapping[str | int, LrSchedule] = field(kw_only=False)
     """Schedules by the `name` of an optimizer's group, or its number. A schedule of `head` is also one of
     `head/no_decay`."""
-    others: LrSchedule = Constant()
+    others: LrSchedule = field(default=Constant(), kw_only=False)
     """Schedule of all other groups."""
 
     @property

@@ -6,7 +6,6 @@ are each tested to the bit; other classes declare it.
 
 from collections.abc import Mapping
 from enum import IntEnum
-from types import MappingProxyType
 
 from torch import optim
 from torch.optim import Optimizer
@@ -27,16 +26,14 @@ _ELEMENTWISE = (
     *(optim.ASGD, optim.NAdam, optim.RAdam, optim.RMSprop, optim.SGD),
 )
 
-TORCH: Mapping[type[Optimizer], Granularity] = MappingProxyType(
-    {
-        **dict.fromkeys(_ELEMENTWISE, Granularity.ELEMENT),
-        optim.Rprop: Granularity.PARAMETER,  # torch has no kernels for shards
-        optim.Adafactor: Granularity.PARAMETER,  # takes means over rows and columns
-        optim.Muon: Granularity.PARAMETER,  # orthogonalises whole matrices
-        optim.SparseAdam: Granularity.PARAMETER,  # torch has no kernels for shards
-        optim.LBFGS: Granularity.MODEL,  # searches along one line for all parameters
-    }
-)
+TORCH: Mapping[type[Optimizer], Granularity] = {
+    **dict.fromkeys(_ELEMENTWISE, Granularity.ELEMENT),
+    optim.Rprop: Granularity.PARAMETER,  # torch has no kernels for shards
+    optim.Adafactor: Granularity.PARAMETER,  # takes means over rows and columns
+    optim.Muon: Granularity.PARAMETER,  # orthogonalises whole matrices
+    optim.SparseAdam: Granularity.PARAMETER,  # torch has no kernels for shards
+    optim.LBFGS: Granularity.MODEL,  # searches along one line for all parameters
+}
 """Torch's classes, without their subclasses."""
 
 NO_FUSED_SHARDS = (optim.Adagrad, optim.SGD)

@@ -3,7 +3,7 @@
 If memory runs out before a step has written anything, unused memory is freed and the step is taken once more.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -82,7 +82,8 @@ class Stepper:
     def _step(self, update: int) -> None:
         self._step_optimizers()
 
-    def _step_optimizers(self) -> None:
+    def _step_optimizers(self, *, begun: bool = False) -> None:
+        """Step all that is in the groups; `begun` says that other parameters have been stepped already."""
         for one in self.optimizers:
             if isinstance(one, SGD):
                 _create_missing_momentum(one)
@@ -100,14 +101,13 @@ class Stepper:
                     raise
                 fault = str(error).splitlines()[0] if str(error) else type(error).__name__
             give_back()
-            if any(times_written(tensor) != before.get(id(tensor), 0) for tensor in self._tensors()):
-                raise OutOfMemoryError(
-                    f"memory ran out in the midst of the optimizer's step ({fault}): some parameters are changed, "
-                    f"others not. Resume from the last checkpoint with smaller micro-batches or a fused optimizer."
-                )
+            begun = begun or any(times_written(tensor) != before.get(id(tensor), 0) for tensor in self._tensors())
+            if begun:
+                break
+        state = "some parameters are changed, so resume from the last checkpoint" if begun else "nothing was changed"
         raise OutOfMemoryError(
-            f"there is no memory for the optimizer's step ({fault}); nothing was changed. Use smaller micro-batches, "
-            f"a fused optimizer, or one with less state."
+            f"memory ran out in the optimizer's step ({fault}); {state}. Use smaller micro-batches, a fused optimizer, "
+            f"or one with less state."
         )
 
     def _take_steps(self) -> None:
@@ -117,22 +117,16 @@ class Stepper:
     def _tensors(self) -> list[Tensor]:
         return [*self.parameters, *(tensor for one in self.optimizers for tensor in _tensors_in(one.state))]
 
-    def _step_stand_ins(
-        self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], *, beside: Collection[int] | None = None
-    ) -> None:
-        """Step the second of each pair in place of the first, with its state.
-
-        Other parameters are stepped as well if their `id` is in `beside`; None: all of them.
-        """
+    def _step_stand_ins(self, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]], *, begun: bool = False) -> None:
+        """Step the second of each pair in place of the first, with its state, and no other parameter."""
         place = {id(one): other for one, other in pairs}
         groups = self._groups
         held = [group["params"] for group in groups]
         for group, own in zip(groups, held, strict=True):
-            stepped = own if beside is None else [one for one in own if id(one) in place or id(one) in beside]
-            group["params"] = [place.get(id(one), one) for one in stepped]
+            group["params"] = [place[id(one)] for one in own if id(one) in place]
         self._move_states(pairs)
         try:
-            self._step_optimizers()
+            self._step_optimizers(begun=begun)
         finally:
             self._move_states([(other, one) for one, other in pairs])
             for group, own in zip(groups, held, strict=True):
@@ -180,6 +174,8 @@ class MasterStepper(Stepper):
         self._widen_state()
         self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in self._parameters]
         self._pairs = list(zip(self._parameters, self._masters, strict=True))
+        place = {id(one): master for one, master in self._pairs}
+        self._stepped = [(one, place.get(id(one), one)) for one in self.parameters]
         self.masters = {names[id(one)]: master for one, master in self._pairs}
         self.rounded = frozenset(parameters)
         for parameter in parameters.values():
@@ -199,7 +195,7 @@ class MasterStepper(Stepper):
         for parameter, master in self._pairs:
             master.grad = parameter.grad
         try:
-            self._step_stand_ins(self._pairs)
+            self._step_stand_ins(self._stepped)
         finally:
             for master in self._masters:
                 master.grad = None
@@ -234,12 +230,12 @@ def _create_missing_momentum(optimizer: SGD) -> None:
             continue
         moving = [one for one in group["params"] if one.grad is not None]
         late = [one for one in moving if optimizer.state.get(one, {}).get("momentum_buffer") is None]
-        if not late or len(late) == len(moving):
+        if len(late) in (0, len(moving)):
             continue
         if group["dampening"]:
             raise ArgumentError(
-                f"a parameter of shape {list(late[0].shape)} has its first gradient later than others, which torch's "
-                f"fused SGD can't step with a `dampening`; build it with `fused=False`.",
+                f"torch's fused SGD with a `dampening` can't step a parameter (of shape {list(late[0].shape)}) whose "
+                f"first gradient comes later than others'; build it with `fused=False`.",
                 field="optimizer",
             )
         for one in late:

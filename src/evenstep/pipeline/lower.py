@@ -78,9 +78,9 @@ def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     A send stands right after what makes its content; a receive stands where its content comes into being. PlanError
     if ranks wait for each other in a circle.
 
-    >>> from evenstep.pipeline.schedules import gpipe
+    >>> from evenstep.pipeline.schedules import breadth_first
     >>> layout = Layout.chain(ranks=2)
-    >>> for plan in lower(gpipe(layout, [0, 1]), layout):
+    >>> for plan in lower(breadth_first(layout, [0, 1]), layout):
     ...     print(*plan)
     0F0 0SO0:1 0F1 0SO1:1 0RG0:1 0B0 0RG1:1 0A 0B1 0R
     1RI0:0 1F0 1RI1:0 1F1 1B0 1SG0:0 1A 1B1 1SG1:0 1R

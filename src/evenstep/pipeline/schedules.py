@@ -6,13 +6,15 @@ Ranks P, micro-batches M, stages per rank v; times f, i, w, b = i + w: forward, 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import wraps
+from typing import Any, TypeVar, final
 
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import Action, Layout, Op, Plan
 from evenstep.pipeline.check import check
 from evenstep.pipeline.lower import lower
 
+T = TypeVar("T")
 Order = Callable[[Layout, Sequence[int]], tuple[Plan, ...]]
 """Computations of each rank, from the stages and the global numbers of the micro-batches; may raise PlanError."""
 
@@ -59,48 +61,43 @@ class Schedule:
         return plans
 
 
-def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+def _of_each_rank(order: Callable[[Layout, int, Sequence[int]], Sequence[Action]]) -> Order:
+    """An order of all ranks from a function that gives that of one, by its number."""
+
+    @wraps(order)
+    def orders(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+        return tuple(tuple(order(layout, rank, microbatches)) for rank in range(layout.ranks))
+
+    return orders
+
+
+@_of_each_rank
+def sequential(layout: Layout, rank: int, microbatches: Sequence[int]) -> Sequence[Action]:
     """Each micro-batch through all stages forward, then at once backward, before the next begins.
 
     Over several ranks nothing overlaps; with one stage it is ordinary training.
     """
-    plans: list[Plan] = []
-    for rank in range(layout.ranks):
-        stages = layout.stages_of(rank)
-        plan: list[Action] = []
-        for microbatch in microbatches:
-            plan += [Action(Op.FORWARD, stage, microbatch) for stage in stages]
-            plan += [Action(Op.BACKWARD, stage, microbatch) for stage in reversed(stages)]
-        plans.append(tuple(plan))
-    return tuple(plans)
+    stages = layout.stages_of(rank)
+    steps = [(Op.FORWARD, stage) for stage in stages] + [(Op.BACKWARD, stage) for stage in reversed(stages)]
+    return [Action(op, stage, microbatch) for microbatch in microbatches for op, stage in steps]
 
 
-def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """All forwards, then all backwards, on one stage per rank. GPipe (Huang et al. 2019, arXiv:1811.06965).
-
-    The bubble is (P-1)(f+b) and all M activations live at once.
-    """
-    _one_stage_per_rank("gpipe", layout)
-    return breadth_first(layout, microbatches)
-
-
-def breadth_first(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+@_of_each_rank
+def breadth_first(layout: Layout, rank: int, microbatches: Sequence[int]) -> Sequence[Action]:
     """All micro-batches through a rank's first stage, then all through its next; backward the other way round.
 
     The bubble is (P-1)(f+b)/v, with all M micro-batches alive; each stage's weights are needed in one stretch forward
     and one backward, which suits sharded parameters. Breadth-first pipeline parallelism (Lamy-Poirier 2022,
-    arXiv:2211.05953).
+    arXiv:2211.05953). On one stage per rank it is GPipe (Huang et al. 2019, arXiv:1811.06965).
     """
-    plans: list[Plan] = []
-    for rank in range(layout.ranks):
-        stages = layout.stages_of(rank)
-        forwards = [Action(Op.FORWARD, stage, each) for stage in stages for each in microbatches]
-        backwards = [Action(Op.BACKWARD, stage, each) for stage in reversed(stages) for each in microbatches]
-        plans.append((*forwards, *backwards))
-    return tuple(plans)
+    stages = layout.stages_of(rank)
+    forwards = [Action(Op.FORWARD, stage, each) for stage in stages for each in microbatches]
+    backwards = [Action(Op.BACKWARD, stage, each) for stage in reversed(stages) for each in microbatches]
+    return forwards + backwards
 
 
-def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+@_of_each_rank
+def one_f_one_b(layout: Layout, rank: int, microbatches: Sequence[int]) -> Sequence[Action]:
     """Forwards, then forwards and backwards in turns, on one stage per rank.
 
     Stage s of P runs P-1-s forwards ahead. The bubble is GPipe's, (P-1)(f+b), but only min(M, P-s) activations live at
@@ -109,98 +106,75 @@ def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]
     >>> print(*one_f_one_b(Layout.chain(ranks=2), [0, 1, 2])[0])
     0F0 0F1 0B0 0F2 0B1 0B2
     """
-    count = len(microbatches)
-    plans: list[Plan] = []
-    for stage in _one_stage_per_rank("1f1b", layout):
-        ahead = min(layout.stages - 1 - stage, count)
-        forwards = [Action(Op.FORWARD, stage, microbatch) for microbatch in microbatches]
-        backwards = [Action(Op.BACKWARD, stage, microbatch) for microbatch in microbatches]
-        turns = [action for pair in zip(forwards[ahead:], backwards, strict=False) for action in pair]
-        plans.append((*forwards[:ahead], *turns, *backwards[count - ahead :]))
-    return tuple(plans)
+    forwards = [Action(Op.FORWARD, rank, microbatch) for microbatch in microbatches]
+    backwards = [Action(Op.BACKWARD, rank, microbatch) for microbatch in microbatches]
+    return _in_turns(forwards, backwards, ahead=layout.ranks - 1 - rank)
 
 
-def interleaved(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+@_of_each_rank
+def interleaved(layout: Layout, rank: int, microbatches: Sequence[int]) -> Sequence[Action]:
     """1F1B in groups of P micro-batches, on v stages per rank that go round the ranks.
 
     The bubble is a v-th of GPipe's, (P-1)(f+b)/v, with v times as many messages; the rank of stage s<P keeps
     ((v-1)P + 2(P-1-s) + 1)/v micro-batches of its share alive. Where the ranks do not divide the micro-batches, the
     order is that of the next multiple with the missing ones left out. (Narayanan et al. 2021, arXiv:2104.04473)
     """
-    owners, ranks = layout.rank_of, layout.ranks
-    fits = layout.stages % ranks == 0 and owners == owners[:ranks] * (layout.stages // ranks)
-    _check_owners("interleaved", layout, "0 1 2 0 1 2", fits=fits)
-    return tuple(_interleaved(layout, rank, microbatches) for rank in range(ranks))
-
-
-def _interleaved(layout: Layout, rank: int, microbatches: Sequence[int]) -> Plan:
     ranks, stages, count = layout.ranks, layout.stages_of(rank), len(microbatches)
     groups = [range(first, first + ranks) for first in range(0, count, ranks)]
     forwards = [(Op.FORWARD, stage, place) for group in groups for stage in stages for place in group]
     backwards = [(Op.BACKWARD, stage, place) for group in groups for stage in stages[::-1] for place in group]
-    ahead = min(2 * (ranks - 1 - stages[0]) + (len(stages) - 1) * ranks, len(forwards))
+    order = _in_turns(forwards, backwards, ahead=2 * (ranks - 1 - rank) + (len(stages) - 1) * ranks)
+    return [Action(op, stage, microbatches[place]) for op, stage, place in order if place < count]
+
+
+def _in_turns(forwards: list[T], backwards: list[T], *, ahead: int) -> list[T]:
+    ahead = min(ahead, len(forwards))
     turns = [each for pair in zip(forwards[ahead:], backwards, strict=False) for each in pair]
-    order = [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]
-    return tuple(Action(op, stage, microbatches[place]) for op, stage, place in order if place < count)
+    return [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]
 
 
-def zb_h1(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+@_of_each_rank
+def zb_h1(layout: Layout, rank: int, microbatches: Sequence[int]) -> Sequence[Action]:
     """Forwards and backwards to the inputs in turns, on one stage per rank; those to the weights fill the bubble.
 
     The next rank waits for gradients of inputs only. The bubble between a rank's first and last action is
     (P-1)(f+i-w), and no rank keeps more than P activations. ZB-H1 (Qi et al. 2023, arXiv:2401.10241).
     """
-    return tuple(_zb_h1(stage, layout.stages, microbatches) for stage in _one_stage_per_rank("zb_h1", layout))
-
-
-def _zb_h1(stage: int, max_live: int, microbatches: Sequence[int]) -> Plan:
     count = len(microbatches)
-    ahead = min(max_live - 1 - stage, count)
-    plan = [Action(Op.FORWARD, stage, microbatch) for microbatch in microbatches[:ahead]]
-    forwards = ahead
+    forwards = min(layout.ranks - 1 - rank, count)
+    plan = [Action(Op.FORWARD, rank, microbatch) for microbatch in microbatches[:forwards]]
     weights = 0
     for microbatch in microbatches:
         if forwards < count:
-            plan.append(Action(Op.FORWARD, stage, microbatches[forwards]))
+            plan.append(Action(Op.FORWARD, rank, microbatches[forwards]))
             forwards += 1
-        plan.append(Action(Op.INPUT_BACKWARD, stage, microbatch))
-        if forwards - weights == max_live or forwards == count:
-            plan.append(Action(Op.WEIGHT_BACKWARD, stage, microbatches[weights]))
+        plan.append(Action(Op.INPUT_BACKWARD, rank, microbatch))
+        if forwards - weights == layout.ranks or forwards == count:
+            plan.append(Action(Op.WEIGHT_BACKWARD, rank, microbatches[weights]))
             weights += 1
-    plan += [Action(Op.WEIGHT_BACKWARD, stage, microbatch) for microbatch in microbatches[weights:]]
-    return tuple(plan)
+    return plan + [Action(Op.WEIGHT_BACKWARD, rank, microbatch) for microbatch in microbatches[weights:]]
 
 
-def zb_v(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+@_of_each_rank
+def zb_v(layout: Layout, rank: int, microbatches: Sequence[int]) -> Sequence[Action]:
     """Six actions of two stages in turns, on stages that go through the ranks and back.
 
     There is no bubble between a rank's first and last action where f, i and w take as long, and at most P micro-batches
     of a rank's share live at once. With fewer than 2P-1 micro-batches the order is that of 2P-1 with the missing ones
     left out. ZB-V (Qi et al. 2023, arXiv:2401.10241).
     """
-    owners = layout.rank_of
-    _check_owners("zb_v", layout, "0 1 2 2 1 0", fits=len(owners) == 2 * layout.ranks and owners == owners[::-1])
-    plans: list[Plan] = [()] * layout.ranks
-    for depth in range(layout.ranks):
-        plans[owners[depth]] = _zb_v(depth, layout.ranks, microbatches)
-    return tuple(plans)
-
-
-def _zb_v(depth: int, ranks: int, microbatches: Sequence[int]) -> Plan:
-    count = max(len(microbatches), 2 * ranks - 1)
-    from_below = ranks - depth
-    rounds = count - from_below - depth  # in which all six actions are done, as long as there are forwards
+    count = max(len(microbatches), 2 * layout.ranks - 1)
+    from_below = layout.ranks - rank
     turns = [
         ("F0", 2 * from_below - 1),
-        ("F1 F0", depth),
+        ("F1 F0", rank),
         ("F1 I1 W1", from_below),
-        ("F0 I0 W0 F1 I1 W1", rounds),
-        ("I0 I1", depth),
+        ("F0 I0 W0 F1 I1 W1", count - from_below - rank),  # all six, as long as there are forwards
+        ("I0 I1", rank),
         ("I0 W0", from_below),
         ("W1 W0", count),
     ]
     ops = {"F": Op.FORWARD, "I": Op.INPUT_BACKWARD, "W": Op.WEIGHT_BACKWARD}
-    stages = depth, 2 * ranks - 1 - depth
     done: Counter[str] = Counter()
     plan: list[Action] = []
     for turn, times in turns:
@@ -210,26 +184,15 @@ def _zb_v(depth: int, ranks: int, microbatches: Sequence[int]) -> Plan:
             place = done[name]
             done[name] += 1
             if place < len(microbatches):
-                plan.append(Action(ops[name[0]], stages[int(name[1])], microbatches[place]))
-    return tuple(plan)
-
-
-def _one_stage_per_rank(name: str, layout: Layout) -> list[int]:
-    _check_owners(name, layout, "0 1 2", fits=layout.stages == layout.ranks)
-    return [layout.rank_of.index(rank) for rank in range(layout.ranks)]
-
-
-def _check_owners(name: str, layout: Layout, such_as: str, *, fits: bool) -> None:
-    if not fits:
-        owners = " ".join(map(str, layout.rank_of))
-        raise PlanError(f"pipeline schedule {name} needs stages on ranks such as {such_as}, but they are on {owners}.")
+                plan.append(Action(ops[name[0]], layout.stages_of(rank)[int(name[1])], microbatches[place]))
+    return plan
 
 
 _ROUND: dict[str, Any] = {"min_stages_per_rank": 2, "max_stages_per_rank": None}
 _V: dict[str, Any] = {"min_stages_per_rank": 2, "max_stages_per_rank": 2, "v_shaped": True, "splits_backward": True}
 _ROWS = (
     Schedule("sequential", sequential, "one micro-batch at a time, least memory", max_stages_per_rank=None),
-    Schedule("gpipe", gpipe, "all forwards, then all backwards"),
+    Schedule("gpipe", breadth_first, "all forwards, then all backwards"),
     Schedule("1f1b", one_f_one_b, "backward as soon as possible: GPipe's time, less memory"),
     Schedule("interleaved", interleaved, "1F1B over several stages per rank: less bubble, more messages", **_ROUND),
     Schedule("breadth_first", breadth_first, "stage after stage for all micro-batches: for sharded weights", **_ROUND),

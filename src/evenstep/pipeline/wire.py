@@ -6,9 +6,8 @@ made one message ahead. Between accelerators the tensors go by themselves, over 
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from itertools import islice
 from math import prod
 from typing import Any, NamedTuple, final
 from zlib import crc32
@@ -18,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.errors import LostRankError, TaskError
+from evenstep.errors import TaskError
 from evenstep.internals import pytree
-from evenstep.parallel.group import Group, Interrupted
+from evenstep.parallel.group import Group
 from evenstep.pipeline.action import Action, Layout, Op
 
-AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
 _ALIGNED = 64  # bytes: of the header, and the alignment of each tensor
 _NUMBERS = 24  # bytes of the header in use: checksum of the address, bytes of the form, bytes of form and tensors
@@ -33,6 +31,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, Enum, t
 
 Edge = tuple[str, int, int]  # kind of message, source, destination
 Waits = list[Callable[[], None]]
+Read = Callable[[], tuple[Any, Waits]]  # waits for the host's part; gives the tree, and waits for tensors on their way
 
 
 def tensors(tree: Any) -> list[Tensor]:
@@ -41,26 +40,23 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def detached(tree: Any, name: object) -> Any:
-    """The same values as leaves of a new graph; `name` is for errors, such as "the output of stage 0"."""
+    """The same values as leaves of a new graph; TaskError for a leaf that could hide a gradient from another stage.
+
+    `name` is for the error, such as "the output of stage 0".
+    """
 
     def leaf(value: Any) -> Any:
-        check_sendable(value, name)
-        return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-    return pytree.tree_map(leaf, tree, is_leaf=lambda value: isinstance(value, PackedSequence))
-
-
-def check_sendable(leaf: Any, name: object) -> None:
-    """Raise TaskError for a leaf of a tree that could hide a gradient from another stage."""
-    if isinstance(leaf, Tensor):
-        fits = type(leaf) in (Tensor, nn.Parameter) and leaf.layout is torch.strided and not leaf.is_nested
-    else:
-        fits = isinstance(leaf, _PLAIN)
-    if not fits:
+        is_plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_nested
+        if is_plain:
+            return value.detach().requires_grad_(value.requires_grad)
+        if isinstance(value, _PLAIN):
+            return value
         raise TaskError(
-            f"{name} holds a {type(leaf).__name__}, which can't go to another stage; give dense tensors and plain "
+            f"{name} holds a {type(value).__name__}, which can't go to another stage; give dense tensors and plain "
             f"values in tuples, lists, dicts, NamedTuples or dataclasses of `torch.export.register_dataclass`."
         )
+
+    return pytree.tree_map(leaf, tree, is_leaf=lambda value: isinstance(value, PackedSequence))
 
 
 class Address(NamedTuple):
@@ -119,8 +115,6 @@ class Wire:
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`; tensors of hosts are copied."""
-        for tensor in tensors(tree):
-            check_sendable(tensor, address)
         apart = self._tensors_apart(address)
         parts = [_bytes_of(tensor, self._device if apart else _HOST) for tensor in tensors(tree)]
         form = pickle.dumps(pytree.tree_map(_mark, tree))
@@ -144,15 +138,23 @@ class Wire:
             while sending:
                 _finish(sending.popleft())
 
-    def begin_receive(self, address: Address, rank: int) -> "Incoming":
-        """Make room for the next message of `rank`, which must be `address`."""
-        return Incoming(self, address, rank, self._room.get(address.edge, 0))
+    def begin_receive(self, address: Address, rank: int) -> Read:
+        """Make room for the next message of `rank`, which must be `address`; messages must be read in their order."""
+        piece = torch.empty(_ALIGNED + self._room.get(address.edge, 0), dtype=torch.uint8)
+        wait = self.group.begin_receive(piece, rank)
+
+        def read() -> tuple[Any, Waits]:
+            wait()
+            return self._read(address, piece, rank)
+
+        return read
 
     def receive(self, address: Address, rank: int) -> Any:
-        return self.begin_receive(address, rank).tree()
+        tree, waits = self.begin_receive(address, rank)()
+        _finish(waits)
+        return tree
 
-    def read(self, address: Address, piece: Tensor, rank: int) -> tuple[Any, Waits]:
-        """Tree of a message from its first piece, and waits for its tensors."""
+    def _read(self, address: Address, piece: Tensor, rank: int) -> tuple[Any, Waits]:
         number, form_bytes, num_bytes = piece[:_NUMBERS].view(torch.int64).tolist()
         assert number == _checksum(address), f"another message came in place of {address}"
         body = piece[_ALIGNED : _ALIGNED + num_bytes]
@@ -192,31 +194,6 @@ class Wire:
 
 
 @final
-class Incoming:
-    """A message with room for its first piece. Messages of one rank must be read in their order."""
-
-    def __init__(self, wire: Wire, address: Address, rank: int, room: int) -> None:
-        self.address = address
-        self._wire, self._rank = wire, rank
-        self._piece = torch.empty(_ALIGNED + room, dtype=torch.uint8)
-        self._wait = wire.group.begin_receive(self._piece, rank)
-        self._begun: tuple[Any, Waits] | None = None
-
-    def read(self) -> tuple[Any, Waits]:
-        """Wait for the host's part; gives the tree, and waits for tensors of devices on their way."""
-        if self._begun is None:
-            self._wait()
-            self._begun = self._wire.read(self.address, self._piece, self._rank)
-        return self._begun
-
-    def tree(self) -> Any:
-        """The tree, with all of its tensors."""
-        tree, waits = self.read()
-        _finish(waits)
-        return tree
-
-
-@final
 class Edges:
     """The edges of one rank's stages."""
 
@@ -224,25 +201,24 @@ class Edges:
         self.wire = Wire(group, device)
         self._rank_of = layout.rank_of
         self._held: dict[Address, Any] = {}  # trees for stages of this rank, and those that leave
-        self._read: dict[Address, Incoming] = {}
+        self._arrived: dict[Address, tuple[Any, Waits]] = {}
         # by rank, in the order in which it sends: messages to come, and those with room
-        self._coming: dict[int, Iterator[Address]] = {}
-        self._begun: dict[int, deque[Incoming]] = {}
+        self._coming: dict[int, deque[Address]] = {}
+        self._begun: dict[int, deque[tuple[Address, Read]]] = {}
 
     def begin(self, plan: Sequence[Action]) -> None:
         """A plan begins: make room for the first messages that it receives."""
         self.wire.begin()
-        coming: dict[int, list[Address]] = {}
+        self._coming, self._begun = {}, {}
         for action in plan:
             if action.op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
-                coming.setdefault(self._rank_of[action.peer], []).append(_received(action))
-        self._coming = {rank: iter(addresses) for rank, addresses in coming.items()}
-        self._begun = {rank: deque() for rank in coming}
-        for rank in coming:
-            self._make_room(rank, AHEAD)
+                self._coming.setdefault(self._rank_of[action.peer], deque()).append(_received(action))
+        for rank in self._coming:
+            self._begun[rank] = deque()
+            self._make_room(rank)  # one message ahead of the plan
 
     def forget(self) -> None:
-        for held in (self._held, self._read, self._coming, self._begun):
+        for held in (self._held, self._arrived, self._coming, self._begun):
             held.clear()
 
     def get(self, address: Address) -> Any:
@@ -251,7 +227,9 @@ class Edges:
         if rank == self._rank_of[address.destination]:
             return self._held.pop(address)
         self._read_to(address, rank)
-        return self._read.pop(address).tree()
+        tree, waits = self._arrived.pop(address)
+        _finish(waits)
+        return tree
 
     def put(self, address: Address, tree: Any) -> None:
         """Hand a tree to a stage of this rank, or keep it until an action sends it."""
@@ -268,25 +246,19 @@ class Edges:
         On devices both ends begin their transfers in one order, that of the plan: a message is read now.
         """
         rank = self._rank_of[action.peer]
-        self._make_room(rank, 1)
+        self._make_room(rank)
         if self.wire.by_device:
             self._read_to(_received(action), rank)
 
-    def _make_room(self, rank: int, count: int) -> None:
-        for address in islice(self._coming[rank], count):
-            self._begun[rank].append(self.wire.begin_receive(address, rank))
+    def _make_room(self, rank: int) -> None:
+        if self._coming[rank]:
+            address = self._coming[rank].popleft()
+            self._begun[rank].append((address, self.wire.begin_receive(address, rank)))
 
     def _read_to(self, wanted: Address, rank: int) -> None:
-        while wanted not in self._read:
-            incoming = self._begun[rank].popleft()
-            try:
-                incoming.read()
-            except Interrupted:
-                raise
-            except LostRankError as error:
-                reason = self.wire.group.failure() or error
-                raise LostRankError(f"{incoming.address} will not come: {reason}") from error
-            self._read[incoming.address] = incoming
+        while wanted not in self._arrived:
+            address, read = self._begun[rank].popleft()
+            self._arrived[address] = read()
 
 
 def _received(action: Action) -> Address:

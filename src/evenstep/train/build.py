@@ -25,7 +25,7 @@ from evenstep.keys import branch, key_below
 from evenstep.lazy import load
 from evenstep.optim.apply import build_apply
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.optim.optimizers import Modes, joined, parts_of
+from evenstep.optim.optimizers import joined, parts_of, set_mode
 from evenstep.optim.rounded import RoundedStepper
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
 from evenstep.optim.stepper import MasterStepper, Stepper
@@ -165,7 +165,6 @@ class Parts:
         package: computes updates in place of `core`: a module with `check(parts)` and `build(parts) -> Compute`.
         compute: computes and applies one update: `core`, or what `package` builds.
         teacher: output of the average; None where no task asks for it.
-        modes: of the optimizer, which may evaluate other parameters than it trains.
         saved: tensors of the state.
 
     Raises:
@@ -203,7 +202,7 @@ class Parts:
             check_parameters(model, optimizer, formats)
             self.device = device_here(device_of_rank("auto") if device == "auto" else device)
             formats.check(self.device)
-            check_formats(formats, optimizer=optimizer, strategy=sharing)
+            check_formats(formats, optimizer)
             check_layers(model, strategy=sharing, precision=formats, train=train)
             if train.compile == "model":
                 check_compiled(model, sharing)
@@ -276,7 +275,7 @@ class Parts:
             report=report,
         )
         bus.drawing = _drawing(context.randomness, self.device, branch(self.seed, "hooks"))
-        self._check_length(updates)
+        tasks.coefficients.check(updates)
         learning_rates = LearningRates(optimizer, self.lr_schedule, updates)
         self._change_layers()
         self.group.go_on()  # after an earlier error of all ranks
@@ -309,7 +308,6 @@ class Parts:
         self.teacher = build_teacher(context, model, self.saved.average)
         pending = set(context.tasks) if train.check_loss else set[str]()
         self.check_loss = LossCheck(self.core, context, self.execution, pending)
-        self.modes = Modes(optimizer, model.parameters(), self.execution.reducers.after_step)
 
     def described(
         self, data: Data, sets: Mapping[str, Data], config: Mapping[str, Any] | None, **length: int | None
@@ -346,20 +344,15 @@ class Parts:
     def prepare(self) -> None:
         """Put model, optimizer and normalisation layers into training mode."""
         training_mode.train(self.model)
-        self.modes.train()
+        set_mode(self.optimizer, "train", self.execution.reducers.after_step)
         for layer in self.context.frozen_norms:
             layer.eval()
         self.saved.flags.begin()
 
     def stretch(self, updates: int | None) -> None:
         """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
-        self._check_length(updates)
-        self.core.learning_rates.stretch(updates)
-
-    def _check_length(self, updates: int | None) -> None:
         self.tasks.coefficients.check(updates)
-        if self.train.ema is not None:
-            self.train.ema.check(updates)
+        self.core.learning_rates.stretch(updates)
 
     def _change_layers(self) -> None:
         model, randomness = self.model, self.context.randomness

@@ -20,14 +20,12 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, shard_refusal
-from evenstep.optim.stepper import is_narrow
 from evenstep.options import SAVED_BY, Checkpointing, Failures, Training
 from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision, SixteenBits
-from evenstep.tensors import parameters_in
 from evenstep.train.failures import Policies, Rewind, Stop
 from evenstep.train.state.train_state import is_shared, parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
@@ -192,7 +190,7 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
 
 
 # bits
-def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strategy) -> None:
+def check_formats(precision: Precision, optimizer: Optimizer) -> None:
     if precision.format is not None:
         for one in moded(optimizer):
             raise ArgumentError(
@@ -200,14 +198,6 @@ def check_formats(precision: Precision, *, optimizer: Optimizer, strategy: Strat
                 f"does not hold: use a mixed precision, or another optimizer.",
                 field="precision",
             )
-        return
-    is_exact_in_shards = strategy.layout.divides == "elements" and strategy.layout.exact
-    if is_exact_in_shards and any(one.requires_grad and is_narrow(one) for one in parameters_in(optimizer)):
-        raise ArgumentError(
-            "`fsdp` sums gradients of 16-bit parameters in float32, so ordered sums would not have the bits of "
-            "one process: use `zero1`, precision 'bf16-true', or `reduction=\"fast\"`.",
-            field="strategy",
-        )
 
 
 # --- the run

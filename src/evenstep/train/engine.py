@@ -144,9 +144,7 @@ class Engine:
         self.model, self.optimizer, self.storage, self.bus = parts.model, parts.optimizer, parts.storage, bus
         self.group, self.reducers, self.phases = execution.world, execution.reducers, context.phases
         self.ledger = Ledger(core=core, execution=execution, context=context)
-        self.state = EngineState(
-            saved=parts.saved, ledger=self.ledger, context=context, modes=parts.modes, settings=parts.settings
-        )
+        self.state = EngineState(saved=parts.saved, ledger=self.ledger, context=context, settings=parts.settings)
         self.evaluator = Evaluator(parts)
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), core.trained.names)

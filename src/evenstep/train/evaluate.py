@@ -17,6 +17,7 @@ from evenstep.data.tree import rebuilt
 from evenstep.errors import DataError, LostRankError
 from evenstep.events import Bus, EvaluateEvent, Record, Writers
 from evenstep.internals import pytree
+from evenstep.optim.optimizers import evaluating
 from evenstep.train.build import Parts
 from evenstep.train.cut import SplitLimit
 from evenstep.train.forwards import Read, one_epoch, run_forwards
@@ -49,7 +50,8 @@ class Evaluator:
         parts = self.parts
         parts.core.require_whole()
         values = parts.saved.average if (self._passes[0][1] if average is None else average) else None
-        with parts.modes.evaluating(), nullcontext() if values is None else values.swapped():
+        put_in = evaluating(parts.optimizer, parts.model.parameters(), parts.execution.reducers.after_step)
+        with put_in, nullcontext() if values is None else values.swapped():
             yield
 
     def span(self, name: str, update: int, values: Mapping[str, float]) -> AbstractContextManager[None]:

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -35,7 +34,6 @@ class Outer:
     not_in_files: ClassVar[frozenset[str]] = frozenset({"kept"})
 
     name: str
-    _: KW_ONLY
     share: Annotated[float, Interval(ge=0, lt=1)] = 0.5
     """Share of the
     whole."""

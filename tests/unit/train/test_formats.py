@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_group import Fake
 from torch import Tensor, nn
 
 from evenstep import Ema, Engine, Loss, Task, Training
 from evenstep.cli.check import footprint
-from evenstep.errors import ArgumentError
-from evenstep.parallel import Fsdp
-from evenstep.precision import PRECISIONS, Bf16True, FullPrecision
+from evenstep.precision import PRECISIONS, Bf16True
 from evenstep.train import Committed
-from evenstep.train.checks import check_formats
 from kit import Squares, engine_of, filled, points, stacked, train
 from same import assert_same
 
@@ -140,14 +136,6 @@ def test_weights_that_a_user_writes_into_the_model_stay(name: str) -> None:
     train(engine, [2])
     assert float(engine.state_dict()["model"]["3.weight"].abs().sum()) == 0.0
     assert torch.equal(values(engine)[:40], before[:40])
-
-
-def test_ordered_shards_of_16_bit_parameters_are_refused_and_fast_ones_taken() -> None:
-    precision, group = FullPrecision(bfloat16_parameters=True), Fake(0, 2)
-    sgd = torch.optim.SGD(net().bfloat16().parameters(), lr=0.1)
-    with pytest.raises(ArgumentError):
-        check_formats(precision, optimizer=sgd, strategy=Fsdp(group))
-    check_formats(precision, optimizer=sgd, strategy=Fsdp(group, reduction="fast"))
 
 
 def bytes_alive() -> int:

@@ -78,10 +78,10 @@ class Simulation(NamedTuple):
 def simulate(plans: Sequence[Plan], layout: Layout, costs: Sequence[Cost]) -> Simulation:
     """Simulate one update, from the plans of all ranks (complete, or computations alone) and the costs of all stages.
 
-    >>> from evenstep.pipeline.schedules import gpipe
+    >>> from evenstep.pipeline.schedules import breadth_first
     >>> layout = Layout.chain(ranks=2)
     >>> costs = [Cost(forward_s=1.0, input_backward_s=1.0, weight_backward_s=1.0)] * 2
-    >>> simulate(gpipe(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)
+    >>> simulate(breadth_first(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)
     (3.0, 3.0)
     """
     found = tuple(spans(plans, layout, lambda action: costs[action.stage].of(action.op)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import Microbatch, ReadOptions
-from evenstep.optim.optimizers import Modes, parts_of
+from evenstep.optim.optimizers import parts_of, set_mode
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import parameters_in
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
@@ -52,7 +52,7 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
     model, optimizer = subject.model, subject.optimizer
     widen(subject)
     train(model)
-    Modes(optimizer, (), lambda: None).train()
+    set_mode(optimizer, "train")
     begin = _copied(model)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     gradient: Values = {}

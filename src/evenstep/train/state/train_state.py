@@ -19,7 +19,7 @@ from evenstep.checkpoint import ALONE, RankGroup, Shard, on_all_ranks
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import buffers_of, is_saved, unwrapped
 from evenstep.optim.ema import Average, Ema
-from evenstep.optim.optimizers import Modes
+from evenstep.optim.optimizers import moded
 from evenstep.optim.stepper import Stepper
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, mapped
 from evenstep.pipeline.pipeline_model import in_stages
@@ -237,7 +237,6 @@ class EngineState:
     saved: TrainState
     ledger: Ledger
     context: TrainContext
-    modes: Modes
     settings: Tree
     begun: Tree = field(default_factory=Tree)
 
@@ -250,8 +249,9 @@ class EngineState:
         """The state of all ranks, which call it together; see `TrainState.state_dict`."""
         self.ledger.core.require_whole()
         run: Tree = {**self.identity, "settings": self.settings, "begun": self.begun}
-        if self.modes.names:  # optimizers that evaluate other parameters than those they train, which a state holds
-            run["trained_by"] = ", ".join(self.modes.names)
+        trained_by = [type(one).__name__ for one in moded(self.saved.optimizer)]
+        if trained_by:  # optimizers that evaluate other parameters than those they train, which a state holds
+            run["trained_by"] = ", ".join(trained_by)
         return {
             **self.saved.state_dict(whole=whole),
             "progress": self.ledger.progress.state_dict(),
@@ -286,9 +286,8 @@ class EngineState:
             if task is not None and (theirs or task.state_dict()):
                 task.load_state_dict(theirs)
         changed += self.saved.load_state_dict(state)
-        changed += core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self.begun = state["run"].get("begun") or {}
-        core.learning_rates.reloaded(self.begun.get("lr_schedule", 0))
+        core.learning_rates.load_state_dict(state.get("lr_schedule", {}), self.begun.get("lr_schedule", 0))
         core.is_whole = True
         return changed
 
