@@ -110,7 +110,7 @@ class Run:
                     data=data,
                     updates=20,
                     device="cpu",
-                    strategy=strategy_named("single", Group(), reduction="fast" if variant.fast else "ordered"),
+                    strategy=strategy_named("single", Group(), reduction="ordered"),
                     lr_schedule=schedule,
                     hooks=hooks,
                     folder=folder,
@@ -131,7 +131,7 @@ class Run:
                 clip_norm=1.0,
             )
 
-        return Prover(open=open_subject, elsewhere=nowhere, updates=updates, layered="its layers are not known", **more)
+        return Prover(open=open_subject, elsewhere=nowhere, updates=updates, **more)
 
 
 # What is sound, but special.

@@ -122,19 +122,12 @@ def build_lr_schedule(config: RunConfig) -> LrSchedule | None:
     return None if whole == Constant() else whole
 
 
-def build_parts(
-    config: RunConfig,
-    group: Group | None = None,
-    *,
-    begins: bool = True,
-    reduce: Callable[[str, Any], Any] = lambda _key, dataset: dataset,
-) -> RunParts:
+def build_parts(config: RunConfig, group: Group | None = None, *, begins: bool = True) -> RunParts:
     """Call everything that an open run names; torch has the run's number of threads from here on.
 
     Args:
         group: the ranks of the run; None to run all stages in this process, one after the other.
         begins: False for a run that goes on, whose model does not take the weights that it once began with.
-        reduce: makes a smaller training set of the whole one; it gets the key of the set.
 
     Raises:
         ConfigError: data and their settings that don't fit each other, or an argument that a target refuses.
@@ -153,7 +146,7 @@ def build_parts(
         loaded = _load_weights(config, model)
     hooks, task = prepared(config, model)
     optimizer = make_optimizer(config, model)
-    data, evaluations = build_sets(config, lambda key, table: reduce(key, _make(config, key, table, object)))
+    data, evaluations = build_sets(config, lambda key, table: _make(config, key, table, object))
     options: dict[str, Any] = {name: getattr(parallel, name) for name in ("reduction", "blocks", "shard_ranks")}
     return RunParts(
         config=config,

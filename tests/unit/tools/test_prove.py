@@ -10,10 +10,6 @@ from torch.nn import functional
 from evenstep.tools.prove.laboratory import Laboratory
 
 
-def laboratory(*, wide: bool = False, still: bool = False) -> Laboratory:
-    return Laboratory(wide=wide, still=still)
-
-
 @pytest.mark.parametrize(
     "dropout",
     [
@@ -26,7 +22,7 @@ def test_dropout_passes_everything_through_and_gradients_are_those_without_it(
     dropout: Callable[[Tensor], Tensor],
 ) -> None:
     x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
-    with laboratory(still=True):
+    with Laboratory(wide=False):
         first, second = dropout(x), dropout(x)
         (gradient,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(first, second, rtol=0, atol=0)
@@ -49,7 +45,7 @@ def test_dropout_passes_everything_through_and_gradients_are_those_without_it(
     ],
 )
 def test_random_numbers_are_one_that_each_could_be(draw: Callable[[], Tensor], mean: float) -> None:
-    with laboratory(still=True):
+    with Laboratory(wide=False):
         drawn = draw()
     assert drawn.double().tolist() == torch.full(drawn.shape, mean, dtype=torch.float64).tolist()
     assert draw().dtype == drawn.dtype
@@ -57,7 +53,7 @@ def test_random_numbers_are_one_that_each_could_be(draw: Callable[[], Tensor], m
 
 def test_casts_to_float32_are_made_to_float64() -> None:
     x = torch.tensor([1 / 3], dtype=torch.float64)
-    with laboratory(wide=True):
+    with Laboratory(wide=True):
         assert all(torch.equal(one, x) for one in (x.float(), x.to(torch.float32), x.type(torch.float32)))
         assert functional.softmax(x, dim=0, dtype=torch.float32).dtype == torch.float64
     assert x.float().dtype == torch.float32

@@ -1,9 +1,8 @@
 """The run of a run file, reduced to minutes on a CPU, in each of the variants that are compared.
 
-The global batch and the number of updates are reduced; the run keeps its length, which the LR schedule counts with.
+The global batch is reduced; a run of updates keeps their number, which the LR schedule counts with.
 """
 
-import math
 import multiprocessing
 import os
 import signal
@@ -16,24 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from torch.utils.data import Subset
-
 from evenstep.cli.launch import end_with_parent, joined
-from evenstep.config.build import RunParts, build_lr_schedule, build_parts, make_model
-from evenstep.config.build_data import is_stream
+from evenstep.config.build import RunParts, build_lr_schedule, build_parts
 from evenstep.config.load import OpenRun, Setting, open_run, settings_in
-from evenstep.config.run import DataTable, RunConfig
+from evenstep.config.run import DataTable
 from evenstep.data import Data
 from evenstep.data.batching import largest
 from evenstep.errors import DataError, EvenstepError, LostRankError, clause
 from evenstep.events import Hook
 from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Group
-from evenstep.pipeline import Layers
-from evenstep.tools.prove.run import Cut, Ended, RefusedError, Subject, Variant, run_once, widen_data
-from evenstep.tools.prove.trace import Calls, UpdateTrace
+from evenstep.tools.prove.run import Cut, Ended, RefusedError, Subject, Variant, run_once
+from evenstep.tools.prove.trace import Parts
 from evenstep.train import Coefficients, Task, Trainer
-from evenstep.train.run_state import updates_of
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
 _SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "ragged": (5, 12)}
@@ -51,7 +45,9 @@ _REDUCED: Mapping[str, object] = {
     "train.compile": "off",
     "failures.max_rewinds": "none",
     "parallel": "none",
+    "train.epochs": "none",
 }
+_ENDLESS = 1_000_000  # updates of a run that is as long as some epochs
 
 
 @final
@@ -66,36 +62,29 @@ class RunFileBench:
     def __init__(self, path: Path, given: Sequence[Setting], tokens: Mapping[str, int]) -> None:
         self._path = path
         self._given = given
-        self._group = Group()
         self._tokens = tokens
+        self._group = Group()
         with open_run(path, given) as opened:
             self.config = opened.config
 
     @contextmanager
     def open(self, variant: Variant) -> Generator[Subject]:
         """Build a variant, which is closed at the end of the `with`."""
-        with open_run(self._path, self._settings(variant)) as opened:
-            share: dict[str, float] = {}
-            with closing(build_parts(opened.config, self._group, reduce=_few_samples(opened.config, share))) as parts:
-                epochs = opened.config.train.epochs
-                if epochs is not None:  # as long as with all samples
-                    train = replace(opened.config.train, epochs=math.ceil(epochs / min([1.0, *share.values()])))
-                    parts = replace(parts, config=replace(opened.config, train=train))
-                for data in parts.evaluations.values():
-                    data.limit_batches = 1
-                    if variant.wide:
-                        widen_data(data)
-                yield _subject(parts, opened)
+        with (
+            open_run(self._path, self._settings(variant)) as opened,
+            closing(build_parts(opened.config, self._group)) as parts,
+        ):
+            yield _subject(replace(parts, evaluations={}), opened)
 
     def elsewhere(self, variant: Variant, /, **options: Any) -> Ended:
         """Make a run as `run_once` does, in a new process for each rank; BrokenProcessPool if one was killed."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        given = self._path, self._given, self._tokens, variant, options, port
+        bench = self._path, self._given, self._tokens
         with ProcessPoolExecutor(variant.ranks, multiprocessing.get_context("spawn")) as pool:
             try:
-                ranks = [pool.submit(_be_rank, *given, rank) for rank in range(variant.ranks)]
+                ranks = [pool.submit(_be_rank, bench, variant, options, port, one) for one in range(variant.ranks)]
                 answers = [rank.result() for rank in ranks]
             except BaseException as error:
                 if not isinstance(error, BrokenProcessPool):  # Ctrl-C
@@ -112,33 +101,23 @@ class RunFileBench:
             config = opened.config
         with joined(config) as self._group:
             made = run_once(self.open, variant, began=began, **options)
-            parts: dict[str, Calls] = {}
-            for theirs in self._group.gather(None if made.trace is None else made.trace.parts):
-                for part, calls in (theirs or {}).items():
+            parts: Parts = {}
+            for theirs in self._group.gather(made.parts):
+                for part, calls in theirs.items():
                     parts[part] = calls | parts.get(part, {})
-        return made if made.trace is None else replace(made, trace=UpdateTrace(parts, made.trace.states))
+        return replace(made, parts=parts, states=made.states if variant.ranks == 1 else {})
 
-    def layered(self) -> str:
-        """Reason why the model can't be cut into stages, or ""."""
-        with open_run(self._path, self._settings(Variant())) as opened:
-            try:
-                Layers.of(make_model(opened.config))
-            except EvenstepError as error:
-                return f"its layers are not known: {error}"
-        return ""
-
-    def fit_tokens(self) -> str:
-        """Choose the budgets of batches that are cut by tokens; gives the reason why they can't be cut, or ""."""
+    def fit_tokens(self) -> None:
+        """Choose budgets of batches that are cut by tokens, as small as can be cut in four."""
         budgets = {key: largest(table.global_batch_tokens) for key, table in self.config.sets.items()}
-        reason = ""
-        for share in (16, 8, 4, 2, 1):
-            self._tokens = {key: max(4, whole // share) for key, whole in budgets.items() if whole is not None}
+        for times in (1, 2, 4, 8, 16, 32, 64):
+            self._tokens = {key: max(4, whole * times // 16) for key, whole in budgets.items() if whole is not None}
             try:
-                with self.open(Variant(cut="4")):
-                    return ""
-            except DataError as error:
-                reason = str(error)
-        return f"its global batches can't be cut in four: {reason}" if self._tokens else ""
+                with self.open(Variant()):
+                    return
+            except DataError:
+                if not self._tokens or times == 64:
+                    raise
 
     def _settings(self, variant: Variant) -> list[Setting]:
         config = self.config
@@ -146,10 +125,11 @@ class RunFileBench:
         changed = {
             **_REDUCED,
             "parallel.strategy": variant.strategy,
-            "parallel.reduction": "fast" if variant.fast else "ordered",
+            "parallel.reduction": "ordered",
             "parallel.timeout_s": parallel.timeout_s,
             "launch.ranks": variant.ranks,
             "train.check_loss": str(variant.checks_loss).lower(),
+            "train.updates": config.train.updates or _ENDLESS,
         }
         if str(config.failures.non_finite).startswith("rewind"):
             changed["failures.non_finite"] = "stop"
@@ -169,20 +149,12 @@ class RunFileBench:
                 changed["parallel.pipeline_schedule"] = parallel.pipeline_schedule
                 changed["parallel.split_at"] = str(list(parallel.split_at)).replace("'", '"')
                 changed["parallel.stages_per_rank"] = parallel.stages_per_rank or "none"
-        if not variant.own_format:
+        if variant.still:
             changed["train.precision"] = "32-true"
         return [*self._given, *settings_in(changed)]
 
 
-def _be_rank(
-    path: Path,
-    given: Sequence[Setting],
-    tokens: Mapping[str, int],
-    variant: Variant,
-    options: Mapping[str, Any],
-    port: int,
-    rank: int,
-) -> Any:
+def _be_rank(bench: tuple[Any, ...], variant: Variant, options: Mapping[str, Any], port: int, rank: int) -> Any:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to report
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -193,34 +165,11 @@ def _be_rank(
         os.environ |= {name: str(number) for name, number in place.items()} | {"MASTER_ADDR": "localhost"}
     began: list[bool] = []
     try:
-        made = RunFileBench(path, given, tokens).run_as_rank(variant, lambda: began.append(True), options)
+        made = RunFileBench(*bench).run_as_rank(variant, lambda: began.append(True), options)
     except Exception as error:  # noqa: BLE001 - reported by the parent; some errors can't be pickled
         is_refusal = isinstance(error, EvenstepError) and not isinstance(error, LostRankError) and not began
         return RefusedError(str(error)) if is_refusal else EvenstepError(clause(error))
     return made if rank == 0 else None
-
-
-def _few_samples(config: RunConfig, shares: dict[str, float]) -> Callable[[str, Any], Any]:
-    """Reduces training sets so that an epoch is two updates, the second a short one; notes the share that is left."""
-
-    def reduce(key: str, dataset: Any) -> Any:
-        table = config.sets.get(key.removesuffix(".train"))
-        if table is None or is_stream(dataset):
-            return dataset
-        whole = SAMPLES if table.global_batch_tokens is not None else largest(table.global_batch_size) or SAMPLES
-        count = whole + -(-whole * 2 // 3)
-        if len(dataset) <= count:
-            return dataset
-        shares[key] = count / len(dataset)
-        places = [place * len(dataset) // count for place in range(count)]  # from all over a sorted dataset
-        some: Any = Subset(dataset, places)
-        if hasattr(dataset, "lengths"):
-            lengths: Any = dataset.lengths
-            of_sample: Any = lengths if callable(lengths) else lengths.__getitem__
-            some.lengths = [int(of_sample(one)) for one in places]
-        return some
-
-    return reduce
 
 
 def _cut(key: str, table: DataTable, cut: Cut, tokens: int) -> dict[str, object]:
@@ -253,7 +202,7 @@ def _subject(parts: RunParts, opened: OpenRun) -> Subject:
         data=parts.data,
         hooks=list(parts.hooks),
         trainer=trainer,
-        updates=train.updates if train.epochs is None else updates_of(parts.data, train.epochs, config.seed),
+        updates=train.updates,
         coefficients=coefficients,
         lr_schedule=build_lr_schedule(config),
         clip_norm=train.clip_norm,

@@ -18,8 +18,6 @@ from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
 from evenstep.tools.prove.rows import Prover, Verdict
-from evenstep.tools.prove.run import Variant
-from evenstep.train.build import precision_of
 from evenstep.version import __version__
 
 _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "dim")}
@@ -29,18 +27,13 @@ def run(path: Path, settings: list[str], *, rows: str, updates: int, ranks: int,
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
     bench = RunFileBench(path, settings_of(settings), {})
     config = bench.config
-    uncut = bench.fit_tokens()
-    with bench.open(Variant(cut="1")):
-        pass  # raises once, and not in each row, if the run can't be built
+    bench.fit_tokens()  # raises once, and not in each row, if the run can't be built
     prover = Prover(
         open=bench.open,
         elsewhere=bench.elsewhere,
         updates=min(updates, config.train.updates or updates),
         ranks=ranks,
-        precision=precision_of(config.train.precision).name,
-        layered=bench.layered(),
         checks_loss=config.train.check_loss,
-        uncut=uncut,
         workers=min(2, max(table.num_workers for table in config.sets.values())),
         seed=config.seed,
     )

@@ -4,13 +4,15 @@ Casts to shorter formats become casts to float64. Random numbers of torch's glob
 are keyed by the micro-batch, so other cuts have other numbers by design.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, final
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
+from evenstep.data import Data, GlobalBatch, ReadOptions
+from evenstep.data.tree import is_container, rebuilt
 from evenstep.internals import TorchDispatchMode
 
 # pyright: reportUnknownLambdaType=false
@@ -30,6 +32,31 @@ _CONSTANTS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@final
+class Laboratory(TorchDispatchMode):
+    """Inside, operators draw constants, and compute in float64 if `wide`."""
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self._wide = wide
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if self._wide and given.get("dtype") in _NARROW:
+            given["dtype"] = torch.float64
+        made = func(*args, **given)
+        constant_of = _CONSTANTS.get(str(func.overloadpacket.__name__))
+        has_own_generator = any(isinstance(one, torch.Generator) for one in (*args, *given.values()))
+        if constant_of is None or has_own_generator:
+            return made
+        constant = constant_of(*args)
+        if isinstance(constant, tuple):
+            return constant
+        return made.copy_(constant) if isinstance(constant, Tensor) else made.fill_(constant)
+
+
 @contextmanager
 def wide_defaults(*, wide: bool) -> Generator[None]:
     """Inside, numbers without a format are float64, if `wide`."""
@@ -41,27 +68,25 @@ def wide_defaults(*, wide: bool) -> Generator[None]:
         torch.set_default_dtype(before)
 
 
-@final
-class Laboratory(TorchDispatchMode):
-    """Inside, operators compute in float64, draw constants, or both."""
+def widen_data(data: Data) -> None:
+    """Have data give floating-point numbers in float64."""
+    read = data.batches
 
-    def __init__(self, *, wide: bool, still: bool) -> None:
-        super().__init__()
-        self._wide = wide
-        self._still = still
+    def batches(options: ReadOptions) -> Iterator[GlobalBatch]:
+        with closing(cast("Any", read(options))) as given:
+            for batch in given:
+                for one in batch.microbatches:
+                    one.data = _widened(one.data)
+                yield batch
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        if self._wide and given.get("dtype") in _NARROW:
-            given["dtype"] = torch.float64
-        made = func(*args, **given)
-        constant_of = _CONSTANTS.get(str(func.overloadpacket.__name__))
-        has_own_generator = any(isinstance(one, torch.Generator) for one in (*args, *given.values()))
-        if constant_of is None or has_own_generator or not self._still:
-            return made
-        constant = constant_of(*args)
-        if isinstance(constant, tuple):
-            return constant
-        return made.copy_(constant) if isinstance(constant, Tensor) else made.fill_(constant)
+    vars(data)["batches"] = batches
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if is_container(value):
+        return rebuilt(value, _widened)
+    for name, inner in list(vars(value).items()) if hasattr(value, "__dict__") else []:
+        setattr(value, name, _widened(inner))
+    return value

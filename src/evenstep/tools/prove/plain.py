@@ -4,7 +4,8 @@ for each micro-batch: (λ · S_m / Σw).backward()
 clip_grad_norm_; lr · factor(u) in each group; optimizer.step()
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -16,9 +17,8 @@ from evenstep.optim.optimizers import parts_of, set_mode
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import parameters_in
 from evenstep.tools.prove.laboratory import Laboratory, wide_defaults
-from evenstep.tools.prove.run import Ended, Subject, widen
-from evenstep.tools.prove.state import Values
-from evenstep.tools.prove.trace import gradients_of
+from evenstep.tools.prove.run import Ended, Subject, gradient_of
+from evenstep.tools.prove.trace import Values
 from evenstep.train import Loss
 from evenstep.train.progress import Progress
 from evenstep.train.tasks.now import connect, task_hooks
@@ -30,8 +30,7 @@ class _Loop:
     """Answers the questions of tasks."""
 
     model: nn.Module
-    progress = Progress()
-    parts: Any = None
+    progress: Progress
 
 
 def why_not_plain(subject: Subject) -> str:
@@ -47,13 +46,12 @@ def why_not_plain(subject: Subject) -> str:
     return ""
 
 
-def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
+def plain_loop(subject: Subject, *, updates: int, seed: int) -> Ended:
     """Train a subject in float64 and without randomness."""
     model, optimizer = subject.model, subject.optimizer
-    widen(subject)
+    subject.widen()
     train(model)
     set_mode(optimizer, "train")
-    begin = _copied(model)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     gradient: Values = {}
     loop = _Loop()
@@ -64,10 +62,9 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
         for update in range(1, updates + 1):
             batch = next(batches)
             loop.progress = Progress(update=update - 1)
-            with Laboratory(wide=True, still=True):
-                _backward(subject, subject.coefficients or {}, batch.microbatches)
-                if update == 1:
-                    gradient = gradients_of(model, 1.0)
+            with Laboratory(wide=True):
+                _backward(subject, batch.microbatches)
+                gradient = gradient or gradient_of(model)
                 if subject.clip_norm is not None:
                     nn.utils.clip_grad_norm_(parameters_in(optimizer), subject.clip_norm)
                 for number, (group, rate) in enumerate(zip(optimizer.param_groups, rates, strict=True)):
@@ -76,24 +73,20 @@ def plain_loop(subject: Subject, *, updates: int, seed: int = 0) -> Ended:
                         group["lr"] = rate * of_group(update, subject.updates)
                 for one in parts_of(optimizer):
                     one.step()
-    return Ended(sha256="", begin=begin, end=_copied(model), gradient=gradient)
+    return Ended(end=dict(model.state_dict()), gradient=gradient)
 
 
-def _copied(model: nn.Module) -> Values:
-    return {name: one.detach().clone() for name, one in model.state_dict().items()}
-
-
-def _backward(subject: Subject, coefficients: Mapping[str, float], microbatches: Sequence[Microbatch]) -> None:
+def _backward(subject: Subject, microbatches: Sequence[Microbatch]) -> None:
     for one in parts_of(subject.optimizer):
         one.zero_grad()
     weights = [weight_of(subject.tasks[one.task], one.data, one.index, one.known_samples) for one in microbatches]
-    totals: dict[str, float] = {}
+    totals = Counter[str]()
     for one, weight in zip(microbatches, weights, strict=True):
-        totals[one.task] = totals.get(one.task, 0.0) + weight
+        totals[one.task] += cast("Any", weight)
     for one, weight in zip(microbatches, weights, strict=True):
         loss = _loss(subject, one) if weight > 0 else None
         if loss is not None:
-            (loss * (coefficients.get(one.task, 1.0) / totals[one.task])).backward()
+            (loss * ((subject.coefficients or {}).get(one.task, 1.0) / totals[one.task])).backward()
 
 
 def _loss(subject: Subject, microbatch: Microbatch) -> Tensor | None:
