@@ -18,7 +18,6 @@ from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.launch import on_ranks
 from evenstep.config.build import RunParts, build_parts
 from evenstep.config.load import OpenRun, open_run, settings_of
-from evenstep.config.run import DataTable
 from evenstep.data import Data, MapData, Mixture
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.events.hooks.target import MetricTarget
@@ -144,10 +143,6 @@ def described(parts: RunParts, trainer: Trainer) -> list[str]:
         lines += [f"group       {group}" for group in described_groups(parts.optimizer)]
     sets = {"train": parts.data, **parts.evaluations}
     lines.append(f"data        {', '.join(_samples(name, data) for name, data in sets.items())}")
-    if config.limit_batches is not None:
-        first = f"the first {config.limit_batches} batches of each epoch and of each evaluation"
-        lines.append(f"trying out  {first} (`limit_batches`)")
-    lines += [f"batches     {key}: {_batches(table)}" for key, table in config.sets.items()]
     updates, per_epoch = trainer.updates, parts.data.num_batches(0, seed=config.seed)
     length = "until the data end" if updates is None else f"{updates:,} updates"
     if updates is not None and per_epoch:
@@ -170,11 +165,6 @@ def _samples(name: str, data: Data) -> str:
     if not isinstance(data, MapData):
         return f"{name} a stream"
     return f"{name} {data.num_samples:,} samples"
-
-
-def _batches(table: DataTable) -> str:
-    names = ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens")
-    return ", ".join(f"{name} {value}" for name in names if (value := getattr(table, name)) is not None)
 
 
 def footprint(engine: Engine) -> dict[str, int]:

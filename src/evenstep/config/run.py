@@ -5,14 +5,14 @@ Tables that a trainer takes are its option classes. The classes here are of what
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Ge, Lt
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from evenstep.config.target import bind, find
 from evenstep.data.loader import Reading
-from evenstep.data.mixture import AllTasks, End
+from evenstep.data.mixture import AllTasks, End, Mixing
 from evenstep.errors import ArgumentError
 from evenstep.optim.groups import DecayOn, ParameterGroup
 from evenstep.optim.schedules import AnySchedule, Constant
@@ -29,23 +29,11 @@ from evenstep.options import (
     check_length,
 )
 from evenstep.parallel.blocks import BLOCKS
+from evenstep.precision import Precision
 from evenstep.schema import Count, Matching, Natural, OneOf, Positive, option
 
 Names = tuple[str, ...]
 Pairs = tuple[tuple[Count, Count], ...]
-HOOKS = {
-    "best": "evenstep.events:Best",
-    "early_stop": "evenstep.events:EarlyStop",
-    "local_sgd": "evenstep.contrib.local_sgd:LocalSgd",
-    "profile": "evenstep.events:Profile",
-    "statistics": "evenstep.events:Statistics",
-    "stop_below_lr": "evenstep.events:StopBelowLr",
-    "stop_file": "evenstep.events:StopFile",
-    "time_budget": "evenstep.events:TimeBudget",
-    "timer": "evenstep.events:Timer",
-    "watchdog": "evenstep.events:Watchdog",
-}
-"""Hooks of evenstep by the names that run files have for them, as "module:name"."""
 
 
 def _found(target: str, info: ValidationInfo) -> Any:
@@ -58,31 +46,31 @@ def _bound(args: dict[str, Any], info: ValidationInfo, **given: Any) -> dict[str
     return bind(function, args, cast("Any", info.context)["paths"], **given) if callable(function) else args
 
 
-if TYPE_CHECKING:
-    from evenstep.data.mixture import Mixing
-    from evenstep.precision import Precision
+def _hook(name: str, info: ValidationInfo) -> Any:
+    return _found(f"evenstep.events:{name.title().replace('_', '')}", info)
 
-    AnyMixing = Mixing
-    AnyPrecision = Precision | str
-    Function = Callable[..., Any] | str
-    Args = OptimizerArgs = dict[str, Any]
-    TorchOptimizer = HookName = Function
-else:
-    AnyMixing = Annotated[Any, OneOf("evenstep.data.mixture:Mixing", "evenstep.data.mixture:MIXINGS", default="all")]
-    AnyPrecision = Annotated[Any, OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)]
-    Function = Annotated[
-        str,
-        Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME"),
-        AfterValidator(_found),
-    ]
-    TorchOptimizer = Annotated[str, AfterValidator(lambda name, info: _found(f"torch.optim:{name}", info))]
-    HookName = Annotated[Literal[tuple(HOOKS)], AfterValidator(lambda name, info: _found(HOOKS[name], info))]
-    Args = Annotated[dict[str, Any], AfterValidator(_bound), Field(validate_default=True)]
-    OptimizerArgs = Annotated[
-        dict[str, Any],
-        AfterValidator(lambda args, info: _bound(args, info, num_given=1, without=("lr",))),
-        Field(validate_default=True),
-    ]
+
+Function = Annotated[
+    Callable[..., Any] | str,
+    Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME"),
+    AfterValidator(_found),
+]
+TorchOptimizer = Annotated[
+    Callable[..., Any] | str,
+    Matching(r"\w+", "a class of torch.optim"),
+    AfterValidator(lambda name, info: _found(f"torch.optim:{name}", info)),
+]
+HookName = Literal[
+    "best", "early_stop", "profile", "statistics", "stop_below_lr", "stop_file", "time_budget", "timer", "watchdog"
+]
+Args = Annotated[dict[str, Any], AfterValidator(_bound), Field(validate_default=True)]
+OptimizerArgs = Annotated[
+    dict[str, Any],
+    AfterValidator(lambda args, info: _bound(args, info, num_given=1, without=("lr",))),
+    Field(validate_default=True),
+]
+AnyMixing = OneOf("evenstep.data.mixture:Mixing", "evenstep.data.mixture:MIXINGS", default="all")
+AnyPrecision = OneOf("evenstep.precision:Precision", "evenstep.precision:PRECISIONS", named=True)
 
 
 def _with_args(table: Any) -> Any:
@@ -120,7 +108,7 @@ class HookTable:
 
     extra: ClassVar[str] = "allow"
 
-    use: HookName | None = None
+    use: Annotated[HookName, AfterValidator(_hook)] | None = None
     """Name of a hook of evenstep. Its arguments are further keys of this table."""
     target: Function | None = None
     """`FILE.py:NAME` or `package.module:NAME`: a callable that returns an `evenstep.Hook`."""
@@ -220,7 +208,7 @@ class NamedTask(TaskTable):
 class MixtureTable:
     """Updates from batches of several tasks."""
 
-    mixing: AnyMixing = AllTasks()
+    mixing: Annotated[Mixing, AnyMixing] = AllTasks()
     """Tasks of each update. `all`: a batch of every task, or as many as `repeats` says. `round_robin`: one after the
     other. `sampled`: drawn at random."""
     end: End = "cycle"
@@ -238,7 +226,7 @@ class TrainTable(Training):
     """Length of the run, in updates (optimizer steps). Give either this or `epochs`."""
     epochs: Count | None = None
     """Length of the run in epochs of the training set."""
-    precision: AnyPrecision = "32-true"
+    precision: Annotated[Precision | str, AnyPrecision] = "32-true"
     """Number formats. `32-true` is float32 throughout; `-mixed` keeps float32 parameters and computes in the smaller
     format; `-true` also keeps the model in that format, with float32 master weights in the optimizer; `-no-master` does
     without those. A table of `kind` and arguments sets the loss scale, the casts, or the layers in float8."""

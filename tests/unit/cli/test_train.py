@@ -26,11 +26,10 @@ def test_a_run_says_what_it_does_and_its_folder_holds_all_that_there_is_to_know(
     done = evenstep("train", "run.toml", "--seed", "7")
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert lines[:5] == [
+    assert lines[:4] == [
         "run folder  runs/tiny",
         "model       Net, 17 parameters, on cpu",
         "data        train 40 samples, valid 16 samples",
-        "batches     data: global_batch_size 8, micro_batch_size 3",
         "run         6 updates (1.2 epochs of 5 updates), precision 32-true, seed 7",
     ]
     assert lines[-2:] == ["run folder  runs/tiny", "report      runs/tiny/report.html"]
