@@ -16,7 +16,7 @@ from evenstep.schema import Count, Instance, Matching, Natural, OneOf, Positive,
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.train.failures import FailurePolicy, LossSpikes
+    from evenstep.train.failures import FailurePolicy
     from evenstep.train.tasks.weighting import Coefficients, Combine
 
     Combining = Combine | str
@@ -25,7 +25,6 @@ else:
     Writer = Annotated[Any, Instance("evenstep.events:Writer")]
     Ema = Annotated[Any, Instance("evenstep.optim.ema:Ema", made=True)]
     FailurePolicy = Annotated[Any, Instance("evenstep.train.failures:FailurePolicy")]
-    LossSpikes = Annotated[Any, Instance("evenstep.train.failures:LossSpikes")]
     Coefficients = Annotated[
         Any, OneOf("evenstep.train.tasks.weighting:Coefficients", "evenstep.contrib.multitask:COEFFICIENTS")
     ]
@@ -151,10 +150,10 @@ class Failures:
     """For a loss or gradient that is inf or NaN, which is never applied: `stop` ends the run; `skip` leaves this global
     batch out; `retry` tries it once more; `rewind` goes back to the last checkpoint; `rewind_past` also leaves out the
     data since then."""
-    out_of_memory: OutOfMemory | FailurePolicy = "retry"
+    out_of_memory: OutOfMemory = "retry"
     """For a micro-batch that does not fit into memory: `retry` cuts it in two until it fits, which gives the same
     gradient; `stop` ends the run."""
-    loss_spike: LossSpike | LossSpikes | FailurePolicy = "report"
+    loss_spike: LossSpike | FailurePolicy = "report"
     """For a loss far above the previous ones: `ignore`, `report`, `stop`, `rewind` to the last checkpoint, or
     `rewind_past`, which also leaves out the data since then."""
     spike_window_updates: Annotated[int, Ge(8)] = SPIKE_WINDOW_UPDATES

@@ -47,7 +47,7 @@ from evenstep.errors import (
 from evenstep.events import JsonlWriter, Save, TimeBudget
 from evenstep.parallel import Group
 from evenstep.precision import Fp16Mixed
-from evenstep.train import LossSpikes, Retry, Rewind, Skip, Stop
+from evenstep.train import FailurePolicy
 from threads import ends_of_ranks
 
 EXACT, ROUNDED = 0.0, 1e-13  # the same bits; up to the rounding of sums in float64
@@ -210,7 +210,7 @@ add("out of memory: one sample, in a stage", one_sample, pipeline=2)
 @case("out of memory: policy stop")
 def _() -> None:
     fault = Fault(act=out_of_memory, phase="backward", update=3)
-    failed(train(None, [fault], failures=Failures(out_of_memory=Stop())), OutOfMemoryError)
+    failed(train(None, [fault], failures=Failures(out_of_memory="stop")), OutOfMemoryError)
 
 
 @case("out of memory: BatchNorm's statistics are those of the try that counted")
@@ -303,18 +303,22 @@ def _() -> None:
 
 @case("NaN gradient, passing: retry ends at the same bits")
 def _() -> None:
-    same(good(train(hooks=[Poison(4)], failures=Failures(non_finite=Retry(limit=1)))))
+    same(good(train(hooks=[Poison(4)], failures=Failures(non_finite="retry"))))
 
 
 @case("NaN gradient, lasting: retry stops")
 def _() -> None:
-    failed(train(hooks=[Poison(4, times=9)], failures=Failures(non_finite=Retry(limit=2))), NonFiniteError, update=3)
+    failed(
+        train(hooks=[Poison(4, times=9)], failures=Failures(non_finite=FailurePolicy("retry", limit=2))),
+        NonFiniteError,
+        update=3,
+    )
 
 
 def nan_is_skipped(ranks: int, **what: Any) -> None:
     def act(group: Group) -> Ended:
         hooks = [Poison(4)] if group.rank == ranks - 1 else []
-        return train(group, hooks=hooks, failures=Failures(non_finite=Skip()), **what)
+        return train(group, hooks=hooks, failures=Failures(non_finite="skip"), **what)
 
     ends = good_ends(ranks, act)
     for ended in ends:
@@ -334,7 +338,7 @@ def nan_in_16_mixed(ranks: int, **more: Any) -> None:
     def act(group: Group) -> Ended:
         hooks = [Poison(4, times=TRIES)] if group.rank == ranks - 1 else []
         precision = Fp16Mixed(initial=SCALE, floor=FLOOR)
-        return train(group, hooks=hooks, precision=precision, failures=Failures(non_finite=Skip()), **more)
+        return train(group, hooks=hooks, precision=precision, failures=Failures(non_finite="skip"), **more)
 
     for ended in good_ends(ranks, act):
         kinds = ["overflow"] * (TRIES - 1) + ["non_finite"]
@@ -390,7 +394,7 @@ def rewound(ranks: int, strategy: str) -> None:
     with folder() as where:
 
         def act(group: Group) -> Ended:
-            hooks, failures = [Poison(5), Save(every_updates=2)], Failures(non_finite=Rewind())
+            hooks, failures = [Poison(5), Save(every_updates=2)], Failures(non_finite="rewind")
             more: dict[str, Any] = {"folder": where, "failures": failures, "writers": [JsonlWriter()]}
             return train(group, strategy=strategy, hooks=hooks, **more)
 
@@ -408,26 +412,26 @@ for ranks, strategy in ((1, "single"), (2, "ordered"), (2, "ddp")):
 @case("NaN gradient: rewind without a sound checkpoint before it stops")
 def _() -> None:
     with folder() as where:
-        failures = Failures(non_finite=Rewind(limit=1))
+        failures = Failures(non_finite="rewind", max_rewinds=1)
         failed(train(hooks=[Poison(3, times=9)], folder=where, failures=failures), NonFiniteError, update=2)
 
 
-def spiked(at: int, answer: Any = None, **more: Any) -> Ended:
+def spiked(at: int, answer: Any = "report", **more: Any) -> Ended:
     with folder() as where:
-        spikes = LossSpikes(*([answer] if answer else []), window_updates=16, threshold=20)
+        failures = Failures(loss_spike=answer, spike_window_updates=16, spike_threshold=20)
         hooks = [Poison(at, after=True), Save(every_updates=3)]
-        return train(hooks=hooks, folder=where, failures=Failures(loss_spike=spikes), updates=20, **more)
+        return train(hooks=hooks, folder=where, failures=failures, updates=20, **more)
 
 
 @case("loss spike: rewind past the data that caused it")
 def _() -> None:
-    ended = good(spiked(13, Rewind(past_data=True), clip_norm=None))
+    ended = good(spiked(13, "rewind_past", clip_norm=None))
     assert ended.kinds == ["loss_spike", "rewind"], ended.kinds
     assert (ended.trainer.progress.skipped, ended.update) == (2, 20)  # from update 12 to the batch of update 14
 
 
 def spike_is_undone(at: int, rewinds: int) -> None:
-    ended = good(spiked(at, Rewind()))
+    ended = good(spiked(at, "rewind"))
     assert ended.kinds == ["loss_spike", "rewind"] * rewinds, ended.kinds
     same(ended, undisturbed(updates=20)[0])
 
@@ -438,7 +442,7 @@ add("loss spike: the newest checkpoint is spoiled too, and the second rewind goe
 
 @case("loss spike: policy stop, and a spike that is only reported")
 def _() -> None:
-    failed(spiked(13, Stop()), NonFiniteError, "update 14")
+    failed(spiked(13, "stop"), NonFiniteError, "update 14")
     assert "loss_spike" in good(spiked(13)).kinds
 
 

@@ -105,7 +105,7 @@ def run(updates: int, folder: Path, meter: Meter, *, chaos: bool) -> tuple[Ended
             "checkpoint": evenstep.Checkpointing(keep_last=12),
             "data": {"reading": evenstep.Reading(retries=8), "num_workers": 1},
             "hooks": [Save(every_updates=50), meter, wrong],
-            "failures": evenstep.Failures(non_finite=evenstep.train.Rewind(limit=10**6)),
+            "failures": evenstep.Failures(non_finite="rewind", max_rewinds=10**6),
             "writers": [Flaky()],
         }
     with patch("os.fsync", fsync):

@@ -188,7 +188,7 @@ class Walk:
             strategy=strategy,
             evaluations={"valid": evenstep.MapData(points[:short], global_batch_size=short, micro_batch_size=1)},
             hooks=[Script(group), Evaluate(every_updates=2)],
-            failures=evenstep.Failures(non_finite=evenstep.train.Skip()),
+            failures=evenstep.Failures(non_finite="skip"),
             # A save of shards is planned from what all ranks say of theirs, which nobody can say for them.
             folder=None if strategy.layout.divides == "elements" else folder,
             log=evenstep.Logging(writers=()),

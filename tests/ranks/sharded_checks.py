@@ -17,7 +17,7 @@ from evenstep import Ema, Failures, Loss, MapData, Mixture, Task, Trainer, Train
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
-from evenstep.train.failures import Skip
+from evenstep.train import FailurePolicy
 
 NOT_COMPARED: dict[str, Tensor] = {}  # what other ranks have of a run of one process: the first compares, and prints
 DATA = [(torch.tensor([n / 9, 1.0, n % 2]), torch.tensor(n % 3 / 2)) for n in range(20)]
@@ -197,7 +197,11 @@ def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:
     bad = [(torch.full((3,), torch.inf), torch.tensor(0.0))] * 4 + DATA[:2]
     data = MapData(bad, global_batch_size=4, micro_batch_size=2, shuffle=False)
     one = trainer(
-        Fsdp(group, reduction="fast"), data=data, updates=None, epochs=1, failures=Failures(non_finite=Skip(limit=2))
+        Fsdp(group, reduction="fast"),
+        data=data,
+        updates=None,
+        epochs=1,
+        failures=Failures(non_finite=FailurePolicy("skip", limit=2)),
     )
     result = one.train()
     return result.update, all(bool(value.isfinite().all()) for value in values(one).values())

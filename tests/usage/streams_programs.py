@@ -203,7 +203,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         what: "fails", "skips" or "rewinds" in its fifth update, or nothing.
         leaving: `stop_at` an update; `resume`, whether from the folder.
     """
-    from evenstep.train.failures import Rewind, Skip
+    from evenstep.train import FailurePolicy
 
     group = group_of_ranks(timeout_s=20)
     rank, ranks = (0, 1) if group is None else (group.rank, group.ranks)
@@ -221,7 +221,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         hooks=[watch],
         data=data,
         updates=10,
-        failures=evenstep.Failures(non_finite=Rewind() if what == "rewinds" else Skip(limit=3)),
+        failures=evenstep.Failures(non_finite="rewind" if what == "rewinds" else FailurePolicy("skip", limit=3)),
     )
     if leaving.get("resume"):
         trainer.resume("auto")

@@ -25,7 +25,7 @@ from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.optim.schedules import Cosine, Linear
 from evenstep.parallel import Single
 from evenstep.precision import Bf16Mixed
-from evenstep.train import Skip, Stop
+from evenstep.train import FailurePolicy
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
 
@@ -305,8 +305,8 @@ def test_a_handler_of_the_programs_own_is_left_alone() -> None:
         ),
         ({"strategy": "ddp"}, {"strategy": Single()}),
         (
-            {"failures": Failures(non_finite="skip", out_of_memory="stop")},
-            {"failures": Failures(non_finite=Skip(), out_of_memory=Stop())},
+            {"failures": Failures(non_finite="skip")},
+            {"failures": Failures(non_finite=FailurePolicy("skip"))},
         ),
         ({"data": DataLoader(PAIRS, batch_size=4, shuffle=True)}, {}),
         ({"data": DataLoader(PAIRS, batch_size=4)}, {"data": MapData(PAIRS, global_batch_size=4, shuffle=False)}),

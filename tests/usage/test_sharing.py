@@ -51,9 +51,8 @@ ASKED = evenstep.events.Evaluate(every_updates=1)
 KEPT: dict[str, Callable[[], dict[str, Any]]] = {
     "`coefficients`": lambda: several(coefficients=evenstep.contrib.multitask.Uncertainty()),
     "`combine`": lambda: several(combine=evenstep.contrib.multitask.GradNorm()),
-    "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.train.Skip())},
-    "`out_of_memory`": lambda: {"failures": evenstep.Failures(out_of_memory=evenstep.train.Retry())},
-    "`loss_spike`": lambda: {"failures": evenstep.Failures(loss_spike=evenstep.train.LossSpikes())},
+    "`non_finite`": lambda: {"failures": evenstep.Failures(non_finite=evenstep.train.FailurePolicy("skip"))},
+    "`loss_spike`": lambda: {"failures": evenstep.Failures(loss_spike=evenstep.train.FailurePolicy("stop"))},
     "hook `EarlyStop`": lambda: {"hooks": [evenstep.EarlyStop(patience_evaluations=1), ASKED], **EVALUATED},
 }
 FREE: dict[str, Callable[[], dict[str, Any]]] = {

@@ -58,6 +58,10 @@ class Bus:
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
         self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
         check_unused(self.kept)
+        self.attach(trainer)
+
+    def attach(self, trainer: object) -> None:
+        """Let the hooks see `trainer`, also those that another one has used since."""
         for hook in self.hooks:
             hook.attach(trainer)
 

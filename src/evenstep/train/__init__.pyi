@@ -9,21 +9,6 @@ from evenstep.train.failures import (
 from evenstep.train.failures import (
     FailurePolicy as FailurePolicy,
 )
-from evenstep.train.failures import (
-    LossSpikes as LossSpikes,
-)
-from evenstep.train.failures import (
-    Retry as Retry,
-)
-from evenstep.train.failures import (
-    Rewind as Rewind,
-)
-from evenstep.train.failures import (
-    Skip as Skip,
-)
-from evenstep.train.failures import (
-    Stop as Stop,
-)
 from evenstep.train.progress import (
     Prediction as Prediction,
 )

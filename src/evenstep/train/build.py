@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Protocol, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ from evenstep.train.checks import (
     check_whole_model,
 )
 from evenstep.train.cut import SplitLimit
-from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, LossSpikes, Policies, Retry
+from evenstep.train.failures import Policies
 from evenstep.train.forwards import build_teacher
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
@@ -116,24 +116,6 @@ def strategy_of(given: Strategy | str | None, device: str | torch.device, model:
     return strategy_named(given, launched_group(device_of_rank(str(device))))
 
 
-def policies_of(failures: Failures) -> Policies:
-    def policy(given: FailurePolicy | str) -> FailurePolicy:
-        return FAILURE_POLICIES[given](failures.max_rewinds) if isinstance(given, str) else given
-
-    spikes = failures.loss_spike
-    if not isinstance(spikes, LossSpikes):
-        spikes = LossSpikes(
-            None if spikes in ("report", "ignore") else policy(spikes),
-            window_updates=failures.spike_window_updates,
-            threshold=failures.spike_threshold,
-        )
-    return Policies(
-        non_finite=policy(failures.non_finite),
-        out_of_memory=Retry() if failures.out_of_memory == "retry" else policy(failures.out_of_memory),
-        spikes=None if failures.loss_spike == "ignore" else spikes,
-    )
-
-
 def _combine_of(given: Combine | str | None) -> Combine | None:
     if not isinstance(given, str):
         return given
@@ -141,14 +123,6 @@ def _combine_of(given: Combine | str | None) -> Combine | None:
 
 
 # --- parts
-
-
-class Compute(Protocol):
-    """Computes and applies updates; `reads_at_once` if the host knows at once that one was applied."""
-
-    reads_at_once: bool
-
-    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate: ...
 
 
 @final
@@ -162,8 +136,9 @@ class Parts:
     Attributes:
         group: all ranks of the run.
         settings: of updates, as plain values.
-        package: computes updates in place of `core`: a module with `check(parts)` and `build(parts) -> Compute`.
-        compute: computes and applies one update: `core`, or what `package` builds.
+        package: computes updates in place of `core`: a module with `check(parts)`, and `build(parts)` for `compute`.
+        compute: computes and applies one update.
+        reads_at_once: True if the host knows at once that it was applied.
         teacher: output of the average; None where no task asks for it.
         saved: tensors of the state.
 
@@ -184,14 +159,16 @@ class Parts:
         seed: int,
         device: str | torch.device,
         train: Training,
-        policies: Policies,
+        failures: Failures = Failures(),
         data: Data | None = None,
         evaluations: Mapping[str, Data] = MappingProxyType({}),
         averages: bool = False,
     ) -> None:
         check_launched(strategy, model, os.environ)
         check_model(model)
-        self.model, self.train, self.seed, self.policies = model, train, seed, policies
+        self.model, self.train, self.seed = model, train, seed
+        self.may_cut = failures.out_of_memory == "retry"
+        self.policies = policies = Policies(failures)
         self.optimizer = optimizer = joined(optimizer)
         with attached(model, named(task), optimizer):
             self.precision = formats = precision_of(precision)
@@ -225,16 +202,12 @@ class Parts:
     @property
     def kept(self) -> dict[str, object]:
         """Objects with state, by their names in messages; they belong to one run."""
-        coefficients, policies = self.tasks.coefficients, self.policies
-        spikes = policies.spikes
+        coefficients = self.tasks.coefficients
         by_name = {
             "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
             "combine": self.tasks.combine,
             "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
-            "non_finite": policies.non_finite,
-            "out_of_memory": policies.out_of_memory,
-            "loss_spike": spikes,
-            "policy": None if spikes is None else spikes.policy,
+            **self.policies.kept,
             **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
         }
         return {f"`{name}`": one for name, one in by_name.items() if one is not None and vars(one)}
@@ -300,11 +273,13 @@ class Parts:
             ),
             average=self.saved.average,
             learning_rates=learning_rates,
-            out_of_memory=self.policies.out_of_memory,
+            may_cut=self.may_cut,
             trained=self.saved.trained,
             combine=tasks.combine,
         )
-        self.compute: Compute = self.core if self.package is None else self.package.build(self)
+        compute: Any = self.core if self.package is None else self.package.build(self)
+        self.compute: Callable[[GlobalBatch, Progress], PendingUpdate] = compute
+        self.reads_at_once: bool = compute.reads_at_once
         self.teacher = build_teacher(context, model, self.saved.average)
         pending = set(context.tasks) if train.check_loss else set[str]()
         self.check_loss = LossCheck(self.core, context, self.execution, pending)

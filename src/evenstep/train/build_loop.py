@@ -4,7 +4,6 @@ A folder brings the writers `console` and `jsonl` and six hooks, evaluations bri
 standard writers; a given hook replaces the standard hook of its class.
 """
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
@@ -17,11 +16,8 @@ from evenstep.events import (
     Bus,
     Evaluate,
     EvaluateEvent,
-    Event,
     Hook,
-    Incident,
     IncidentFiles,
-    Record,
     Save,
     Status,
     StopFile,
@@ -42,7 +38,7 @@ from evenstep.options import (
 from evenstep.train.build import Parts
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
-from evenstep.train.evaluate import Evaluations
+from evenstep.train.evaluate import Evaluator
 from evenstep.train.feed import Feed
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
@@ -91,24 +87,26 @@ def build_loop(
     followers = [*task_hooks(parts.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(parts.lr_schedule))]
     heard = [hook for hook in (*followers, *standard) if group.rank == 0 or not getattr(hook, "first_rank_only", False)]
     bus = reporter.bus = Bus(heard, trainer, on_error=failures.hook, report=reporter.report)
+    for hook in bus.hooks:
+        target = getattr(hook, "follows", None)
+        if isinstance(target, MetricTarget):
+            target.check(hook)
     planned = updates if epochs is None else updates_of(data, epochs, parts.seed)
     engine = Engine.of(parts, updates=planned, bus=bus, report=reporter.report)
     requests = Requests(pollers=_overriding(bus.hooks, "poll"))
-    evaluator = Evaluations(
-        evaluator=engine.evaluator, ledger=engine.ledger, sets=sets, writers=reporter.writers, requests=requests
-    )
+    evaluator = Evaluator(parts, engine.ledger, sets=sets, writers=reporter.writers, requests=requests)
     state = RunState(
         engine=engine,
         data=data,
         epochs=epochs,
-        evaluations=evaluator,
+        evaluator=evaluator,
         requests=requests,
         reporter=reporter,
         config=dict(checkpoint.config or {}),
     )
     mirror = None if folder is None or checkpoint.mirror is None else Mirror(checkpoint.mirror, folder)
     run_folder = RunFolder(path=folder, group=group, report=reporter.report, mirror=mirror)
-    known_at_once = parts.compute.reads_at_once or data.positions != "all"
+    known_at_once = parts.reads_at_once or data.positions != "all"
     return Loop(
         engine=engine,
         feed=Feed(
@@ -120,7 +118,6 @@ def build_loop(
             phases=engine.phases,
             requests=requests,
         ),
-        policies=parts.policies,
         evaluator=evaluator,
         checkpointer=Checkpointer(state=state, folder=run_folder, options=checkpoint, reporter=reporter),
         reporter=reporter,
@@ -137,20 +134,10 @@ def _overriding(hooks: Sequence[Hook], method: str) -> list[Hook]:
     return [hook for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]
 
 
-@final
-class _IncidentLog(Writer):
-    def write(self, records: Sequence[Record]) -> None:
-        pass
-
-    def event(self, name: str, event: Event) -> None:
-        if isinstance(event, Incident) and event.kind != "failed":  # which is raised
-            logging.getLogger("evenstep").warning(event.message)
-
-
 def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
     """Writers from objects and names; None gives the standard ones, or without a folder what suits the terminal."""
     if given is None:
-        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else (_IncidentLog(),)
+        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else ()
     several = [given] if isinstance(given, str | Writer) else cast("Iterable[Any]", given)
     return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
 

@@ -8,7 +8,7 @@ from typing import final
 
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError, ReplicaError
-from evenstep.events import Incident, SaveEvent
+from evenstep.events import SaveEvent
 from evenstep.options import Checkpointing, Reset
 from evenstep.train.reporter import Reporter
 from evenstep.train.run_state import RunState
@@ -70,9 +70,11 @@ class Checkpointer:
         self.folder.claim()
         self._ended(writer.wait())
         self._path = None
-        self._span = bus.span(
-            "save", lambda: SaveEvent(update=update), lambda _: SaveEvent(update=update, path=self._path)
-        )
+
+        def event(error: BaseException | None = None) -> SaveEvent:
+            return SaveEvent(update=update, path=self._path)
+
+        self._span = bus.span("save", event, event)
         self._span.__enter__()
         try:
             no_memory = writer.begin(
@@ -95,7 +97,7 @@ class Checkpointer:
             message = (
                 f"training waits for the save of update {update}: no memory for a copy of the state ({no_memory})."
             )
-            self._report("slow_save", message, update)
+            self.reporter.say("slow_save", update, message)
             self._ended(writer.wait(), raises=must)
 
     def poll(self) -> None:
@@ -121,11 +123,11 @@ class Checkpointer:
     def settle_alone(self) -> bool:
         """End the save in flight without other ranks; True if it gave no checkpoint."""
         result = None if self._writer is None else self._writer.end_alone()
-        self._ended(result, goes_on=False)
+        self._ended(result, alone=True)
         return result is not None and result.path is None
 
     def load(self, state: Tree) -> None:
-        self.reporter.changed(self.state.load_state_dict(state), self._update)
+        self._report_changes(self.state.load_state_dict(state))
         self.saved_at = -1  # saved checkpoints may belong to another course
         self.is_named = True
 
@@ -135,13 +137,13 @@ class Checkpointer:
         self.folder.record(settings, self._update)
         if self.is_named and self.enabled:
             for text in self.folder.set_aside_after(self._update):
-                self._report("checkpoint", text, self._update)
+                self.reporter.say("checkpoint", self._update, text)
         self.is_named = False
 
     def resume(self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()) -> Path:
         """Go on from the checkpoint in `path`; gives its folder."""
         step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
-        self.reporter.changed(changed, self._update)
+        self._report_changes(changed)
         self.saved_at = self._update
         self.resumed_from = str(step)
         self.is_named = True
@@ -152,9 +154,7 @@ class Checkpointer:
     def resume_newest(self, *, new_settings: bool) -> Path | None:
         """Go on from the newest sound checkpoint of the run folder; gives its folder, or None if there is none."""
         if self.folder.path is None:
-            raise ArgumentError(
-                "`resume` must be a path, since this trainer has no `folder` to look into.", field="resume"
-            )
+            raise ArgumentError("`resume` needs a path, as this trainer has no `folder` to look into.", field="resume")
         paths = self.folder.newest_first()
         step = self._resume_first(paths, update=0, new_settings=new_settings)
         if step is None and paths:
@@ -171,11 +171,10 @@ class Checkpointer:
         Args:
             fault: what went wrong in that update, as a sentence.
         """
-        engine = self.state.engine
-        limit = engine.parts.context.cuts.limit  # a batch that did not fit then would not fit now
+        cuts = self.state.engine.parts.context.cuts
+        limit = cuts.limit  # a batch that did not fit then would not fit now
         # after a second fault at the same update the checkpoint itself may be the cause
-        helped = self._last is None or update > self._last[0]
-        before = update if self._last is None or helped else self._last[1]
+        before = update if self._last is None or update > self._last[0] else self._last[1]
         self.settle()
         path = self._resume_first(self.folder.newest_first(before=before), update=before, new_settings=True)
         if path is None:
@@ -183,12 +182,12 @@ class Checkpointer:
                 f"{fault} `{self.folder.path}` has no checkpoint of fewer than {before} updates to go back to; keep "
                 f"more (`checkpoint.keep_last`), or take another policy in `failures`."
             )
+        cuts.limit = limit
         now = self._update
-        engine.parts.context.cuts.limit = limit
         self._last = update, now
         self.reporter.writers.rewind(now)
         self.folder.leave_after(now)
-        self._report("rewind", f"the run went back to {path.name}, from before update {update}.", now)
+        self.reporter.say("rewind", now, f"the run went back to {path.name}, from before update {update}.")
 
     def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
         for path in paths:
@@ -197,7 +196,7 @@ class Checkpointer:
                 step = self.resume(path, new_settings=new_settings)
             except UnreadableError as error:
                 if self.folder.group.rank == 0:
-                    self._report("checkpoint", f"{path.name} was skipped: {error}", update)
+                    self.reporter.say("checkpoint", update, f"{path.name} was skipped: {error}")
             else:
                 self.is_named = False  # later ones can't be read, or are deleted
                 return step
@@ -207,25 +206,26 @@ class Checkpointer:
         # only the rank of the failing disk has the cause
         return any(self.folder.group.gather(isinstance(error.__cause__, OSError)))
 
-    def _ended(self, result: SaveResult | None, *, raises: bool = False, goes_on: bool = True) -> None:
+    def _ended(self, result: SaveResult | None, *, raises: bool = False, alone: bool = False) -> None:
         if result is None:
             return
-        if result.path is not None:
+        error, is_saved = result.error, result.path is not None
+        if is_saved:
             self._path = self.folder.checkpoint_of(result.update)
             self.saved_at = result.update
-        error = result.error
-        failed = error if (raises or isinstance(error, ReplicaError)) and result.path is None else None
+        failed = None if is_saved or not (raises or isinstance(error, ReplicaError)) else error
         self._span.__exit__(type(failed) if failed else None, failed, failed and failed.__traceback__)
         if error is None:
             return
-        if raises or (goes_on and isinstance(error, ReplicaError)):
+        if raises or (not alone and isinstance(error, ReplicaError)):
             raise error
-        goes_on = goes_on and result.path is None
-        message = f"{error} Training goes on; the next save tries again." if goes_on else str(error)
-        self._report("save_failed", message, result.update)
+        end = "" if is_saved or alone else " Training goes on; the next save tries again."
+        self.reporter.say("save_failed", result.update, f"{error}{end}")
 
-    def _report(self, kind: str, message: str, update: int) -> None:
-        self.reporter.report(Incident(kind=kind, update=update, message=message))
+    def _report_changes(self, texts: list[str]) -> None:
+        if texts and self.folder.group.rank == 0:
+            message = f"the run goes on with changes: {'; '.join(texts)}."
+            self.reporter.say("resumed", self._update, message, details={"changed": texts})
 
     def _require(self) -> AsyncWriter:
         if self._writer is None:

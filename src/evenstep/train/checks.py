@@ -20,13 +20,13 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
 from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, shard_refusal
-from evenstep.options import SAVED_BY, Checkpointing, Failures, Training
+from evenstep.options import SAVED_BY, Checkpointing, Training
 from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision, SixteenBits
-from evenstep.train.failures import Policies, Rewind, Stop
+from evenstep.train.failures import Answer, Policies
 from evenstep.train.state.train_state import is_shared, parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
 from evenstep.train.tasks.tasks import Tasks
@@ -93,7 +93,7 @@ def check_own_models(strategy: Strategy, policies: Policies, precision: Precisio
             f"add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
             field="strategy",
         )
-    if precision.retries_overflow or not isinstance(policies.non_finite, Stop):
+    if precision.retries_overflow or policies.non_finite.answer is not Answer.STOP:
         raise ArgumentError(
             "ranks that train a model each can't repeat or skip updates by themselves: use a precision without a loss "
             'scale, and `failures.non_finite = "stop"`.',
@@ -224,15 +224,13 @@ def check_saves(folder: object, checkpoint: Checkpointing) -> None:
 
 
 # hours
-def check_keeping(*, keeps: bool, policies: Policies, failures: Failures, checkpoint: Checkpointing) -> None:
-    if policies.may_rewind and not keeps:
-        raise ArgumentError("a policy that rewinds needs checkpoints: give the run a `folder`.", field="folder")
-    spike = policies.spikes and policies.spikes.policy
-    asked = {"non_finite": (policies.non_finite, failures.non_finite), "loss_spike": (spike, failures.loss_spike)}
-    rewinding = {name: given for name, (policy, given) in asked.items() if isinstance(policy, Rewind)}
+def check_keeping(folder: object, policies: Policies, checkpoint: Checkpointing) -> None:
     keep_last = checkpoint.keep_last
-    for name in rewinding if keep_last is not None and keep_last < 2 else ():
-        raise ArgumentError(f"`{name}` rewinds, which needs `keep_last` 2 or more, but is {keep_last}.", field=name)
+    for name in policies.rewinding:
+        if folder is None:
+            raise ArgumentError("a policy that rewinds needs checkpoints: give the run a `folder`.", field="folder")
+        if keep_last is not None and keep_last < 2:
+            raise ArgumentError(f"`{name}` rewinds, which needs `keep_last` 2 or more, but is {keep_last}.", field=name)
 
 
 # --- the tasks

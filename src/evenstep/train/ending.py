@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from evenstep.checkpoint import write_emergency
 from evenstep.errors import CheckpointError, LostRankError, ReplicaError, clause
-from evenstep.events import Incident
 from evenstep.lazy import load
 from evenstep.parallel.group import Interrupted
 from evenstep.process import EXIT_REQUEUE, REQUEUE, stopping
@@ -46,8 +45,7 @@ def _write_page(folder: Path, loop: "Loop") -> None:
     try:
         load("evenstep.tools.report:write_report")(folder)
     except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-        update, trace = loop.engine.progress.update, traceback.format_exc()
-        loop.reporter.report(Incident(kind="report", update=update, message=str(error), traceback=trace))
+        loop.reporter.say("report", loop.engine.progress.update, str(error), traceback=traceback.format_exc())
 
 
 def _end_program(loop: "Loop", number: signal.Signals | None, *, is_done: bool) -> None:
@@ -84,61 +82,53 @@ def emergency_save(error: BaseException, loop: "Loop", *, end: Callable[[], None
     try:
         if not is_lost or isinstance(error, Interrupted):  # other ranks wait for this rank
             engine.group.fail(clause(error))
-        is_whole = engine.parts.core.is_whole
-        unread = _abandon(error, loop)
-        lacking = "" if is_whole and engine.parts.core.is_whole else "the error came while the state was changed"
+        lacking = "" if engine.parts.core.is_whole else "the error came while the state was changed"
+        is_readable = True
+        try:
+            loop.abandon()
+        except RuntimeError as second:
+            is_readable = False
+            lacking = f"values on the device can't be read any more ({clause(str(second).partition(chr(10))[0])})"
+            error.add_note(f"Afterwards {lacking}.")
         with ExitStack() as after:  # each is called, also if hooks or screens raise
             after.callback(end)
             if loop.checkpointer.enabled:
-                after.callback(_save, error, loop.checkpointer, unread or lacking)
-            if engine.group.ranks == 1 and not unread:  # other ranks may not be there to sum with
+                after.callback(_save, error, loop.checkpointer, lacking)
+            if engine.group.ranks == 1 and is_readable:  # other ranks may not be there to sum with
                 after.callback(loop.write_known)  # first, so that the checkpoint has these metrics
-            loop.reporter.report(
-                Incident(
-                    kind="lost_rank" if is_lost else "failed",
-                    update=engine.progress.update,
-                    message=f"{type(error).__name__}: {error}",
-                    rank=engine.group.rank,
-                    traceback="".join(traceback.format_exception(error)),
-                )
+            loop.reporter.say(
+                "lost_rank" if is_lost else "failed",
+                engine.progress.update,
+                f"{type(error).__name__}: {error}",
+                rank=engine.group.rank,
+                traceback="".join(traceback.format_exception(error)),
             )
     except Exception as second:  # noqa: BLE001 - attached to the error in flight
         error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 
 
-def _abandon(error: BaseException, loop: "Loop") -> str:
-    try:
-        loop.abandon()
-    except RuntimeError as second:
-        why = f"values on the device can't be read any more ({clause(str(second).partition(chr(10))[0])})"
-        error.add_note(f"Afterwards {why}.")
-        return why
-    return ""
-
-
 def _save(error: BaseException, checkpointer: Checkpointer, lacking: str) -> None:
-    update = checkpointer.state.engine.progress.update
+    state, folder = checkpointer.state, checkpointer.folder
+    update = state.engine.progress.update
     checkpointer.settle_alone()
     if isinstance(error, KeyboardInterrupt | CheckpointError | ReplicaError) or update <= max(checkpointer.saved_at, 0):
         return  # the user is in a hurry, the disk or the state is the trouble, or nothing is new
-    if not lacking and not checkpointer.state.is_on_each_rank:
-        lacking = "other ranks hold parts of the state"
-    message = f"{lacking}: the newest checkpoint stands." if lacking else _saved(checkpointer, update)
-    if message:
-        checkpointer.reporter.report(Incident(kind="emergency", update=update, message=message))
-
-
-def _saved(checkpointer: Checkpointer, update: int) -> str:
-    state, folder = checkpointer.state.state_dict(whole=True), checkpointer.folder
-    path = write_emergency(folder.checkpoints, update, state, resumed_from=checkpointer.resumed_from)
-    if path is None:
-        return ""
-    checkpointer.saved_at = update
-    message = f"the state after update {update} is saved in {path}."
-    if folder.mirror is None:
-        return message
-    try:
-        folder.mirror.copy(path)
-    except CheckpointError as error:
-        return f"{message} There is no copy of it: {error}"
-    return f"{message} Its copy is in {folder.mirror.address}."
+    if not state.engine.parts.core.is_whole:
+        lacking = lacking or "the error came while the state was changed"
+    elif not state.is_on_each_rank:
+        lacking = lacking or "other ranks hold parts of the state"
+    message = f"{lacking}: the newest checkpoint stands."
+    if not lacking:
+        resumed_from = checkpointer.resumed_from
+        path = write_emergency(folder.checkpoints, update, state.state_dict(whole=True), resumed_from=resumed_from)
+        if path is None:
+            return
+        checkpointer.saved_at = update
+        message = f"the state after update {update} is saved in {path}."
+        try:
+            if folder.mirror is not None:
+                folder.mirror.copy(path)
+                message += f" Its copy is in {folder.mirror.address}."
+        except CheckpointError as second:
+            message += f" There is no copy of it: {second}"
+    checkpointer.reporter.say("emergency", update, message)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from evenstep.options import Training, check_length
 from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.failures import LOSS, Stop
+from evenstep.train.failures import LOSS
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import check_parts, check_same_run
@@ -101,7 +101,6 @@ class Engine:
     ) -> None:
         from evenstep.train.build import Parts
         from evenstep.train.checks import check_own_loop
-        from evenstep.train.failures import Policies
 
         if updates is not None:
             check_length(updates, None)
@@ -115,10 +114,9 @@ class Engine:
             seed=seed,
             device=device,
             train=train,
-            policies=Policies(non_finite=Stop()),
         )
         check_own_loop(parts.lr_schedule)
-        bus = Bus(task_hooks(parts.tasks.by_name), cast("Any", self))
+        bus = Bus(task_hooks(parts.tasks.by_name), self)
         # on standard error, unless Python's `logging` is configured otherwise
         warn = logging.getLogger("evenstep").warning
         self._build(parts, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
@@ -145,7 +143,7 @@ class Engine:
         self.group, self.reducers, self.phases = execution.world, execution.reducers, context.phases
         self.ledger = Ledger(core=core, execution=execution, context=context)
         self.state = EngineState(saved=parts.saved, ledger=self.ledger, context=context, settings=parts.settings)
-        self.evaluator = Evaluator(parts)
+        self.evaluator = Evaluator(parts, self.ledger)
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), core.trained.names)
         connect(self, parts.tasks.by_name)
@@ -240,12 +238,8 @@ class Engine:
         given = _given(batch, microbatches)
         with self.ledger.together():
             one = replace(global_batch(given, Position(), self.reducers.group), following=Position(epoch=1))
-        name, update = "evaluate", self.progress.update
-        values: dict[str, float] = {}
-        with self._alone(name), self.evaluator.span(name, update, values), self.ledger.together():
-            found = self.evaluator.apart(name, lambda _: (each for each in [one]), update, bus=self.bus)
-            values |= {f"{name}/{metric}": value for metric, value in found.items()}
-        return found
+        with self._alone("evaluate"), self.ledger.together():
+            return self.evaluator.once("evaluate", lambda _: (each for each in [one]), self.bus)
 
     def explain(self, aborted: Aborted) -> tuple[Incident, Exception]:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.

@@ -3,16 +3,17 @@
 Losses and metrics are summed as in training. Predictions are gathered batch by batch, so all layouts give equal bits.
 """
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import is_dataclass, replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, final
 
 from torch import Tensor
 
-from evenstep.data import Data, GlobalBatch, Microbatch
+from evenstep.data import Data, GlobalBatch
 from evenstep.data.tree import rebuilt
 from evenstep.errors import DataError, LostRankError
 from evenstep.events import Bus, EvaluateEvent, Record, Writers
@@ -20,15 +21,14 @@ from evenstep.internals import pytree
 from evenstep.optim.optimizers import evaluating
 from evenstep.train.build import Parts
 from evenstep.train.cut import SplitLimit
-from evenstep.train.forwards import Read, one_epoch, run_forwards
+from evenstep.train.forwards import Kept, Read, one_epoch, run_forwards
 from evenstep.train.ledger import Ledger
 from evenstep.train.progress import Prediction
-from evenstep.train.reporter import data_incidents
+from evenstep.train.reporter import report_faults
 from evenstep.train.requests import BrokenOff, Requests
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task, evaluates_itself
 from evenstep.train.update.context import TrainContext
-from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import task_of, weigh
@@ -36,64 +36,142 @@ from evenstep.train.update.weigh import task_of, weigh
 
 @final
 class Evaluator:
-    """Evaluates the model of an engine, and predicts with it."""
+    """Evaluates a model and predicts with it; the metrics of training must have been written before.
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        ema = parts.train.ema
-        self._passes = (("", False),) if ema is None else ema.passes
-        self._cuts: dict[str, SplitLimit] = {}
+    Args:
+        sets: data of the run's evaluations by name.
+        writers: get the metrics of these.
+        requests: an urgent stop breaks an evaluation off.
+
+    Attributes:
+        evaluated_at: update after which each set was last evaluated with all, by name.
+        is_running: an evaluation or a prediction is being made.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        ledger: Ledger,
+        *,
+        sets: Mapping[str, Data] = MappingProxyType({}),
+        writers: Writers | None = None,
+        requests: Requests | None = None,
+    ) -> None:
+        self.sets = sets
+        self.evaluated_at: dict[str, int] = {}
+        self.is_running = False
+        self._parts = parts
+        self._ledger = ledger
+        self._writers = writers
+        self._requests = requests
+        self._context = replace(parts.context, cuts=SplitLimit(sums=parts.train.check_loss))
+        self._passes = (("", False),) if parts.train.ema is None else parts.train.ema.passes
+
+    @property
+    def due(self) -> list[str]:
+        """Sets on which the current parameters were not evaluated."""
+        return [name for name in self.sets if self.evaluated_at.get(name) != self._ledger.progress.update]
+
+    def all(self) -> bool:
+        """Evaluate on all sets that are due; False if an urgent stop has broken that off."""
+        for name in self.due:
+            try:
+                self({name: self.sets[name]})
+            except BrokenOff:
+                return False
+            self.evaluated_at[name] = self._ledger.progress.update
+        return True
+
+    def __call__(self, sets: Mapping[str, Data]) -> dict[str, dict[str, float]]:
+        """Metrics of each set, without its name as prefix."""
+        with self._running("evaluate"):
+            return {name: self._heard(name, data.batches, self._context) for name, data in sets.items()}
+
+    def once(self, name: str, read: Read, bus: Bus) -> dict[str, float]:
+        """Metrics of which the run keeps none; the hooks of `bus` hear of them."""
+        return self._heard(name, read, self._apart(bus))
+
+    def of(self, data: Data) -> dict[str, float]:
+        """Metrics of data that are no evaluation of the run; hooks and writers do not get them."""
+        with self._running("evaluate"):
+            return _by_name(self._records("data", data.batches, self._apart()), "data/")
+
+    def try_out(self) -> None:
+        """Evaluate one batch of each set and forget the result, so that faults of its data are found early."""
+        with self._running("check"), self._parts.core.rollback.unchanged():
+            for name, data in self.sets.items():
+                with closing(data):
+                    self._records(name, data.batches, self._apart(), batches=1)
+
+    def predict(self, data: Data) -> list[Prediction]:
+        """Predictions for one epoch of `data`, for the first rank one per micro-batch; see `Trainer.predict`."""
+        group = self._parts.execution.group
+        found: list[Prediction] = []
+        epoch = one_epoch(data.batches, self._parts.model, self._context, group)
+        with self._running("evaluate"), self._parameters(average=self._passes[0][1]), epoch as batches:
+            for batch in batches:
+                self._report_faults(batch)
+                everybody = group.gather(self._predicted(batch))
+                if group.rank == 0:
+                    in_order = sorted((one for theirs in everybody for one in theirs), key=lambda one: one[0])
+                    found += [prediction for _, prediction in in_order]
+        return found
+
+    def close(self) -> None:
+        """End the processes that read the sets."""
+        for data in self.sets.values():
+            data.close()
 
     @contextmanager
-    def parameters(self, *, average: bool | None = None) -> Generator[None]:
-        """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
-        parts = self.parts
+    def _running(self, phase: str) -> Generator[None]:
+        self.is_running = True
+        try:
+            with self._context.phases.only(phase):
+                yield
+        finally:
+            self.is_running = False
+
+    @contextmanager
+    def _parameters(self, *, average: bool) -> Generator[None]:
+        parts = self._parts
         parts.core.require_whole()
-        values = parts.saved.average if (self._passes[0][1] if average is None else average) else None
+        values = parts.saved.average if average else None
         put_in = evaluating(parts.optimizer, parts.model.parameters(), parts.execution.reducers.after_step)
         with put_in, nullcontext() if values is None else values.swapped():
             yield
 
-    def span(self, name: str, update: int, values: Mapping[str, float]) -> AbstractContextManager[None]:
-        """Events around the evaluation `name`; `values` has its metrics at the end."""
-        return self.parts.context.bus.span(
-            "evaluate",
-            lambda: EvaluateEvent(update=update, name=name),
-            lambda error: EvaluateEvent(update=update, name=name, metrics=values),
-        )
+    def _apart(self, bus: Bus | None = None) -> TrainContext:
+        own = self._context
+        return replace(own, storage=build_storage(own.tasks, own.device), bus=bus or Bus((), None))
 
-    def records(
-        self,
-        name: str,
-        read: Read,
-        update: int,
-        *,
-        context: TrainContext | None = None,
-        is_stopped: Callable[[], bool] = lambda: False,
-        batches: int | None = None,
-    ) -> list[Record]:
-        """Metrics of the parameters after `update`, such as "valid/loss": Σsum/Σweight; all ranks call it together.
+    def _heard(self, name: str, read: Read, context: TrainContext) -> dict[str, float]:
+        update = self._ledger.progress.update
+        values: dict[str, float] = {}
 
-        Args:
-            name: of the set, the prefix of its metrics.
-            context: where metrics are collected; nothing else may be pending in its storage.
-            is_stopped: asked before each batch; BrokenOff is raised if it is true.
-            batches: how many to evaluate; None for one epoch.
-        """
-        execution, context = self.parts.execution, context or self.parts.context
-        storage = context.storage
-        context = replace(context, cuts=self._cuts.setdefault(name, SplitLimit(sums=context.cuts.sums)))
+        def event(error: BaseException | None = None) -> EvaluateEvent:
+            return EvaluateEvent(update=update, name=name, metrics=values)
+
+        with context.bus.span("evaluate", event, event):
+            records = self._records(name, read, context)
+            if self._writers is not None:
+                self._writers.write(records)
+            values |= _by_name(records)
+        return _by_name(records, f"{name}/")
+
+    def _records(self, name: str, read: Read, context: TrainContext, *, batches: int | None = None) -> list[Record]:
+        """Metrics such as "valid/loss": Σsum/Σweight over so many batches, or one epoch; all ranks call it together."""
+        execution, storage = self._parts.execution, context.storage
         records: list[Record] = []
         for below, average in self._passes:
             prefix, mark = f"{name}/{below}", storage.mark()
             recovery = Recovery(execution=execution, context=context, evaluation=name)
-            epoch = one_epoch(read, self.parts.model, context, execution.reducers.data_group)
+            epoch = one_epoch(read, self._parts.model, context, execution.reducers.data_group)
             try:
-                with self.parameters(average=average), epoch as given:
+                with self._parameters(average=average), epoch as given:
                     for batch in islice(given, batches):
-                        if is_stopped():
+                        if batches is None and self._requests and self._requests.is_broken_off(execution.world):
                             raise BrokenOff
-                        self._one_batch(name, prefix, batch, context, recovery, update)
+                        self._one_batch(name, prefix, batch, context, recovery)
             except (LostRankError, BrokenOff):
                 storage.drop_after(mark)  # the set is evaluated once more
                 raise
@@ -106,38 +184,13 @@ class Evaluator:
             records += found
         return records
 
-    def apart(
-        self, name: str, read: Read, update: int, *, batches: int | None = None, bus: Bus | None = None
-    ) -> dict[str, float]:
-        """Metrics by name without prefix, of which the run keeps none; only the hooks of `bus` are called."""
-        own = self.parts.context
-        context = replace(own, storage=build_storage(own.tasks, own.device), bus=bus or Bus((), None))
-        return _without_prefix(self.records(name, read, update, context=context, batches=batches), name)
+    def _report_faults(self, batch: GlobalBatch) -> None:
+        report_faults(self._context.report, batch, self._ledger.progress.update, self._parts.execution.world.rank)
 
-    def predict(self, data: Data, update: int, *, collect: bool | None) -> list[Prediction]:
-        """Predictions for one epoch of `data`, one per micro-batch; see `Trainer.predict`."""
-        execution, context = self.parts.execution, self.parts.context
-        collects = execution.group.rank == 0 if collect is None else collect
-        found: list[Prediction] = []
-        epoch = one_epoch(data.batches, self.parts.model, context, execution.reducers.group)
-        with self.parameters(), epoch as batches:
-            for batch in batches:
-                self._report_faults(batch, update, context)
-                everybody = execution.group.gather(self._predicted(batch))
-                if collects:
-                    in_order = sorted((one for theirs in everybody for one in theirs), key=lambda one: one[0])
-                    found += [prediction for _, prediction in in_order]
-        return found
-
-    def _report_faults(self, batch: GlobalBatch, update: int, context: TrainContext) -> None:
-        for incident in data_incidents(batch, update, self.parts.execution.world.rank):
-            context.report(incident)
-
-    def _one_batch(
-        self, name: str, prefix: str, batch: GlobalBatch, context: TrainContext, recovery: Recovery, update: int
-    ) -> None:
-        execution, storage, number = self.parts.execution, context.storage, batch.position.batch
-        self._report_faults(batch, update, context)
+    def _one_batch(self, name: str, prefix: str, batch: GlobalBatch, context: TrainContext, recovery: Recovery) -> None:
+        execution, storage, number = self._parts.execution, context.storage, batch.position.batch
+        update = self._ledger.progress.update
+        self._report_faults(batch)
         every = weigh(context.tasks, batch, execution.reducers.group)
         for task in every.totals:  # one task after the other, on all ranks
             weights = every.of(task)
@@ -145,43 +198,36 @@ class Evaluator:
             undo = partial(storage.drop_after, storage.mark())
             for attempt in recovery.attempts(f"batch {number} of evaluation '{name}'", update, undo):
                 with attempt:
-                    step = MicrobatchStep(
+                    run_forwards(
+                        execution,
                         context,
                         weights.work,
                         Recording(context, weights, update, prefix, method="evaluate" if generates else "loss"),
                         path=("evaluate", name, number),
+                        kind=task,
                         update=update,
-                        model=self.parts.model if generates else None,
+                        model=self._parts.model if generates else None,
                     )
-                    run_forwards(execution, step, kind=task)
                     if execution.evaluates_together:  # no rank goes on while another may have to begin again
                         execution.group.sum_floats([0.0])
 
     def _predicted(self, batch: GlobalBatch) -> list[tuple[int, Prediction]]:
-        execution, context = self.parts.execution, self.parts.context.silently()
+        execution, context = self._parts.execution, self._context.silently()
         for one in batch.microbatches:
             task_of(context.tasks, one)
-        predictions = _Predictions()
+        kept = Kept(_prediction)
         for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
             work = tuple(one for one in batch.microbatches if one.task == name)
-            step = MicrobatchStep(context, work, predictions, path=("predict", batch.position.batch))
-            run_forwards(execution, step, kind=f"predict {name}")
-        return predictions.kept
+            path = ("predict", batch.position.batch)
+            run_forwards(execution, context, work, kept, path=path, kind=f"predict {name}")
+        return [
+            (one.index, Prediction(output=output, samples=[int(sample) for sample in one.samples], task=one.task))
+            for one, output in kept.values
+        ]
 
 
-@final
-@dataclass(slots=True)
-class _Predictions:
-    """Observer that keeps copies of predictions with the numbers of their micro-batches."""
-
-    kept: list[tuple[int, Prediction]] = field(default_factory=list)
-
-    def see(self, task: Task, output: Any, batch: Any) -> Any:
-        return pytree.tree_map(_copied, task.predict(output, batch))
-
-    def take(self, task: Task, one: Microbatch, seen: Any) -> None:
-        samples = [int(sample) for sample in one.samples]
-        self.kept.append((one.index, Prediction(output=seen, samples=samples, task=one.task)))
+def _prediction(task: Task, output: Any, batch: Any) -> Any:
+    return pytree.tree_map(_copied, task.predict(output, batch))
 
 
 def _copied(leaf: Any) -> Any:
@@ -193,90 +239,5 @@ def _copied(leaf: Any) -> Any:
     return leaf
 
 
-@final
-@dataclass(slots=True, kw_only=True)
-class Evaluations:
-    """The evaluations of a run; the metrics of training must have been written before.
-
-    Args:
-        sets: data by name.
-        evaluated_at: update after which each set was last evaluated with all, by name.
-        is_running: an evaluation or a prediction is being made.
-    """
-
-    evaluator: Evaluator
-    ledger: Ledger
-    sets: Mapping[str, Data]
-    writers: Writers
-    requests: Requests
-    evaluated_at: dict[str, int] = field(default_factory=dict[str, int])
-    is_running: bool = False
-
-    @property
-    def _update(self) -> int:
-        return self.ledger.progress.update
-
-    @property
-    def due(self) -> list[str]:
-        """Sets on which the current parameters were not evaluated."""
-        return [name for name in self.sets if self.evaluated_at.get(name) != self._update]
-
-    def all(self) -> bool:
-        """Evaluate on all sets that are due; False if an urgent stop has broken that off."""
-        for name in self.due:
-            try:
-                self({name: self.sets[name]})
-            except BrokenOff:
-                return False
-            self.evaluated_at[name] = self._update
-        return True
-
-    def __call__(self, sets: Mapping[str, Data]) -> dict[str, dict[str, float]]:
-        """Metrics of each set, without its name as prefix."""
-        with self._running("evaluate"):
-            return {name: self._one(name, data) for name, data in sets.items()}
-
-    def try_out(self) -> None:
-        """Evaluate one batch of each set and forget the result, so that faults of its data are found early."""
-        with self._running("check"), self.evaluator.parts.core.rollback.unchanged():
-            for name, data in self.sets.items():
-                with closing(data):
-                    self.evaluator.apart(name, data.batches, self._update, batches=1)
-
-    def of(self, data: Data) -> dict[str, float]:
-        """Metrics of data that are no evaluation of the run; hooks and writers do not get them."""
-        with self._running("evaluate"):
-            return self.evaluator.apart("data", data.batches, self._update)
-
-    def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
-        """Predictions for one epoch of `data`; see `Trainer.predict`."""
-        with self._running("evaluate"):
-            return self.evaluator.predict(data, self._update + 1, collect=collect)
-
-    def close(self) -> None:
-        """End the processes that read the sets."""
-        for data in self.sets.values():
-            data.close()
-
-    @contextmanager
-    def _running(self, phase: str) -> Generator[None]:
-        self.is_running = True
-        try:
-            with self.evaluator.parts.context.phases.only(phase):
-                yield
-        finally:
-            self.is_running = False
-
-    def _one(self, name: str, data: Data) -> dict[str, float]:
-        values: dict[str, float] = {}
-        evaluator, world = self.evaluator, self.evaluator.parts.execution.world
-        with evaluator.span(name, self._update, values):
-            is_stopped = partial(self.requests.is_broken_off, world)
-            records = evaluator.records(name, data.batches, self._update, is_stopped=is_stopped)
-            self.writers.write(records)
-            values |= {record.name: record.value for record in records}
-        return _without_prefix(records, name)
-
-
-def _without_prefix(records: list[Record], name: str) -> dict[str, float]:
-    return {record.name.removeprefix(f"{name}/"): record.value for record in records}
+def _by_name(records: list[Record], prefix: str = "") -> dict[str, float]:
+    return {record.name.removeprefix(prefix): record.value for record in records}

@@ -1,18 +1,16 @@
 """Failure policies: they turn incidents into answers, the same on all ranks, which the loop carries out."""
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import final
 
-from evenstep.arguments import require_number, require_whole
+from evenstep.arguments import choose, require_whole
 from evenstep.errors import NonFiniteError
 from evenstep.events import Incident, Record, Storage
-from evenstep.options import MAX_REWINDS, SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
+from evenstep.options import MAX_REWINDS, SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES, Failures
 
 LOSS = "train/loss"
 _MAX_BATCHES_WITHOUT_WEIGHT = 100
@@ -21,7 +19,7 @@ _LEAST_SPREAD = 0.01
 
 
 @final
-class Answer(Enum):
+class Answer(StrEnum):
     """Answer to an incident."""
 
     STOP = "stop"  # end the run with an error; everything before the update is kept
@@ -30,83 +28,36 @@ class Answer(Enum):
     REWIND = "rewind"  # go back to the last checkpoint before it, in place
     REWIND_PAST = "rewind_past"  # go back, and give up the global batches from there to the offending one
 
+    @property
+    def rewinds(self) -> bool:
+        return self in (Answer.REWIND, Answer.REWIND_PAST)
 
-class FailurePolicy(ABC):
-    """Answers incidents of one kind; it belongs to one trainer, as it counts failures."""
 
-    _update: int = -1
-    _in_a_row: int = 0
+_LIMITS = {"stop": 1, "skip": 10, "retry": 1, "rewind": MAX_REWINDS, "rewind_past": MAX_REWINDS}
 
-    @abstractmethod
-    def __call__(self, incident: Incident) -> Answer: ...
 
-    def _count(self, incident: Incident) -> int:
-        """How often the same update has failed in a row."""
-        self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
+class FailurePolicy:
+    """Gives one answer to incidents of one kind, until there are too many; it belongs to one trainer, as it counts.
+
+    Args:
+        answer: "stop", "skip", "retry", "rewind" or "rewind_past".
+        limit: how often it is given before the run stops: for rewinds in all, else in a row for the same update. By
+            default 10 batches are skipped, one is retried, and 3 rewinds are made.
+    """
+
+    answer: Answer = Answer.STOP
+
+    def __init__(self, answer: str, *, limit: int | None = None) -> None:
+        self.answer = choose("answer", answer, {str(one): one for one in Answer})
+        self._limit = _LIMITS[self.answer] if limit is None else require_whole("limit", limit, at_least=1)
+        self._update = self._count = 0
+
+    def __call__(self, incident: Incident) -> Answer:
+        """The answer to an incident; the same on all ranks."""
+        goes_on = self.answer.rewinds or incident.update == self._update
+        self._count = self._count + 1 if goes_on else 1
         self._update = incident.update
-        return self._in_a_row
-
-
-@final
-class Stop(FailurePolicy):
-    """Always stops: the run ends at its last committed update."""
-
-    def __call__(self, incident: Incident) -> Answer:
-        return Answer.STOP
-
-
-@final
-class Skip(FailurePolicy):
-    """Skips, and stops when the same update has failed with more than `limit` global batches: the run has diverged."""
-
-    def __init__(self, *, limit: int = 10) -> None:
-        self._limit = require_whole("limit", limit, at_least=1)
-
-    def __call__(self, incident: Incident) -> Answer:
-        return Answer.SKIP if self._count(incident) <= self._limit else Answer.STOP
-
-
-@final
-class Retry(FailurePolicy):
-    """Retries, and stops when the same update has failed more than `limit` times in a row.
-
-    Args:
-        limit: None for once, and for no limit where each try is a finer cut.
-    """
-
-    def __init__(self, *, limit: int | None = None) -> None:
-        self._limit = limit if limit is None else require_whole("limit", limit, at_least=1)
-
-    def __call__(self, incident: Incident) -> Answer:
-        is_endless = self._limit is None and incident.kind == "out_of_memory"
-        failures = self._count(incident)
-        return Answer.RETRY if is_endless or failures <= (self._limit or 1) else Answer.STOP
-
-
-@final
-class Rewind(FailurePolicy):
-    """Goes back to the last checkpoint before the incident, in place; `limit` times in all, and stops then.
-
-    Args:
-        past_data: True to leave out the data up to the offending global batch; else they are taken again.
-    """
-
-    def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
-        self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND
-        self._left = require_whole("limit", limit, at_least=1)
-
-    def __call__(self, incident: Incident) -> Answer:
-        self._left -= 1
-        return self._answer if self._left >= 0 else Answer.STOP
-
-
-FAILURE_POLICIES: Mapping[str, Callable[[int], FailurePolicy]] = {  # each takes how often it may rewind
-    "stop": lambda _: Stop(),
-    "skip": lambda _: Skip(),
-    "retry": lambda _: Retry(limit=1),
-    "rewind": lambda max_rewinds: Rewind(limit=max_rewinds),
-    "rewind_past": lambda max_rewinds: Rewind(past_data=True, limit=max_rewinds),
-}
+        return self.answer if self._count <= self._limit else Answer.STOP
 
 
 @final
@@ -137,8 +88,6 @@ class LossSpikes:
         window_updates: int = SPIKE_WINDOW_UPDATES,
         threshold: float = SPIKE_THRESHOLD,
     ) -> None:
-        require_whole("window_updates", window_updates, at_least=8)
-        require_number("threshold", threshold, "(0, inf]")
         self.policy = policy
         self.window_updates = window_updates
         self._threshold = threshold
@@ -203,29 +152,45 @@ def _median(ordered: list[float]) -> float:
 
 
 @final
-@dataclass(slots=True, kw_only=True)
 class Policies:
     """The policies of a run.
 
-    Args:
+    Attributes:
         non_finite: for gradients that are inf or NaN.
-        out_of_memory: for a micro-batch that does not fit; by default it is cut finer as long as that helps.
         spikes: looks for losses far above those before; None does not look.
     """
 
-    non_finite: FailurePolicy
-    out_of_memory: FailurePolicy = field(default_factory=Retry)
-    spikes: LossSpikes | None = None
-    _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=_MAX_BATCHES_WITHOUT_WEIGHT))
+    def __init__(self, failures: Failures) -> None:
+        def policy(given: FailurePolicy | str) -> FailurePolicy:
+            if not isinstance(given, str):
+                return given
+            return FailurePolicy(given, limit=failures.max_rewinds if Answer(given).rewinds else None)
+
+        spikes = failures.loss_spike
+        self.non_finite = policy(failures.non_finite)
+        self.spikes: LossSpikes | None = None
+        if spikes != "ignore":
+            self.spikes = LossSpikes(
+                None if spikes == "report" else policy(spikes),
+                window_updates=failures.spike_window_updates,
+                threshold=failures.spike_threshold,
+            )
+        self._no_weight = FailurePolicy("skip", limit=_MAX_BATCHES_WITHOUT_WEIGHT)
 
     @property
-    def may_rewind(self) -> bool:
-        return any(isinstance(policy, Rewind) for policy in (self.non_finite, self.spikes and self.spikes.policy))
+    def kept(self) -> dict[str, object]:
+        """Policies by the option that they were given for."""
+        return {"non_finite": self.non_finite, "loss_spike": self.spikes and self.spikes.policy}
+
+    @property
+    def rewinding(self) -> list[str]:
+        """Options whose policy goes back to a checkpoint."""
+        return [name for name, one in self.kept.items() if isinstance(one, FailurePolicy) and one.answer.rewinds]
 
     def about_abort(self, incident: Incident) -> Answer:
         if incident.kind == "overflow":
             return Answer.RETRY  # at a lower loss scale
-        return (self._on_no_weight if incident.kind == "no_weight" else self.non_finite)(incident)
+        return (self._no_weight if incident.kind == "no_weight" else self.non_finite)(incident)
 
     def about_spikes(self, records: Sequence[Record], storage: Storage) -> tuple[Incident, Answer | None] | None:
         """The first spike among the records of a window, and the answer; None if it is only reported."""

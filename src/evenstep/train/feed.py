@@ -13,6 +13,7 @@ from evenstep.train.requests import BrokenOff, Requests
 from evenstep.train.timing import Phases
 
 _REMEMBERED_UPDATES = 10_000
+_NOWHERE: Iterator[GlobalBatch] = iter(())
 
 
 @final
@@ -24,7 +25,6 @@ class Feed:
         reducers: say which micro-batches are this rank's.
         max_skipped_samples: unreadable samples that may be left out before the run stops.
         requests: a signal breaks off waiting for a batch.
-        ended: the data have no more.
     """
 
     data: Data
@@ -34,19 +34,24 @@ class Feed:
     max_skipped_samples: int
     phases: Phases
     requests: Requests
-    ended: bool = False
-    _batches: Iterator[GlobalBatch] = field(default_factory=lambda: iter(()))
+    _batches: Iterator[GlobalBatch] = _NOWHERE
     _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
+    _is_read: bool = False
     _given_up: list[tuple[Position, Position]] = field(default_factory=list[tuple[Position, Position]])
     _followings: deque[tuple[int, Position]] = field(
         default_factory=lambda: deque[tuple[int, Position]](maxlen=_REMEMBERED_UPDATES)
     )
     _skipped_samples: int = 0
 
+    @property
+    def ended(self) -> bool:
+        """True if the data have no more."""
+        return self._is_read and not self._again
+
     @contextmanager
     def opened(self, position: Position) -> Generator[Self]:
         self._again.clear()
-        self.ended = False
+        self._is_read = False
         group = self.reducers.data_group
         options = ReadOptions(
             start=position,
@@ -67,20 +72,15 @@ class Feed:
 
     def __next__(self) -> GlobalBatch:
         self.phases.lap("loop")
-        batch = self._again.popleft() if self._again else self._read()
-        self.phases.lap("data")
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def _read(self) -> GlobalBatch | None:
         try:
-            return next(self._batches)
+            return self._again.popleft() if self._again else next(self._batches)
         except StopIteration:
-            self.ended = True
+            self._is_read = True
+            raise
         except BrokenOff:
-            pass  # the loop ends for the stop that was requested
-        return None
+            raise StopIteration from None  # the loop ends for the stop that was requested
+        finally:
+            self.phases.lap("data")
 
     def take_again(self, batches: Sequence[GlobalBatch]) -> None:
         self._again.extendleft(reversed(batches))

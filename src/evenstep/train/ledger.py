@@ -15,7 +15,7 @@ from evenstep.data import GlobalBatch, Position
 from evenstep.data.tree import tensors_in
 from evenstep.errors import LostRankError, NonFiniteError, TaskError, clause
 from evenstep.events import Bus, Incident, UpdateEvent
-from evenstep.internals import local_tensor
+from evenstep.internals import children_of, local_tensor
 from evenstep.pipeline.compiled import as_written
 from evenstep.tensors import named_parameters
 from evenstep.train.progress import Progress
@@ -39,9 +39,8 @@ class Ledger:
     context: TrainContext
     progress: Progress = field(default_factory=Progress)
     _pending: list[PendingUpdate] = field(default_factory=list[PendingUpdate])
-    # the update that is tried again at lower and lower scales, and the state of the scale before its first attempt
-    _overflowing: tuple[int, Position] | None = None
-    _scale_before: dict[str, float | int] = field(default_factory=dict[str, float | int])
+    # the batch that is tried again at lower and lower scales, and the state of the scale before its first attempt
+    _overflow: tuple[Position, dict[str, float | int]] | None = None
 
     @property
     def num_pending(self) -> int:
@@ -155,7 +154,9 @@ class Ledger:
         elif bad := self._bad_losses(pending):
             details["tasks"] = sorted({task for _, task, _ in bad if task})
             details["microbatches"] = [microbatch for microbatch, _, _ in bad]
-            why += f"; {first_of([_described(*one) for one in bad], 3, '; ')}"
+            titles = [f"task `{task}`, micro-batch {at}" if task else f"micro-batch {at}" for at, task, _ in bad]
+            texts = [f"{title}: its loss is {loss}" for title, (_, _, loss) in zip(titles, bad, strict=True)]
+            why += f"; {first_of(texts, 3, '; ')}"
         elif has_scale and self._halves_scale(pending):
             kind = "overflow"
             why = f"its gradient overflowed at a loss scale of {details['loss_scale']:g}"
@@ -167,14 +168,13 @@ class Ledger:
 
     def _halves_scale(self, pending: PendingUpdate) -> bool:
         """Halve the loss scale; at the floor, put it back as before the first attempt, and give False."""
-        scale, place = self.context.loss_scale, (pending.number, pending.batch.position)
-        if self._overflowing != place:
-            self._overflowing = place
-            self._scale_before = scale.state_dict()
+        scale, place = self.context.loss_scale, pending.batch.position
+        if self._overflow is None or self._overflow[0] != place:
+            self._overflow = place, scale.state_dict()
         if scale.halve():
             return True
-        scale.load_state_dict(self._scale_before)
-        self._overflowing = None
+        scale.load_state_dict(self._overflow[1])
+        self._overflow = None
         return False
 
     def _bad_losses(self, pending: PendingUpdate) -> list[tuple[int, str, float]]:
@@ -192,11 +192,6 @@ class Ledger:
         self.progress = update.before
         self.context.loss_scale.load_state_dict(update.loss_scale)
         self.core.learning_rates.restore(update.rates)
-
-
-def _described(microbatch: int, task: str, loss: float) -> str:
-    of_task = f"task `{task}`, " if task else ""
-    return f"{of_task}micro-batch {microbatch}: its loss is {loss}"
 
 
 def diagnose(model: nn.Module, rerun: Callable[[], object]) -> tuple[int, str]:
@@ -217,25 +212,22 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> tuple[int, str]:
     """
     cause = masked = ""  # the first such module; the first with -inf alone, while no later module has removed that
 
-    def look_at_inputs(module: nn.Module, args: Any) -> None:
-        nonlocal masked
-        if _are_finite(args):
-            masked = ""
-
-    def look_at_output(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def look(name: str, module: nn.Module, args: Any, output: Any) -> None:
         nonlocal cause, masked
         if cause:
             return
+        is_layer = not children_of(module)
         place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-        if _are_finite(output):
+        if _are_finite(output) or (is_layer and _are_finite(args)):
             masked = ""
-        elif not name or any(bool((one.isnan() | (one == torch.inf)).any()) for one in _floats_in(output)):
+        if _are_finite(output):
+            return
+        if not name or any(bool((one.isnan() | (one == torch.inf)).any()) for one in _floats_in(output)):
             cause = masked or place
         else:
             masked = masked or place
 
-    handles = [one.register_forward_hook(partial(look_at_output, name)) for name, one in model.named_modules()]
-    handles += [one.register_forward_pre_hook(look_at_inputs) for one in model.modules()]
+    handles = [one.register_forward_hook(partial(look, name)) for name, one in model.named_modules()]
     try:
         with as_written():
             rerun()

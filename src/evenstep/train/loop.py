@@ -19,11 +19,12 @@ from evenstep.tensors import named_parameters
 from evenstep.train.agreement import check_same_on_all_ranks, check_ties
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
-from evenstep.train.evaluate import Evaluations
-from evenstep.train.failures import Answer, Policies, spike_error
+from evenstep.train.evaluate import Evaluator
+from evenstep.train.failures import Answer, spike_error
 from evenstep.train.feed import Feed
-from evenstep.train.reporter import Reporter, data_incidents
-from evenstep.train.requests import End, Requests, Rewind
+from evenstep.train.progress import Result
+from evenstep.train.reporter import Reporter, report_faults
+from evenstep.train.requests import Requests, Rewind
 from evenstep.train.state.settings import plain
 from evenstep.train.update.outcome import Aborted
 from evenstep.version import __version__
@@ -45,8 +46,7 @@ class Loop:
 
     engine: Engine
     feed: Feed
-    policies: Policies
-    evaluator: Evaluations
+    evaluator: Evaluator
     checkpointer: Checkpointer
     reporter: Reporter
     requests: Requests
@@ -58,7 +58,7 @@ class Loop:
     number: int = 0
     has_begun: bool = False
 
-    def run(self) -> End:
+    def run(self) -> Result:
         """Make updates from where the engine is until the run is over or stopped; then evaluate and save."""
         engine = self.engine
         while True:
@@ -109,16 +109,16 @@ class Loop:
         check_same_on_all_ranks(engine.reducers.group, own)
         check_ties(model, groups)
 
-    def planned_end(self) -> End | None:
+    def planned_end(self) -> Result | None:
         """The end that the run has reached as far as updates were dispatched; None: it goes on."""
         progress = self.engine.progress
         if self.updates is not None and progress.update >= self.updates:
-            return End(f"all {self.updates} updates are done")
+            return Result(f"all {self.updates} updates are done")
         if self.epochs is not None and progress.position.epoch >= self.epochs:
-            return End(f"all {self.epochs} epochs are done")
-        return End(f"the data ended after {progress.update} updates") if self.feed.ended else None
+            return Result(f"all {self.epochs} epochs are done")
+        return Result(f"the data ended after {progress.update} updates") if self.feed.ended else None
 
-    def ended(self) -> End | None:
+    def ended(self) -> Result | None:
         """Settle at a planned end; returns the end unless an update was aborted."""
         if self.planned_end() is not None:
             self.settle()
@@ -134,7 +134,7 @@ class Loop:
         if aborted is not None:
             self._answer(aborted)
 
-    def act(self) -> End | None:
+    def act(self) -> Result | None:
         """Evaluate and save as any rank has requested; gives the end if one has requested to stop."""
         requests, group = self.requests, self.engine.group
         self.checkpointer.poll()
@@ -175,14 +175,14 @@ class Loop:
         engine.phases.lap("loop")
         records = self.write_known()
         engine.phases.lap("write")
-        spike = self.policies.about_spikes(records, engine.storage)
+        spike = engine.parts.policies.about_spikes(records, engine.storage)
         if spike is None:
             return
         incident, answer = spike
         self.reporter.report(incident)
         if answer is Answer.STOP:
             raise spike_error(incident, engine.progress.update)
-        if answer in (Answer.REWIND, Answer.REWIND_PAST):
+        if answer is not None and answer.rewinds:
             raise self._rewind(incident, answer)
 
     def write_known(self) -> list[Record]:
@@ -206,17 +206,14 @@ class Loop:
             self.settle()
             engine.ledger.skip(batch)
             return
-        if engine.parts.check_loss.pending:
-            with engine.phases.only("check"):
-                engine.parts.check_loss(batch)
+        engine.parts.check_loss(batch)
         if not self.has_begun:
             self.has_begun = True
             self._report_first()
             self.evaluator.try_out()
         self.number = number = engine.progress.update + 1
         lap("loop")
-        for incident in data_incidents(batch, number, engine.group.rank):
-            self.reporter.report(incident)
+        report_faults(self.reporter.report, batch, number, engine.group.rank)
         with engine.ledger.events(engine.bus, batch):
             lap("hooks")
             pending = engine.ledger.add(engine.parts.compute(batch, engine.progress))
@@ -235,7 +232,7 @@ class Loop:
             return True
         return any(hook.needs_settled(number) for hook in self.settlers)
 
-    def _after(self, batch: GlobalBatch) -> End | None:
+    def _after(self, batch: GlobalBatch) -> Result | None:
         progress = self.engine.progress
         if batch.ends_epoch:
             self.settle()
@@ -249,13 +246,13 @@ class Loop:
         return end
 
     def _report_first(self) -> None:
-        engine = self.engine
+        engine, update = self.engine, self.engine.progress.update
         if self.checkpointer.enabled and self.feed.data.positions == "epochs":
             message = (
                 "the stream has no `state_dict`, so a resume begins its epoch again; give it `state_dict` and "
                 "`load_state_dict`, as torchdata's `StatefulDataLoader` has them."
             )
-            self.reporter.report(Incident(kind="loader", update=engine.progress.update, message=message))
+            self.reporter.say("loader", update, message)
         outside = [*engine.parts.core.trained.outside]
         if outside:
             message = (
@@ -263,10 +260,7 @@ class Loop:
                 f"them to the optimizer, or set `requires_grad_(False)`."
             )
             rank = engine.group.rank if engine.parts.execution.in_stages else None
-            kind, names = "not_in_optimizer", tuple(outside[:20])
-            self.reporter.report(
-                Incident(kind=kind, update=engine.progress.update, message=message, rank=rank, tensors=names)
-            )
+            self.reporter.say("not_in_optimizer", update, message, rank=rank, tensors=tuple(outside[:20]))
 
     def _check_data(self) -> None:
         progress = self.engine.progress
@@ -280,18 +274,18 @@ class Loop:
                 f"the data ended after {progress.update} updates, before the {wanted} that were asked for: give data "
                 f"that can be iterated again, or ask for fewer."
             )
-            self.reporter.report(Incident(kind="data_ended", update=progress.update, message=message))
+            self.reporter.say("data_ended", progress.update, message)
 
     def _answer(self, aborted: Aborted) -> None:
         self.requests.forget_actions()
         batch = aborted.pending.batch
-        answer = self.policies.about_abort(aborted.incident)
+        answer = self.engine.parts.policies.about_abort(aborted.incident)
         if answer is Answer.STOP:
             incident, error = self.engine.ledger.explain(aborted)
             self.reporter.report(incident)
             raise error
         self.reporter.report(aborted.incident)
-        if answer in (Answer.REWIND, Answer.REWIND_PAST):
+        if answer.rewinds:
             self.feed.used(aborted.pending.number, batch)
             raise self._rewind(aborted.incident, answer)
         again = [batch, *aborted.since]
@@ -311,11 +305,11 @@ class Loop:
         self.engine.storage.discard_from(self.engine.progress.update + 1)
         self.requests.forget_actions()
         self.checkpointer.go_back(rewind.update, str(rewind))
-        self.policies.went_back()
+        self.engine.parts.policies.went_back()
         if rewind.past is not None:
             self.feed.give_up(self.engine.progress.position, rewind.past)
 
-    def _finish(self, end: End) -> End:
+    def _finish(self, end: Result) -> Result:
         requests, checkpointer = self.requests, self.checkpointer
         evaluates = end.outcome == "done" and bool(self.evaluator.due)
         if evaluates and not self.evaluator.all():

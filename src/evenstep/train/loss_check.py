@@ -6,8 +6,7 @@ A micro-batch runs forward twice whole and once in two halves. Losses and weight
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -20,12 +19,11 @@ from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import parts_of
-from evenstep.train.forwards import evaluating, run_forwards
+from evenstep.train.forwards import Kept, evaluating, run_forwards
 from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.update import Update
 
@@ -45,22 +43,6 @@ class _Value(NamedTuple):
     loss: float
     weight: float
     mean_over: float | None
-
-
-@final
-@dataclass(slots=True)
-class _Losses:
-    """Observer that keeps losses as the task gave them."""
-
-    losses: list[Any] = field(default_factory=list)
-    is_narrow: bool = False
-
-    def see(self, task: Task, output: Any, batch: Any) -> Any:
-        self.is_narrow = self.is_narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
-        return task.loss(output, batch)
-
-    def take(self, task: Task, one: Microbatch, seen: Any) -> None:
-        self.losses.append(seen)
 
 
 @final
@@ -84,20 +66,24 @@ class LossCheck:
         Raises:
             TaskError: on all ranks, for a loss or a weight that does not add up.
         """
-        names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
-        for name in [one for one in names if one in self.pending]:
+        if not self.pending:
+            return
+        for name in dict.fromkeys(part.task for part in batch.parts) or [""]:
+            if name not in self.pending:
+                continue
             self.pending.discard(name)
-            fault = self._fault(name, [one for one in batch.microbatches if one.task == name])
+            with self._context.phases.only("check"):
+                fault = self._fault(name, [one for one in batch.microbatches if one.task == name])
             for theirs in self._execution.group.gather(fault):
                 if theirs:
                     raise TaskError(f"task `{name}`: {theirs}" if name else theirs, field=name)
 
     def _fault(self, name: str, microbatches: Sequence[Microbatch]) -> str:
         task = self._context.tasks[name]
-        one, pieces = self._cut(task, microbatches)
-        if not any(self._execution.group.gather(one is not None)):
+        pieces = self._cut(task, microbatches)
+        if not any(self._execution.group.gather(bool(pieces))):
             return ""
-        losses = _Losses()
+        kept = Kept(lambda task, output, batch: (task.loss(output, batch), _is_narrow(output)))
         with ExitStack() as around:
             around.enter_context(self._core.rollback.unchanged())
             around.enter_context(evaluating(self._core.model, self._context.device, self._context.tasks.values()))
@@ -106,27 +92,43 @@ class LossCheck:
             # torch's shortcut for attention gives outputs as long as the longest sequence of a piece
             around.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
-            is_run = self._run(name, one, pieces, losses)
-        if one is None or not is_run or len(losses.losses) != len(pieces):
+            is_run = self._run(name, pieces, kept)
+        if not is_run or not pieces or len(kept.values) != len(pieces):
             return ""
-        values = [_value(task, loss, piece) for loss, piece in zip(losses.losses, pieces, strict=True)]
+        values = [_value(task, loss, piece) for (_, (loss, _)), piece in zip(kept.values, pieces, strict=True)]
         known = [value for value in values if value is not None and math.isfinite(value.loss)]
-        return self._compare(task, one.index, known, losses.is_narrow) if len(known) == len(pieces) else ""
+        is_narrow = any(narrow for _, (_, narrow) in kept.values)
+        return self._compare(task, pieces[0].index, known, is_narrow) if len(known) == len(pieces) else ""
 
-    def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Microbatch | None, list[Microbatch]]:
+    def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> list[Microbatch]:
+        """The first micro-batch that can be cut, twice, and its halves."""
         try:
             for one in microbatches:
                 whole = self._context.cuts.pieces(task, one)[0]
                 halves = parts_of(task, whole)
                 if len(halves) > 1 and all(_weight(task, piece) > 0 for piece in (whole, *halves)):
-                    return one, [whole, whole, *halves]
+                    return [whole, whole, *halves]
         except Exception:  # noqa: BLE001 - the update raises it again, where it is no matter of the check
             pass
-        return None, []
+        return []
 
-    def _run(self, name: str, one: Microbatch | None, pieces: list[Microbatch], losses: _Losses) -> bool:
-        passes = partial(self._passes, name, one, pieces, losses)
-        if self._execution.evaluates_together:
+    def _run(self, name: str, pieces: Sequence[Microbatch], kept: Kept) -> bool:
+        context, execution = self._context, self._execution
+        together = execution.evaluates_together
+
+        def passes() -> bool:
+            numbered = enumerate(pieces)
+            work = tuple(replace(piece, index=n, part=(), data=copied(piece.data)) for n, piece in numbered)
+            try:
+                run_forwards(execution, context.silently(), work, kept, path=("check",), kind=f"check {name}")
+            finally:
+                for stage in execution.evaluator.stages.values():
+                    stage.forget()
+            if together:
+                execution.group.gather(None)  # a rank that is done meets those that run out of memory later
+            return True
+
+        if together:
             return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", passes))
         try:
             return passes()
@@ -136,22 +138,6 @@ class LossCheck:
             if is_out_of_memory(error):
                 give_back()
             return False
-
-    def _passes(self, name: str, one: Microbatch | None, pieces: list[Microbatch], losses: _Losses) -> bool:
-        context, execution = self._context, self._execution
-        work: tuple[Microbatch, ...] = ()
-        if one is not None:
-            numbered = enumerate(pieces)
-            work = tuple(replace(piece, index=n, part=(), data=copied(piece.data)) for n, piece in numbered)
-        try:
-            step = MicrobatchStep(context.silently(), work, losses, path=("check",))
-            run_forwards(execution, step, kind=f"check {name}")
-        finally:
-            for stage in execution.evaluator.stages.values():
-                stage.forget()
-        if execution.evaluates_together:
-            execution.group.gather(None)  # a rank that is done meets those that run out of memory later
-        return True
 
     def _tolerance(self, is_narrow: bool) -> tuple[float, float]:
         formats = {parameter.dtype for parameter in self._core.model.parameters()}
@@ -203,6 +189,10 @@ def _differs(whole: _Value, parts: Sequence[_Value], relative: float, per_unit: 
     least, most = min(losses), max(losses)
     is_mean = least - margin <= whole.loss <= most + margin and least * most > 0 and excess > _SURE * scale
     return (is_mean and scale > 10 * per_unit) or excess > 100 * per_unit * max(whole.weight, 1.0)
+
+
+def _is_narrow(output: Any) -> bool:
+    return any(one.dtype in _16_BITS for one in tensors_in(output))
 
 
 def _weight(task: Task, piece: Microbatch) -> float:

@@ -1,11 +1,10 @@
 """Values of a run: its counters, its end, and its predictions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, final
 
 from evenstep.data import GlobalBatch, Position
-from evenstep.errors import ArgumentError
 
 
 class Progress(NamedTuple):
@@ -35,15 +34,6 @@ class Progress(NamedTuple):
         """The progress after `batch` was given up."""
         return self._replace(position=batch.following, skipped=self.skipped + 1)
 
-    def check_within(self, updates: int | None, epochs: int | None) -> None:
-        """Raise ArgumentError if a run of so many updates, or epochs, has fewer than are done."""
-        too_long = updates is not None and self.update > updates
-        if too_long or (epochs is not None and self.position > (epochs, 0)):
-            raise ArgumentError(
-                f"{self.update} updates are done, in epoch {self.position.epoch + 1}, but this run is to have "
-                f"{updates or epochs}; ask for more `updates` or `epochs`, or go on from an earlier checkpoint."
-            )
-
     def state_dict(self) -> dict[str, Any]:
         """The counters as plain numbers."""
         return {**self._asdict(), "position": self.position._asdict()}
@@ -51,32 +41,27 @@ class Progress(NamedTuple):
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Progress":
         """The inverse of `state_dict`."""
-        return cls(
-            update=state["update"],
-            position=Position(**state["position"]),
-            samples=state["samples"],
-            skipped=state["skipped"],
-        )
+        return cls(**state)._replace(position=Position(**state["position"]))
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Result:
     """End of a training run.
 
     Args:
-        update: committed updates.
-        outcome: "done" when all that was planned is done, "stopped" when something asked for it.
         reason: in words.
-        metrics: the last value of every metric.
+        outcome: "done" when all that was planned is done, "stopped" when something asked for it.
         requeue: the run is to be started again.
+        update: committed updates.
+        metrics: the last value of every metric.
     """
 
-    update: int
-    outcome: Literal["done", "stopped"]
-    reason: str
-    metrics: dict[str, float]
+    reason: str = ""
+    outcome: Literal["done", "stopped"] = "done"
     requeue: bool = False
+    update: int = 0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @final

@@ -1,6 +1,7 @@
 """Carries incidents and metrics of all ranks to hooks, writers, and files of the run folder."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast, final
 
@@ -26,22 +27,27 @@ class Reporter:
         self._group = group
         self.bus = Bus((), cast("Any", None))
         self.writers = Writers(writers if group.rank == 0 else (), report=self.report)
+        self._logs = group.rank == 0 and not writers
         self._untold: list[Incident] = []
         self.limits: list[int | None] = [None] * group.ranks
+
+    def say(self, kind: str, update: int, message: str, **more: Any) -> None:
+        """Report an incident."""
+        self.report(Incident(kind=kind, update=update, message=message, **more))
 
     def report(self, incident: Incident) -> None:
         if incident.rank == self._group.rank or self._group.rank == 0:
             self._files.write(incident)
         if self._group.rank == 0:
-            self.writers.event("incident", incident)
+            self._write(incident)
         elif incident.rank == self._group.rank:
             self._untold.append(incident)
         self.bus.tell(incident)
 
-    def changed(self, said: Sequence[str], update: int) -> None:
-        if said and self._group.rank == 0:
-            message = f"the run goes on with changes: {'; '.join(said)}."
-            self.report(Incident(kind="resumed", update=update, message=message, details={"changed": list(said)}))
+    def _write(self, incident: Incident) -> None:
+        self.writers.event("incident", incident)
+        if self._logs and incident.kind != "failed":  # which is raised
+            logging.getLogger("evenstep").warning(incident.message)
 
     def settle(self, storage: Storage, *, limit: int | None) -> list[Record]:
         """Hand all pending metrics of all ranks to the writers; all ranks call it together.
@@ -62,21 +68,22 @@ class Reporter:
         if self._group.rank == 0:
             for _, incidents, _ in everybody[1:]:
                 for incident in incidents:
-                    self.writers.event("incident", incident)
+                    self._write(incident)
                     self.bus.tell(incident)
         return only_largest_peaks([theirs for theirs, _, _ in everybody])
 
 
-def data_incidents(batch: GlobalBatch, update: int, rank: int) -> list[Incident]:
-    return [
-        Incident(
-            kind="loader",
-            update=update,
-            message=fault.message,
-            details={"skipped_samples": fault.num_skipped},
-            rank=rank,
-            samples=tuple(fault.samples),
-            traceback=fault.details,
+def report_faults(report: Callable[[Incident], None], batch: GlobalBatch, update: int, rank: int) -> None:
+    """Report the unreadable samples of a batch."""
+    for fault in batch.faults:
+        report(
+            Incident(
+                kind="loader",
+                update=update,
+                message=fault.message,
+                details={"skipped_samples": fault.num_skipped},
+                rank=rank,
+                samples=tuple(fault.samples),
+                traceback=fault.details,
+            )
         )
-        for fault in batch.faults
-    ]

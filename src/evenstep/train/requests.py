@@ -2,28 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar, final
+from typing import TypeVar, final
 
 from evenstep.data import Position
 from evenstep.errors import EvenstepError
 from evenstep.events import Hook
 from evenstep.parallel import Group
+from evenstep.train.progress import Result
 
 T = TypeVar("T")
-
-
-class End(NamedTuple):
-    """End of a run.
-
-    Args:
-        reason: in words.
-        outcome: "done" when all that was planned is done, "stopped" when something requested it.
-        requeue: the run is to be started again, to go on from there.
-    """
-
-    reason: str
-    outcome: Literal["done", "stopped"] = "done"
-    requeue: bool = False
 
 
 class Rewind(EvenstepError):
@@ -104,7 +91,7 @@ class Requests:
     def is_for_good(self) -> bool:
         return bool(self.stop) and not self.requeue
 
-    def agree(self, group: Group) -> End | None:
+    def agree(self, group: Group) -> Result | None:
         """Take the requests of any rank to save and to evaluate; gives the end if any rank has requested to stop."""
         done, requeue, reason = self.is_for_good, self.requeue, self.stop
         if group.ranks > 1:
@@ -113,7 +100,7 @@ class Requests:
             if done or requeue:
                 reasons = [one for one, again in group.gather((reason, self.requeue)) if one and again is not done]
                 reason = reasons[0]
-        return End(reason, outcome="stopped", requeue=not done) if done or requeue else None
+        return Result(reason, "stopped", requeue=not done) if done or requeue else None
 
     def forget_stop(self) -> None:
         self.stop, self.requeue, self.is_urgent = "", False, False

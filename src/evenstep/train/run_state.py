@@ -25,7 +25,7 @@ from evenstep.train.state.pipeline_state import once_per_tensor
 from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run, without
 
 if TYPE_CHECKING:
-    from evenstep.train.evaluate import Evaluations
+    from evenstep.train.evaluate import Evaluator
     from evenstep.train.requests import Requests
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
@@ -45,17 +45,13 @@ class RunState:
     engine: Engine
     data: Data
     epochs: int | None
-    evaluations: "Evaluations"
+    evaluator: "Evaluator"
     requests: "Requests"
     reporter: Reporter
     config: dict[str, Any]
 
     def state_dict(self, *, whole: bool) -> Tree:
-        """The state of all ranks, which call it together.
-
-        Args:
-            whole: False keeps tensors that are cut over ranks as they are.
-        """
+        """The state of all ranks, which call it together; `whole=False` keeps tensors that are cut over ranks."""
         engine = self.engine
         rank, ranks = self._stream
         states = {rank: self.data.state_dict(engine.progress.position)}
@@ -64,7 +60,7 @@ class RunState:
         state = engine.state.state_dict(whole=whole)
         state["run"] |= {
             "evaluate": self.requests.evaluate,
-            "evaluated_at": dict(self.evaluations.evaluated_at),
+            "evaluated_at": dict(self.evaluator.evaluated_at),
             "cuts": self.reporter.limits,
             "config": self.config,
         }
@@ -144,12 +140,8 @@ class RunState:
     ) -> tuple[Path, list[str]]:
         """Restore the checkpoint at `path`; gives its folder, and the texts of `load_state_dict`.
 
-        Each rank reads the part that it holds, once; ranks with different parts verify every byte together.
-
-        Args:
-            path: as for a `CheckpointReader`.
-            new_settings: whether settings of updates may differ from the saved ones.
-            reset: parts that are left out.
+        Each rank reads the part that it holds, once; ranks with different parts verify every byte together. Settings of
+        updates may be `new_settings`; the parts `reset` are left out.
         """
         engine, group, layout = self.engine, self.engine.group, self.engine.reducers.layout
         is_divided = engine.parts.execution.in_stages or layout.divides != "nothing" or layout.num_shards > 1
@@ -163,22 +155,17 @@ class RunState:
         def take(live: Tensor, value: Tensor) -> Tensor:
             return reader.read(value, like=live) if value.is_meta else layout.like(live, value)
 
-        def verify() -> None:
+        reader = on_all_ranks(group, opened)
+        try:
+            state = self._of_this_rank(reader.state)
+            checked = on_all_ranks(group, lambda: self._checked(state, reset))
+            own = engine.state.own_part(checked, take=take, ranks=group)
+            on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
+        finally:  # damage is the first cause to tell
             if is_divided:
                 reader.verify(group)
             else:
                 on_all_ranks(group, reader.verify)
-
-        reader = on_all_ranks(group, opened)
-        state = self._of_this_rank(reader.state)
-        try:
-            checked = on_all_ranks(group, lambda: self._checked(state, reset))
-            own = engine.state.own_part(checked, take=take, ranks=group)
-            on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
-        except Exception:
-            verify()  # damage is the first cause to tell
-            raise
-        verify()
         return reader.path, [*self._restore(own), *(f"`{part}` is reset" for part in reset)]
 
     def _checked(self, state: Tree, reset: Collection[Reset] = ()) -> Tree:
@@ -233,7 +220,7 @@ class RunState:
         if "storage" in own:
             engine.storage.load_state_dict(own["storage"])
         self.requests.evaluate = run["evaluate"]
-        self.evaluations.evaluated_at = dict(run["evaluated_at"])
+        self.evaluator.evaluated_at = dict(run["evaluated_at"])
         limits: list[int | None] = run["cuts"]
         same = len(limits) == engine.group.ranks and not engine.parts.execution.in_stages
         smallest = min((limit for limit in limits if limit is not None), default=None)

@@ -9,18 +9,17 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Never, cast, final, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, final, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import said, unknown_argument
+from evenstep.arguments import require_whole, said, unknown_argument
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import drawing_alone, undisturbed
-from evenstep.errors import ArgumentError, HookError
+from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainEvent
-from evenstep.events.hooks.target import MetricTarget
 from evenstep.lazy import load
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Checkpointing, Evaluation, Failures, Logging, Reset, Training, check_length
@@ -28,7 +27,6 @@ from evenstep.parallel import Group, Strategy
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.progress import Prediction, Progress, Result
-from evenstep.train.requests import End
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import resets_of
 from evenstep.train.tasks.task import Task
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from evenstep.train.engine import Engine
-    from evenstep.train.evaluate import Evaluations
+    from evenstep.train.evaluate import Evaluator
     from evenstep.train.loop import Loop
 
 
@@ -113,7 +111,7 @@ class Trainer:
         log: Logging = Logging(),
         **unknown: Never,
     ) -> None:
-        from evenstep.train.build import Parts, policies_of
+        from evenstep.train.build import Parts
         from evenstep.train.build_loop import build_loop, evaluations_of
         from evenstep.train.checks import check_keeping, check_saves
 
@@ -122,7 +120,6 @@ class Trainer:
         check_length(updates, epochs)
         check_saves(folder, checkpoint)
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
-        policies = policies_of(failures)
         own = [hooks] if isinstance(hooks, Hook) else [*hooks]
         parts = Parts(
             model=model,
@@ -134,13 +131,12 @@ class Trainer:
             seed=seed,
             device=device,
             train=train,
-            policies=policies,
+            failures=failures,
             data=batches,
             evaluations=sets,
             averages=any(one.averages_ranks for one in own if isinstance(one, Hook)),
         )
-        keeps = folder is not None and checkpoint.keep_last != 0
-        check_keeping(keeps=keeps, policies=policies, failures=failures, checkpoint=checkpoint)
+        check_keeping(folder, parts.policies, checkpoint)
         self._group = parts.group
         self._is_training = self._has_trained = self._resumed = False
         self.model = model
@@ -181,14 +177,11 @@ class Trainer:
 
     @updates.setter
     def updates(self, updates: int) -> None:
-        loop, done = self._loop, max(self.progress.update, 1)
+        loop = self._loop
         self._check_not_training("updates", "call `request_stop` to end it now")
-        if loop.updates is None or type(updates) is not int or updates < done:
-            wrong = "the trainer has `epochs`" if loop.updates is None else f"{updates!r} was given"
-            raise ArgumentError(
-                f"`updates` can be set to a whole number of at least {done}, in a trainer with `updates`, but {wrong}.",
-                field="updates",
-            )
+        if loop.updates is None:
+            raise ArgumentError("`updates` can't be set in a trainer with `epochs`.", field="updates")
+        require_whole("updates", updates, at_least=max(self.progress.update, 1))
         loop.engine.parts.stretch(updates)
         loop.updates = updates
 
@@ -246,10 +239,10 @@ class Trainer:
             begin = TrainEvent(update=self.progress.update, updates=self.updates, resumed=self._resumed, config=config)
             writers.event("train_begin", begin)
             loop.checkpointer.begin_run(self._settings)
-            end = End("")
+            end = Result()
             with loop.engine.bus.span("train", lambda: begin, lambda error: self._ended(begin, end, error)):
                 try:
-                    if loop.policies.may_rewind and not loop.checkpointer.folder.newest_first():
+                    if loop.engine.parts.policies.rewinding and not loop.checkpointer.folder.newest_first():
                         loop.checkpointer.save()  # something to go back to
                     end = self._run()
                     writers.event("train_end", self._ended(begin, end, None))
@@ -260,16 +253,15 @@ class Trainer:
                         raise
                     raise error from raised
             loop.write_known()  # hooks may have put values when they heard of the end
-            return Result(update=self.progress.update, metrics=self._latest(), **end._asdict())
+            return replace(end, update=self.progress.update, metrics=self._latest())
 
     @contextmanager
     def _opened(self) -> Generator[None]:
         from evenstep.train.ending import handling_signals
 
         self._check_not_training("train", "`updates` says how far a run goes, and `request_stop` ends it earlier")
-        self._check_hooks()
         loop, folder = self._loop, self._loop.checkpointer.folder
-        self.progress.check_within(self.updates, loop.epochs)
+        loop.engine.bus.attach(self)
         self._is_training = True
         try:
             with ExitStack() as opened:
@@ -291,7 +283,7 @@ class Trainer:
         finally:
             self._is_training = False
 
-    def _ended(self, begin: TrainEvent, end: End, error: BaseException | None) -> TrainEvent:
+    def _ended(self, begin: TrainEvent, end: Result, error: BaseException | None) -> TrainEvent:
         return replace(
             begin,
             update=self.progress.update,
@@ -319,9 +311,9 @@ class Trainer:
         Returns:
             By evaluation and name, without prefix: `{"valid": {"loss": 0.3}}`; of other data by name: `{"loss": 0.3}`.
         """
-        self._check_hooks()
         self._check_not_training("evaluate", "call `request_evaluate`, which does it at the end of the update")
         loop = self._loop
+        loop.engine.bus.attach(self)
         if data is None or isinstance(data, str):
             self._check_evaluates(data)
             sets = self.evaluations if data is None else {data: self.evaluations[data]}
@@ -332,17 +324,21 @@ class Trainer:
         with self._together(batches):
             return loop.evaluator.of(batches)
 
-    def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
+    def predict(self, data: "Data | DataLoader[Any]") -> list[Prediction]:
         """Predictions (`Task.predict`) for one epoch of `data`, in its order, by the parameters of `evaluate`.
 
-        Args:
-            data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
-            collect: whether this rank gets them, one per micro-batch; by default the first rank does.
+        The data run forward only, on all ranks, without losses and weights; a shuffled set comes shuffled. The first
+        rank gets the predictions, one per micro-batch.
         """
-        self._check_idle()
+        engine = self.engine
+        if engine.parts.core.is_computing or self._loop.evaluator.is_running or engine.ledger.num_pending:
+            raise ArgumentError(
+                f"`predict` was called before update {self.progress.update} or an evaluation had ended: call it in "
+                f"`after_update` of a hook whose `needs_settled` is true, in `after_evaluate`, or after training."
+            )
         batches = data_of(data, "data")
         with self._together(batches):
-            return self._loop.evaluator.predict(batches, collect=collect)
+            return self._loop.evaluator.predict(batches)
 
     @contextmanager
     def _writing(self) -> Generator[None]:
@@ -355,7 +351,7 @@ class Trainer:
             yield
 
     @contextmanager
-    def _together(self, reader: "Data | Evaluations | None" = None) -> Generator[None]:
+    def _together(self, reader: "Data | Evaluator | None" = None) -> Generator[None]:
         if self._is_training:
             yield
             return
@@ -421,20 +417,6 @@ class Trainer:
         self._loop.checkpointer.load(state)
         self._resumed = True
 
-    def _check_idle(self) -> None:
-        """Raise ArgumentError in the midst of an update or an evaluation."""
-        advice = "call it in `after_update`, `after_evaluate`, or when training has ended"
-        if self.engine.parts.core.is_computing:
-            midst = f"update {self.progress.update + 1}"
-        elif self._loop.evaluator.is_running:
-            midst = "an evaluation"
-        elif self.engine.ledger.num_pending:
-            midst = f"update {self.progress.update}, of which the host does not know yet if it is applied"
-            advice = "let `needs_settled` of the hook be true for such updates"
-        else:
-            return
-        raise ArgumentError(f"`predict` was called in the midst of {midst}; {advice}.")
-
     def _check_not_training(self, what: str, advice: str = "call it before `train`") -> None:
         if self._is_training:
             raise ArgumentError(f"`{what}` was called while the trainer trains; {advice}.", field=what)
@@ -446,16 +428,6 @@ class Trainer:
                 f"`evaluations={{'{name or 'valid'}': MapData(dataset, global_batch_size=32, shuffle=False)}}`.",
                 field="evaluations" if name is None else "data",
             )
-
-    def _check_hooks(self) -> None:
-        for hook in self._loop.engine.bus.hooks:
-            if cast("object", hook.trainer) is not self:
-                raise HookError(
-                    f"hook `{hook.name}` has been given to another trainer since; make one for each.", field=hook.name
-                )
-            target = getattr(hook, "follows", None)
-            if isinstance(target, MetricTarget):
-                target.check(hook)
 
 
 def idle_loop(trainer: Trainer, what: str) -> "Loop":

@@ -147,7 +147,6 @@ def test_the_loss_scale_does_not_reach_the_methods() -> None:
 
 
 def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update() -> None:
-    from evenstep.train import Skip
 
     class Bad(kit.Regress):
         def loss(self, output: Any, batch: Any) -> Any:
@@ -156,7 +155,7 @@ def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update() -> None:
 
     task = {name: Bad(name) for name in SIZES}
     model, trainer = trained(
-        train=Training(combine=GradNorm()), task=task, failures=Failures(non_finite=Skip()), updates=2
+        train=Training(combine=GradNorm()), task=task, failures=Failures(non_finite="skip"), updates=2
     )
     assert trainer.progress.skipped == 1
     assert model.get_buffer("task_balance.coefficients").isfinite().all()

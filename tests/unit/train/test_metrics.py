@@ -19,7 +19,7 @@ from evenstep.events import Best, Evaluate, Storage
 from evenstep.events.metrics.meters import Meters
 from evenstep.parallel import Ddp, Group, Single
 from evenstep.precision import Fp16Mixed
-from evenstep.train import Retry, Skip
+from evenstep.train import FailurePolicy
 from kit import Regress, Squares, data, engine_of, heads, history, line, points, samples, stacked, trainer_of
 from refused import refused
 
@@ -115,7 +115,7 @@ def test_a_skipped_update_is_not_observed() -> None:
             return Loss(output.sum() * factor, observed={"value": torch.ones(len(batch[0]))})
 
     task = {"a": Bad("a", {"count": torchmetrics.SumMetric()}), "b": Measured("b", {})}
-    trainer = measuring(task, failures=Failures(non_finite=Skip()), updates=3)
+    trainer = measuring(task, failures=Failures(non_finite="skip"), updates=3)
     trainer.train()
     assert sum(history(trainer, "train/a/count")) == 18.0
 
@@ -221,8 +221,8 @@ TRIED: dict[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]] = {
     "at once": lambda: ({}, {}),
     "no memory": lambda: ({"no_memory": True}, {}),
     "overflow": lambda: ({}, {"precision": Fp16Mixed(initial=2.0**40)}),
-    "retried": lambda: ({"bad": 9, "bad_tries": 1}, {"failures": Failures(non_finite=Retry(limit=3))}),
-    "skipped": lambda: ({"bad": 9, "bad_tries": 9}, {"failures": Failures(non_finite=Skip()), "epochs": 1}),
+    "retried": lambda: ({"bad": 9, "bad_tries": 1}, {"failures": Failures(non_finite=FailurePolicy("retry", limit=3))}),
+    "skipped": lambda: ({"bad": 9, "bad_tries": 9}, {"failures": Failures(non_finite="skip"), "epochs": 1}),
 }
 
 

@@ -99,18 +99,6 @@ def test_ranks_and_stages_give_the_predictions_of_one_process(
     assert others == [[]] * (ranks - 1)
 
 
-def test_the_ranks_that_ask_get_them(on_ranks: Any, alone: list[Prediction]) -> None:
-    def act(group: Any) -> list[Prediction]:
-        mesh = Mesh.of(group, pipeline=2)
-        model = PipelineModel(layers(), mesh=mesh)
-        return trainer(model, Ddp(mesh.data, reduction="fast")).predict(data(), collect=group.rank in (1, 2))
-
-    found = on_ranks(4, act)
-    assert [len(one) for one in found] == [0, 7, 7, 0]
-    check_same(found[1], alone)
-    check_same(found[2], alone)
-
-
 @dataclass
 class Scores:
     rows: Tensor

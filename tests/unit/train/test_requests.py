@@ -8,7 +8,8 @@ import pytest
 
 from evenstep import Checkpointing, Evaluation, Failures, Hook, MapData, Training
 from evenstep.parallel import Ddp
-from evenstep.train.requests import End, Requests
+from evenstep.train.progress import Result
+from evenstep.train.requests import Requests
 from kit import data, history, points, saved_updates, trainer_of
 
 
@@ -32,7 +33,7 @@ def test_all_ranks_agree_on_the_requests_of_one(on_ranks: Any) -> None:
             requests.save = True
         return requests.agree(group), requests.save, requests.evaluate
 
-    assert on_ranks(2, act) == [(End("asked to stop", outcome="stopped", requeue=True), True, False)] * 2
+    assert on_ranks(2, act) == [(Result("asked to stop", outcome="stopped", requeue=True), True, False)] * 2
 
 
 def test_a_stop_requested_during_a_save_stops_all_ranks_at_the_same_update(on_ranks: Any, tmp_path: Path) -> None:
@@ -96,4 +97,4 @@ def test_a_stop_for_good_goes_before_one_that_wants_the_run_again(
                 requests.request_stop(reason, requeue=reason == "SIGTERM")
         return requests.agree(group)
 
-    assert set(on_ranks(ranks, act)) == {End("good enough", outcome="stopped", requeue=False)}
+    assert set(on_ranks(ranks, act)) == {Result("good enough", outcome="stopped", requeue=False)}

@@ -15,7 +15,7 @@ from evenstep.events import Incident, Json
 from evenstep.internals import unwrapped
 from evenstep.tensors import byte_sum
 from evenstep.train.loop import Loop
-from evenstep.train.requests import End
+from evenstep.train.progress import Result
 from evenstep.train.state import Tree
 
 
@@ -39,9 +39,9 @@ class ElasticRun:
     def _update(self) -> int:
         return self._loop.engine.progress.update if self._is_whole else -1
 
-    def run(self) -> End:
+    def run(self) -> Result:
         """Do what `Loop.run` does, as often as the group changes."""
-        end: End | None = None
+        end: Result | None = None
         while True:
             try:
                 self._group.join(self._update)

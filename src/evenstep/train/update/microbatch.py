@@ -30,7 +30,7 @@ Outputs = Mapping[int, Any]  # by the places of the layers that give them
 class Observer(Protocol):
     """Takes outputs of the model, on the last stage."""
 
-    def see(self, task: Task, output: Any, batch: Any) -> Any:
+    def see(self, task: Task, output: Any, batch: Any, /) -> Any:
         """Compute something from an output, in the number formats of the forward; mostly the task's loss."""
         ...
 

@@ -11,7 +11,6 @@ from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
-from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 
@@ -24,7 +23,7 @@ class Recovery:
 
     Args:
         context: its `cuts` become finer where a micro-batch does not fit.
-        policy: for micro-batches that don't fit; None: they are cut.
+        may_cut: False to stop where a micro-batch does not fit.
         evaluation: its name, if the work is no update; each rank may attempt its own part of one.
     """
 
@@ -33,12 +32,12 @@ class Recovery:
         *,
         execution: Execution,
         context: TrainContext,
-        policy: FailurePolicy | None = None,
+        may_cut: bool = True,
         evaluation: str = "",
     ) -> None:
         self._execution = execution
         self._context = context
-        self._policy = policy
+        self._may_cut = may_cut
         self._evaluation = evaluation
         self._is_joint = not evaluation or execution.evaluates_together
         self._traceback: str | None = None  # of a failed attempt; the error would hold the memory that must be freed
@@ -146,7 +145,7 @@ class Recovery:
             traceback=traceback,
         )
         self._context.report(incident)
-        if self._policy is not None and self._policy(incident) is Answer.STOP:
+        if not self._may_cut:
             advice = "Make the micro-batches smaller, or let `failures.out_of_memory` be retry"
         elif can_be_cut:
             cuts.cut_finer(task, piece)

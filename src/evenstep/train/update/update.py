@@ -18,7 +18,6 @@ from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Average
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.tensors import named_parameters
-from evenstep.train.failures import FailurePolicy
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import seed_all
 from evenstep.train.tasks.weighting import Combine
@@ -40,7 +39,7 @@ class Update:
     Args:
         parameters: of the model, that are clipped and stepped together, on any rank.
         apply: clips and steps, if the gradient is finite.
-        out_of_memory: policy for micro-batches that don't fit.
+        may_cut: False to stop where a micro-batch does not fit.
         combine: method that combines the tasks' separate gradients; None accumulates them into one.
 
     Attributes:
@@ -59,7 +58,7 @@ class Update:
         apply: Apply,
         average: Average | None,
         learning_rates: LearningRates,
-        out_of_memory: FailurePolicy,
+        may_cut: bool,
         trained: TrainedParameters,
         combine: Combine | None = None,
     ) -> None:
@@ -76,7 +75,7 @@ class Update:
         self._execution = execution
         self._apply = apply
         self._branch_of_steps = branch(context.seed, "step")
-        self._recovery = Recovery(execution=execution, context=context, policy=out_of_memory)
+        self._recovery = Recovery(execution=execution, context=context, may_cut=may_cut)
         self._run: Callable[[Weights, int], Passes] = self._run_passes
         if combine is not None:
             held = {id(one) for one in parameters}
