@@ -31,11 +31,12 @@ from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule, plateaus_of
 from evenstep.optim.stepper import MasterStepper, Stepper
 from evenstep.options import Failures, Training
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.parallel.buffers import is_norm
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.single_use import check_unused
-from evenstep.tensors import device_here, make_current, named_parameters
+from evenstep.tensors import device_here, make_current, named_parameters, parameters_in
 from evenstep.train.agreement import check_shared
 from evenstep.train.blocks import (
     check_compiled,
@@ -68,8 +69,8 @@ from evenstep.train.state.settings import plain, settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.tasks import Tasks, attached, named
-from evenstep.train.tasks.weighting import Combine, Fixed
+from evenstep.train.tasks.tasks import attach_learned, attach_modules, named
+from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last
 from evenstep.train.update.execution import build_execution
@@ -116,10 +117,12 @@ def strategy_of(given: Strategy | str | None, device: str | torch.device, model:
     return strategy_named(given, launched_group(device_of_rank(str(device))))
 
 
-def _combine_of(given: Combine | str | None) -> Combine | None:
-    if not isinstance(given, str):
-        return given
-    return load(choose("combine", given, load("evenstep.contrib.multitask:COMBINES")))()
+def _combine_of(given: Combine | str | None, tasks: Mapping[str, Task]) -> Combine | None:
+    if isinstance(given, str):
+        return load(choose("combine", given, load("evenstep.contrib.multitask:COMBINES")))()
+    # a weight that comes late is divided by before the next task's gradient is added
+    is_late = len(tasks) > 1 and any(one.late_weight for one in tasks.values())
+    return Separate() if given is None and is_late else given
 
 
 # --- parts
@@ -170,45 +173,47 @@ class Parts:
         self.may_cut = failures.out_of_memory == "retry"
         self.policies = policies = Policies(failures)
         self.optimizer = optimizer = joined(optimizer)
-        with attached(model, named(task), optimizer):
-            self.precision = formats = precision_of(precision)
-            self.strategy = sharing = strategy_of(strategy, device, model)
-            self.group: Group = model.mesh.world if isinstance(model, PipelineModel) else sharing.data_group
-            check_covers(sharing, model)
-            check_own_models(sharing, policies, formats, averages=averages)
-            check_parameters(model, optimizer, formats)
-            self.device = device_here(device_of_rank("auto") if device == "auto" else device)
-            formats.check(self.device)
-            check_formats(formats, optimizer)
-            check_layers(model, strategy=sharing, precision=formats, train=train)
-            if train.compile == "model":
-                check_compiled(model, sharing)
-            check_optimizer(optimizer, model=model, strategy=sharing)
-            self.tasks = tasks = Tasks.of(task, train.coefficients, _combine_of(train.combine), train.norm_statistics)
-            check_tasks(tasks, data, evaluations, model=model)
-            check_whole_model(tasks.by_name, train.ema, model, sharing)
-            for one in tasks.by_name.values():
-                one.prepare(model)
-            self.lr_schedule = schedule = lr_schedule_of(lr_schedule)
-            self.storage = build_storage(tasks.by_name, self.device, train.clip_norm)
-            self.linear_layers = choose_linear_layers(model, formats)
-            self.recomputed = choose_modules(model, train.memory.checkpoint)
-            self.settings = settings_of(train, tasks.coefficients, tasks.combine, formats, schedule) | sharing.settings
-            self.package: Any = import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None
-            if self.package is not None:
-                self.package.check(self)
-            check_unused(self.kept)
+        self.tasks = tasks = named(task)
+        self.precision = formats = precision_of(precision)
+        self.strategy = sharing = strategy_of(strategy, device, model)
+        self.group: Group = model.mesh.world if isinstance(model, PipelineModel) else sharing.data_group
+        check_covers(sharing, model)
+        check_own_models(sharing, policies, formats, averages=averages)
+        attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
+        check_parameters(model, optimizer, formats)
+        self.device = device_here(device_of_rank("auto") if device == "auto" else device)
+        formats.check(self.device)
+        check_formats(formats, optimizer)
+        check_layers(model, strategy=sharing, precision=formats, train=train)
+        if train.compile == "model":
+            check_compiled(model, sharing)
+        check_optimizer(optimizer, model=model, strategy=sharing)
+        given = train.coefficients
+        self.coefficients = factors = given if isinstance(given, Coefficients) else Fixed(given)
+        self.combine = combine = _combine_of(train.combine, tasks)
+        check_tasks(tasks, data, evaluations, learns=factors.are_learned or combine is not None, model=model)
+        check_whole_model(tasks, train.ema, model, sharing)
+        for one in tasks.values():
+            one.prepare(model)
+        self.lr_schedule = schedule = lr_schedule_of(lr_schedule)
+        self.storage = build_storage(tasks, self.device, train.clip_norm)
+        self.linear_layers = choose_linear_layers(model, formats)
+        self.recomputed = choose_modules(model, train.memory.checkpoint)
+        self.settings = settings_of(train, factors, combine, formats, schedule) | sharing.settings
+        self.package: Any = import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None
+        if self.package is not None:
+            self.package.check(self)
+        check_unused(self.kept)
 
     @property
     def kept(self) -> dict[str, object]:
         """Objects with state, by their names in messages; they belong to one run."""
-        coefficients = self.tasks.coefficients
         by_name = {
-            "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
-            "combine": self.tasks.combine,
+            "coefficients": None if isinstance(self.coefficients, Fixed) else self.coefficients,
+            "combine": self.combine,
             "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
             **self.policies.kept,
-            **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
+            **{f"task {name}".strip(): task for name, task in self.tasks.items() if task.uses_average},
         }
         return {f"`{name}`": one for name, one in by_name.items() if one is not None and vars(one)}
 
@@ -222,7 +227,8 @@ class Parts:
             ArgumentError: parts that do not go together.
         """
         model, optimizer, train, tasks, precision = self.model, self.optimizer, self.train, self.tasks, self.precision
-        frozen_norms = tasks.attach(model, optimizer)
+        attach_learned(model, optimizer, tuple(tasks), self.coefficients, self.combine)
+        frozen = [one for one in model.modules() if is_norm(one) and getattr(one, "running_mean", None) is not None]
         strategy = self.strategy if precision.format is None else self.strategy.gathering(precision.format)
         make_current(self.device)
         model.to(self.device)
@@ -231,7 +237,7 @@ class Parts:
         names = parameter_names(model, optimizer)  # before the strategy divides them between ranks
         rounded = self._rounded(names)
         self.context = context = TrainContext(
-            tasks=tasks.by_name,
+            tasks=tasks,
             precision=precision,
             loss_scale=precision.build_loss_scale(),
             device=self.device,
@@ -242,8 +248,8 @@ class Parts:
             reorder=channels_last if train.channels_last else None,
             cast_inputs=build_cast(precision.format),
             cast_outputs=build_cast(precision.output_format),
-            coefficients=tasks.coefficients,
-            frozen_norms=frozen_norms,
+            coefficients=self.coefficients,
+            frozen_norms=tuple(frozen) if train.norm_statistics == "frozen" else (),
             cuts=SplitLimit(sums=train.check_loss),
             report=report,
         )
@@ -275,7 +281,7 @@ class Parts:
             learning_rates=learning_rates,
             may_cut=self.may_cut,
             trained=self.saved.trained,
-            combine=tasks.combine,
+            combine=self.combine,
         )
         compute: Any = self.core if self.package is None else self.package.build(self)
         self.compute: Callable[[GlobalBatch, Progress], PendingUpdate] = compute
@@ -295,7 +301,7 @@ class Parts:
             length: updates and epochs of the run.
         """
         parameters = list(self.model.parameters())
-        tasks = {name: type(task).__name__ for name, task in self.tasks.by_name.items()}
+        tasks = {name: type(task).__name__ for name, task in self.tasks.items()}
         optimizers = [_optimizer(one) for one in parts_of(self.optimizer)]
         return {
             "config": plain(config),
@@ -326,7 +332,7 @@ class Parts:
 
     def stretch(self, updates: int | None) -> None:
         """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
-        self.tasks.coefficients.check(updates)
+        self.coefficients.check(updates)
         self.core.learning_rates.stretch(updates)
 
     def _change_layers(self) -> None:

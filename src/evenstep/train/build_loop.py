@@ -84,7 +84,7 @@ def build_loop(
     standard = _hooks(
         hooks, writers, folder=folder, every=every, evaluation=evaluation if sets else None, saved=checkpoint
     )
-    followers = [*task_hooks(parts.tasks.by_name), *(Follow(plateau) for plateau in plateaus_of(parts.lr_schedule))]
+    followers = [*task_hooks(parts.tasks), *(Follow(plateau) for plateau in plateaus_of(parts.lr_schedule))]
     heard = [hook for hook in (*followers, *standard) if group.rank == 0 or not getattr(hook, "first_rank_only", False)]
     bus = reporter.bus = Bus(heard, trainer, on_error=failures.hook, report=reporter.report)
     for hook in bus.hooks:

@@ -29,7 +29,6 @@ from evenstep.precision import Precision, SixteenBits
 from evenstep.train.failures import Answer, Policies
 from evenstep.train.state.train_state import is_shared, parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
-from evenstep.train.tasks.tasks import Tasks
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 
@@ -237,15 +236,22 @@ def check_keeping(folder: object, policies: Policies, checkpoint: Checkpointing)
 
 
 # first hour
-def check_tasks(tasks: Tasks, data: Data | None, evaluations: Mapping[str, Data], *, model: nn.Module) -> None:
+def check_tasks(
+    tasks: Mapping[str, Task],
+    data: Data | None,
+    evaluations: Mapping[str, Data],
+    *,
+    learns: bool,
+    model: nn.Module,
+) -> None:
     """Compare tasks with the data for training, None where a loop of one's own brings them, and with the model."""
     stream = data.moving_stream if isinstance(data, StreamData) else None
     given = {"`data`": data} | {f"the evaluation '{name}'": one for name, one in evaluations.items()}
     for what, one in given.items():
         for name in (one and one.tasks) or ():
-            if name not in tasks.by_name:
+            if name not in tasks:
                 raise ArgumentError(
-                    f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks.by_name)}",
+                    f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks)}",
                     field=name,
                 )
         if one is not data and isinstance(one, StreamData) and stream is not None and one.moving_stream is stream:
@@ -253,7 +259,7 @@ def check_tasks(tasks: Tasks, data: Data | None, evaluations: Mapping[str, Data]
                 f"{what} reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
             )
-    if isinstance(model, PipelineModel) and (tasks.coefficients.are_learned or tasks.combine):
+    if isinstance(model, PipelineModel) and learns:
         raise ArgumentError(
             "learned coefficients, `combine`, and `late_weight` beside other tasks can't be used in stages, where no "
             "rank holds the model.",

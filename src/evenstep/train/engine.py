@@ -116,7 +116,7 @@ class Engine:
             train=train,
         )
         check_own_loop(parts.lr_schedule)
-        bus = Bus(task_hooks(parts.tasks.by_name), self)
+        bus = Bus(task_hooks(parts.tasks), self)
         # on standard error, unless Python's `logging` is configured otherwise
         warn = logging.getLogger("evenstep").warning
         self._build(parts, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
@@ -146,7 +146,7 @@ class Engine:
         self.evaluator = Evaluator(parts, self.ledger)
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), core.trained.names)
-        connect(self, parts.tasks.by_name)
+        connect(self, parts.tasks)
         for parameter in self.model.parameters():
             parameter.grad = None
         self._num_before = Engine._num_updates

@@ -218,8 +218,6 @@ def test_a_stream_with_a_state_resumes_at_the_bits_of_the_undisturbed_run(tmp_pa
     resumed, straight = run(tmp_path / "resumed", updates=9), run(tmp_path / "straight", updates=9)
     assert_same(resumed.model.state_dict(), straight.model.state_dict())
     run(tmp_path / "resumed", epochs=2, updates=None)
-    with pytest.raises(ArgumentError):  # it is further than that
-        run(tmp_path / "resumed", epochs=1, updates=None)
 
 
 @pytest.mark.parametrize(

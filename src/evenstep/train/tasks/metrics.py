@@ -3,7 +3,6 @@
 States of metric objects are kept and reduced over ranks in `events.metrics.meters`.
 """
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -11,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.arguments import advice, said
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Storage
 from evenstep.events.metrics.derived import DerivedMetrics, Throughput
@@ -23,7 +22,6 @@ from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 _OF_UPDATES = ("lr", "grad_norm", "clipped", "loss_scale")
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
 _SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
-_FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: float | None = None) -> Storage:
@@ -34,11 +32,10 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: fl
         for name, metric in metrics.items():
             _check_metric(task, name, metric)
             meters[f"{task_name}/{name}" if task_name else name] = metric.clone().to(device)
-        for name, function in task.derived.items():
-            if not callable(function) or _is_taken(name) or name in metrics:
+        for name in task.derived:
+            if _is_taken(name) or name in metrics:
                 raise ArgumentError(
-                    f"the derived metric `{name}` of {type(task).__name__} must be a function, and have its own name.",
-                    field="derived",
+                    f"the derived metric `{name}` of {type(task).__name__} must have its own name.", field="derived"
                 )
     own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
     derived = DerivedMetrics({name: task.derived for name, task in tasks.items()}, evaluating=own)
@@ -70,16 +67,11 @@ def _is_collection(metric: Any) -> bool:
 
 def check_names(task: Task, loss: Loss) -> None:
     """Raise TaskError for a metric or count that would be mixed with another of the same name."""
-    for name in loss.metrics:
-        if name in task.derived or name in _TAKEN or name.startswith(_SPACES):
+    for name in (*loss.metrics, *loss.counts):
+        if name in task.derived or _is_taken(name) or (name in loss.metrics and name in loss.counts):
             raise TaskError(
-                f"{type(task).__name__} gives a metric called `{name}`, which is the name of another; rename it.",
-                field=name,
-            )
-    for name in loss.counts:
-        if name in loss.metrics or name in task.derived or _is_taken(name):
-            raise TaskError(
-                f"{type(task).__name__} gives a count called `{name}`, which is the name of a metric; rename it.",
+                f"{type(task).__name__} gives a metric or count called `{name}`, which is the name of another; rename "
+                f"it.",
                 field=name,
             )
 
@@ -111,14 +103,6 @@ def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str,
         if not given:  # all that is observed is for other metrics
             continue
         taken: dict[str, Any] = metric._filter_kwargs(**given)
-        for one in inspect.signature(metric.update).parameters.values():
-            is_needed = one.kind not in _FREE and one.default is inspect.Parameter.empty
-            if is_needed and one.name not in taken:
-                raise TaskError(
-                    f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{one.name}`, which "
-                    f"is not in `observed`; {advice(one.name, given)}",
-                    field="observed",
-                )
         yield name, cast("dict[str, Any]", pytree.tree_map_only(Tensor, Tensor.detach, taken))
 
 
@@ -139,12 +123,9 @@ def _is_taken(name: str) -> bool:
 
 
 def _check_metric(task: Task, name: str, metric: Any) -> None:
-    where = f"the metric `{name}` of {type(task).__name__}"
-    if not isinstance(metric, load_optional("torchmetrics", "torchmetrics").Metric):
+    if _is_taken(name) or not isinstance(metric, load_optional("torchmetrics", "torchmetrics").Metric):
         raise ArgumentError(
-            f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.", field="metrics"
-        )
-    if _is_taken(name):
-        raise ArgumentError(
-            f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.", field="metrics"
+            f"the metric `{name}` of {type(task).__name__} must be a `torchmetrics.Metric`, of a printable name that "
+            f"is none of {', '.join(_TAKEN)}, but is a {type(metric).__name__}.",
+            field="metrics",
         )

@@ -22,12 +22,10 @@ class Now:
 
     Args:
         caller: gives the engine that the task was given to last, which is referred to weakly.
-        has_average: True if the task may ask for outputs of the average.
     """
 
-    def __init__(self, caller: Callable[[], Any] = lambda: None, *, has_average: bool = False) -> None:
+    def __init__(self, caller: Callable[[], Any] = lambda: None) -> None:
         self._caller = caller
-        self._has_average = has_average
 
     def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to no engine
         return Now, ()
@@ -60,9 +58,10 @@ class Now:
         It has no gradient, and its random numbers do not change those of the micro-batch. The class needs
         `uses_average = True`.
         """
-        if not self._has_average:
+        teacher = self._engine.parts.teacher
+        if teacher is None:
             raise TaskError("`now.teacher` needs `uses_average = True` in the class of the task.", field="uses_average")
-        return self._engine.parts.teacher(inputs)
+        return teacher(inputs)
 
 
 @contextmanager
@@ -101,7 +100,7 @@ def dummy_pass() -> Generator[None]:
 def connect(engine: Any, tasks: Mapping[str, Any]) -> None:
     """Let `Task.now` of the tasks be the state of `engine`."""
     for task in tasks.values():
-        vars(task)[NOW] = Now(weakref.ref(engine), has_average=task.uses_average)
+        vars(task)[NOW] = Now(weakref.ref(engine))
 
 
 def task_hooks(tasks: Mapping[str, Any]) -> list[Hook]:

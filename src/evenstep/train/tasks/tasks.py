@@ -1,71 +1,24 @@
-"""The tasks of a run: their names, coefficients and states.
+"""The tasks of a run by name: their states, and their parts of the model.
 
 Learned coefficients become a part of the model, `task_coefficients` or `task_balance`: saved, averaged, clipped. So do
 modules and parameters of tasks, below `task_parameters`, by their names in the task.
 """
 
-from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Collection, Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.arguments import said
-from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import share_contents, unwrapped
-from evenstep.options import RESERVED, NormStatistics, check_names
-from evenstep.parallel.buffers import is_norm
+from evenstep.options import RESERVED, check_names
 from evenstep.pipeline import PipelineModel
-from evenstep.tensors import LEARNED, TASK_PARAMETERS, parameters_in
+from evenstep.tensors import LEARNED, TASK_PARAMETERS
 from evenstep.train.tasks.task import IN_MODEL, Task
-from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate
-
-
-class Tasks(NamedTuple):
-    """The tasks of a run.
-
-    Args:
-        by_name: "" is the name of the only task of a run that has none.
-        combine: the method for separate gradients, or None.
-        norm_statistics: "frozen" keeps layers with running statistics in evaluation mode.
-    """
-
-    by_name: dict[str, Task]
-    coefficients: Coefficients
-    combine: Combine | None
-    norm_statistics: NormStatistics
-
-    @classmethod
-    def of(
-        cls,
-        task: Task | Mapping[str, Task],
-        coefficients: Coefficients | Mapping[str, float] | None,
-        combine: Combine | None,
-        norm_statistics: NormStatistics,
-    ) -> Self:
-        """The tasks from a trainer's arguments."""
-        tasks = named(task)
-        # a weight that comes late is divided by before the next task's gradient is added
-        late = len(tasks) > 1 and any(one.late_weight for one in tasks.values())
-        return cls(
-            by_name=tasks,
-            coefficients=coefficients if isinstance(coefficients, Coefficients) else Fixed(coefficients),
-            combine=Separate() if combine is None and late else combine,
-            norm_statistics=norm_statistics,
-        )
-
-    def attach(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, ...]:
-        """Add learned coefficients to the model, and return the normalisation layers with frozen statistics."""
-        names = tuple(self.by_name)
-        built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
-        for name, module in zip(LEARNED, built, strict=True):
-            if module is not None:
-                _attach(model, optimizer, name, module)
-        if self.norm_statistics != "frozen":
-            return ()
-        return tuple(one for one in model.modules() if is_norm(one) and getattr(one, "running_mean", None) is not None)
+from evenstep.train.tasks.weighting import Coefficients, Combine
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
@@ -80,63 +33,46 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
 
 def states_of(tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
     """The states of the tasks that may have one, by name."""
-    states = {name: _state_of(task, name) for name, task in tasks.items()}
-    may_have = {name for name, task in tasks.items() if type(task).state_dict is not Task.state_dict}
-    return {name: state for name, state in states.items() if state or name in may_have}
+    states = {name: task.state_dict() for name, task in tasks.items()}
+    return {name: one for name, one in states.items() if one or type(tasks[name]).state_dict is not Task.state_dict}
 
 
 def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
     """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
-    now = {name for name, task in tasks.items() if _state_of(task, name)}
-    faults = [f"has no state of {_title(name)}, which has some" for name in sorted(now - saved.keys())]
-    faults += [
-        f"has a state of {_title(name)}, which this run has not"
-        for name, state in saved.items()
-        if state and name not in tasks
-    ]
-    if faults:
-        raise CheckpointError(f"the checkpoint {' and '.join(faults)}; resume with the tasks that it was saved with.")
+    lacking = [name for name, task in tasks.items() if name not in saved and task.state_dict()]
+    unknown = [name for name, state in saved.items() if state and name not in tasks]
+    for name in lacking + unknown:
+        title, has = f"task `{name}`" if name else "the task", "no" if name in lacking else "a"
+        raise CheckpointError(
+            f"the checkpoint has {has} state of {title}, unlike this run; resume with the tasks that it was saved with."
+        )
 
 
-def _state_of(task: Task, name: str) -> dict[str, Any]:
-    state: Any = task.state_dict()
-    if not isinstance(state, dict):
-        raise TaskError(f"`state_dict` of {_title(name)} must give a dict, but gave {said(state)}.", field="state_dict")
-    return cast("dict[str, Any]", state)
-
-
-def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module) -> None:
+def attach_learned(
+    model: nn.Module, optimizer: Optimizer, names: tuple[str, ...], coefficients: Coefficients, combine: Combine | None
+) -> None:
+    """Make what coefficients and `combine` learn a part of the model, which the optimizer trains without decay."""
     dtype = next(model.parameters()).dtype
-    module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    built = coefficients.build(names), None if combine is None else combine.build(names)
+    for name, module in zip(LEARNED, built, strict=True):
+        if module is None:
+            continue
+        module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        _keep_wide(module)
+        unwrapped(model).add_module(name, module)
+        parameters = list(module.parameters())
+        if parameters:
+            decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
+            optimizer.add_param_group({"params": parameters, **decay})
+
+
+def _keep_wide(module: nn.Module) -> None:
     for part in module.modules():
         part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of its forward
-    unwrapped(model).add_module(name, module)
-    parameters = list(module.parameters())
-    if parameters:
-        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
-        optimizer.add_param_group({"params": parameters, **decay})
-
-
-def _title(name: str) -> str:
-    return f"task `{name}`" if name else "the task"
-
-
-# --- modules of tasks
 
 
 class TaskModules(nn.Identity):
     """Holds modules of tasks; harmless in an `nn.Sequential`, which runs all of its parts."""
-
-
-@contextmanager
-def attached(model: nn.Module, tasks: Mapping[str, Task], optimizer: Optimizer) -> Generator[None]:
-    """Attach the modules of tasks; detach them if the block raises."""
-    attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
-    try:
-        yield
-    except BaseException:
-        _detach(unwrapped(model))
-        raise
 
 
 def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] | None = None) -> None:
@@ -152,7 +88,8 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
         ArgumentError: a module that the optimizer holds in part, or a parameter of a task beside a model in stages.
     """
     whole = unwrapped(model)
-    _detach(whole)
+    if isinstance(getattr(whole, TASK_PARAMETERS, None), TaskModules):
+        delattr(whole, TASK_PARAMETERS)
     own = {id(one) for one in (*whole.parameters(), *whole.buffers())}
     everything = TaskModules()
     for name, task in tasks.items():
@@ -162,19 +99,17 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
                 everything.add_module(name, part)
             else:
                 everything = part
-    names = [name for name, _ in everything.named_parameters()]
     if isinstance(whole, PipelineModel):
-        if names:
+        for name, _ in everything.named_parameters():
             raise ArgumentError(
-                f"a task has the parameter `{names[0]}`, but only the last stage computes losses: make it a part of "
+                f"a task has the parameter `{name}`, but only the last stage computes losses: make it a part of "
                 f"that stage's layers, freeze it, or train without stages.",
-                field=names[0],
+                field=name,
             )
         for task in tasks.values():
             vars(task).pop(IN_MODEL, None)
         return
-    for part in everything.modules():
-        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: a loss is computed in float32
+    _keep_wide(everything)
     for parameter in everything.parameters():
         vars(cast("Any", parameter))["stays_whole"] = True  # also on shards: no forward gathers it
     if [*everything.parameters(), *everything.buffers()]:
@@ -212,8 +147,3 @@ def _is_taken(value: nn.Module | nn.Parameter, name: str, own: Collection[int], 
             field=name,
         )
     return is_held
-
-
-def _detach(model: nn.Module) -> None:
-    if isinstance(getattr(model, TASK_PARAMETERS, None), TaskModules):
-        delattr(model, TASK_PARAMETERS)
