@@ -54,7 +54,6 @@ from evenstep.train.checks import (
     check_model,
     check_optimizer,
     check_own_models,
-    check_parameters,
     check_tasks,
     check_whole_model,
 )
@@ -180,14 +179,13 @@ class Parts:
         check_covers(sharing, model)
         check_own_models(sharing, policies, formats, averages=averages)
         attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
-        check_parameters(model, optimizer, formats)
+        check_optimizer(optimizer, model=model, strategy=sharing, precision=formats)
         self.device = device_here(device_of_rank("auto") if device == "auto" else device)
         formats.check(self.device)
         check_formats(formats, optimizer)
         check_layers(model, strategy=sharing, precision=formats, train=train)
         if train.compile == "model":
             check_compiled(model, sharing)
-        check_optimizer(optimizer, model=model, strategy=sharing)
         given = train.coefficients
         self.coefficients = factors = given if isinstance(given, Coefficients) else Fixed(given)
         self.combine = combine = _combine_of(train.combine, tasks)

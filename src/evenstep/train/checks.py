@@ -18,10 +18,9 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
 from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
-from evenstep.optim.schedules import LrSchedule
 from evenstep.optim.sharing import TORCH, Granularity, shard_refusal
 from evenstep.options import SAVED_BY, Checkpointing, Training
-from evenstep.parallel import Group, Mesh, ParameterLayout, Single, Strategy, rank_info_of
+from evenstep.parallel import Group, Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
@@ -48,13 +47,11 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
             f"knows only ranks that stay: give `Ddp(Elastic(…))`, or `Single()` for separate runs.",
             field="strategy",
         )
-    is_alone = given is not None and given.group.ranks == 1
-    spans_ranks = isinstance(model, PipelineModel) and model.mesh.world.ranks > 1
-    if spans_ranks or (is_alone and dist.is_initialized()) or not (strategy is None or is_alone):
+    if strategy is not None and (given is None or given.group.ranks > 1 or dist.is_initialized()):
         return
-    if "RANK" in environ and "WORLD_SIZE" not in environ:
-        return  # not set by a launcher
-    info = rank_info_of(environ)
+    spans_ranks = isinstance(model, PipelineModel) and model.mesh.world.ranks > 1
+    is_launched = "RANK" not in environ or "WORLD_SIZE" in environ
+    info = rank_info_of(environ) if is_launched and not spans_ranks else None
     if info is not None and info.ranks > 1:
         raise ArgumentError(
             f'this process was started as {info}, but `strategy` names no other rank: give `strategy="ddp"` to train '
@@ -137,13 +134,6 @@ def check_material(model: nn.Module) -> None:
             )
 
 
-# first hour: an optimizer of other parameters
-def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
-    held = {name for names in parameter_names(model, optimizer) for name in names}
-    by_name = dict(unwrapped(model).named_parameters())
-    precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
-
-
 # bits: a layer says in `evenstep_not_for` which runs it is not for
 def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
     holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"
@@ -162,8 +152,11 @@ def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, 
 # --- the optimizer
 
 
-# bits
-def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strategy) -> None:
+# first hour: an optimizer of other parameters; bits
+def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, precision: Precision) -> None:
+    held = {name for names in parameter_names(model, optimizer) for name in names}
+    by_name = dict(unwrapped(model).named_parameters())
+    precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
     for one in parts_of(optimizer):
         step: Any = inspect.unwrap(type(one).step)
         closure = inspect.signature(step).parameters.get("closure")
@@ -173,18 +166,15 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
                 f"`optimizer` must step from one gradient, but {type(one).__name__} evaluates the loss in its step.",
                 field="optimizer",
             )
-    if is_shared(model, strategy.layout):
-        _check_shared(optimizer, strategy.layout, stages=in_stages(model))
-
-
-def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
-    shards = layout.divides == "elements"
+    if not is_shared(model, strategy.layout):
+        return
+    shards = strategy.layout.divides == "elements"
     why = shard_refusal(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
     if not why and (told := [type(one).__name__ for one in parts_of(optimizer) if has_own_state_dict(one)]):
         why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
     if why:
         cut = "with `fsdp` each rank steps a part of every parameter" if shards else "each rank steps some parameters"
-        instead = "take `zero1` or `ddp`" if shards else "train without stages" if stages else "take `ddp`"
+        instead = "take `zero1` or `ddp`" if shards else "train without stages" if in_stages(model) else "take `ddp`"
         raise ArgumentError(f"{cut}, but {why}: {instead}.", field="optimizer")
 
 
@@ -200,16 +190,6 @@ def check_formats(precision: Precision, optimizer: Optimizer) -> None:
 
 
 # --- the run
-
-
-# bits
-def check_own_loop(lr_schedule: LrSchedule | None) -> None:
-    if lr_schedule is not None and "epochs" in lr_schedule.needs:
-        raise ArgumentError(
-            f"`lr_schedule` {type(lr_schedule).__name__} counts epochs, which an engine does not know: let it count "
-            f"updates, or train with a `Trainer`.",
-            field="lr_schedule",
-        )
 
 
 # hours

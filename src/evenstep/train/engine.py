@@ -19,7 +19,7 @@ from evenstep.data import GlobalBatch, Microbatch, Part, Position
 from evenstep.data.batch import named_batch
 from evenstep.data.seeding import drawing_alone
 from evenstep.data.split import samples_in
-from evenstep.errors import DataError, TaskError
+from evenstep.errors import ArgumentError, DataError, TaskError
 from evenstep.events import Bus, Incident
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
@@ -100,7 +100,6 @@ class Engine:
         train: Training = Training(),
     ) -> None:
         from evenstep.train.build import Parts
-        from evenstep.train.checks import check_own_loop
 
         if updates is not None:
             check_length(updates, None)
@@ -115,7 +114,13 @@ class Engine:
             device=device,
             train=train,
         )
-        check_own_loop(parts.lr_schedule)
+        schedule = parts.lr_schedule
+        if schedule is not None and "epochs" in schedule.needs:
+            raise ArgumentError(
+                f"`lr_schedule` {type(schedule).__name__} counts epochs, which an engine does not know: let it count "
+                f"updates, or train with a `Trainer`.",
+                field="lr_schedule",
+            )
         bus = Bus(task_hooks(parts.tasks), self)
         # on standard error, unless Python's `logging` is configured otherwise
         warn = logging.getLogger("evenstep").warning

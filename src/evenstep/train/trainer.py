@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, final, overload
 
@@ -54,15 +55,13 @@ class Trainer:
         epochs: how many epochs of the data to take.
         seed: of the data order, augmentation and dropout; any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        strategy: how ranks share the model and its gradients: a `Strategy`, or "ddp", "zero1", "fsdp" or "auto", which
-            use the ranks that a launcher such as torchrun has started, or one process if there is none. None is for a
-            single process, and refused if a launcher has started several.
+        strategy: how the ranks of a launcher such as torchrun share the model: a `Strategy`, "ddp", "zero1", "fsdp" or
+            "auto". None is for a single process, and refused if a launcher has started several.
         precision: the number formats, as a `Precision` or by name, such as "bf16-mixed"; float32 by default.
         lr_schedule: multiplies each group's learning rate: an `LrSchedule`, its name, such as "cosine", or a table,
             `{"kind": "cosine", "warmup_updates": 100}`. None leaves the rates alone, so that hooks may set them.
         evaluations: a mapping of evaluation data by name, or the data of one evaluation, which is called "valid".
-        hooks: objects that are called before and after each part of the run; see `Hook`. With a `folder` the trainer
-            adds Timer, StopFile and Status, unless you give one of that class.
+        hooks: called before and after each part of the run; see `Hook`. A `folder` brings Timer, StopFile and Status.
         folder: the run folder, for checkpoints, metrics and the report; None keeps nothing.
         resume: with a folder that holds a run: "never" lets `train` refuse it, unless `resume` is called; "auto" goes
             on from its newest checkpoint; "new" takes the next free folder, such as `runs/x-2` for `runs/x`.
@@ -399,20 +398,12 @@ class Trainer:
         return path
 
     def state_dict(self) -> Tree:
-        """Everything that the run needs to go on exactly, as a tree.
-
-        All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
-        Tensors may be the run's own, which further updates change: `copy.deepcopy` what is to be gone back to.
-        """
+        """Everything that the run needs to go on exactly, as a tree; see `Engine.state_dict`."""
         with self._together():
             return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restore a state of `state_dict`. Differences, such as another learning rate, are reported as an incident.
-
-        Raises:
-            CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
-        """
+        """Restore a state of `state_dict`. Differences, such as another learning rate, are reported as an incident."""
         self._check_not_training("load_state_dict")
         self._loop.checkpointer.load(state)
         self._resumed = True
@@ -444,13 +435,11 @@ def _folder_of(given: Path | str | None, resume: str, group: Group) -> Path | No
     if given is None:
         return None
     folder = Path(given).expanduser()
-    return group.first_rank_does(partial(_free_folder, folder)) if resume == "new" else folder
 
+    def first_free() -> Path:
+        named = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+        return next(
+            one for one in chain([folder], named) if not one.exists() or (one.is_dir() and not any(one.iterdir()))
+        )
 
-def _free_folder(folder: Path) -> Path:
-    """The folder if it is empty or not there, else the first free one of `folder-2`, `folder-3`, …"""
-    number, free = 1, folder
-    while free.exists() and (not free.is_dir() or any(free.iterdir())):
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
+    return group.first_rank_does(first_free) if resume == "new" else folder

@@ -13,7 +13,7 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
 from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
-from evenstep.precision import Fp16Mixed
+from evenstep.precision import Fp16Mixed, FullPrecision
 from evenstep.train.checks import check_optimizer
 from kit import data, flat, net
 from kit import trainer_of as trainer_of_kit
@@ -82,9 +82,9 @@ def test_an_optimizer_that_a_strategy_can_not_share_or_step_is_refused(
     optimizer = kind(model.parameters(), lr=0.1)
     if is_refused:
         with pytest.raises(ArgumentError):
-            check_optimizer(optimizer, model=model, strategy=strategy())
+            check_optimizer(optimizer, model=model, strategy=strategy(), precision=FullPrecision())
     else:
-        check_optimizer(optimizer, model=model, strategy=strategy())
+        check_optimizer(optimizer, model=model, strategy=strategy(), precision=FullPrecision())
 
 
 def test_numpy_numbers_become_python_numbers_at_the_first_step_and_survive_a_resume(tmp_path: Path) -> None:

@@ -50,33 +50,16 @@ def chunked_cross_entropy(
             "`weight` is in shards; call `chunked_cross_entropy` in the forward of the module that holds it.",
             field="weight",
         )
-    if targets.shape != hidden.shape[:-1] or targets.is_floating_point():
-        raise ArgumentError(
-            f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])}, but are {targets.dtype} of the "
-            f"shape {list(targets.shape)}.",
-            field="targets",
-        )
     if chunk_tokens is None:
         chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
-    computed = _format_of_products(hidden, weight, bias)
+    kind = hidden.device.type
+    # autocast leaves float64 as it is
+    casts = torch.is_autocast_enabled(kind) and torch.float64 not in (hidden.dtype, weight.dtype)
+    computed = torch.get_autocast_dtype(kind) if casts else hidden.dtype
     given = None if weights is None else weights.flatten()
     return _Chunked.apply(
         hidden.flatten(0, -2), weight, bias, targets.flatten(), given, ignore_index, chunk_tokens, computed
     )
-
-
-def _format_of_products(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
-    kind = hidden.device.type
-    # autocast leaves float64 as it is
-    casts = torch.is_autocast_enabled(kind) and torch.float64 not in (hidden.dtype, weight.dtype)
-    formats = {one.dtype for one in (hidden, weight, bias) if one is not None}
-    if not casts and len(formats) > 1:
-        raise ArgumentError(
-            "`hidden`, `weight` and `bias` must be of one format outside of autocast; compute the loss under the "
-            "autocast of the forward, or convert them.",
-            field="hidden",
-        )
-    return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
 
 def _is_shard(one: Tensor) -> bool:
