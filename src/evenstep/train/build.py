@@ -252,7 +252,7 @@ class Parts:
             report=report,
         )
         bus.drawing = _drawing(context.randomness, self.device, branch(self.seed, "hooks"))
-        tasks.coefficients.check(updates)
+        self.coefficients.check(updates)
         learning_rates = LearningRates(optimizer, self.lr_schedule, updates)
         self._change_layers()
         self.group.go_on()  # after an earlier error of all ranks
