@@ -127,7 +127,7 @@ class Threads(Group):
                 meeting.renew()
         return [told[rank] for rank in range(self.ranks)]
 
-    def fail(self, message: str, *, wake: bool = False) -> None:
+    def fail(self, message: str) -> None:
         world = self._world._meeting
         with world.changed:
             for meeting in (world, *world.parts):

@@ -12,7 +12,6 @@ from torch import nn
 from walk import MESH
 
 from evenstep.parallel import Ddp, Fsdp, Group, Reducer, Strategy, Zero1
-from evenstep.parallel.reducer import BucketReducer
 
 EDGES = [0, 1, 3, 4, 8, 131, 255, 256, 511]  # first, last and inner places of every axis
 
@@ -40,7 +39,7 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     assert sum(counts.values()) - gradients == 8 * (2 * 91 + 2 + 4 + 2)
 
 
-class ForgetfulReducer(BucketReducer):
+class ForgetfulReducer(Reducer):
     """Ranks without work do not take part: the mistake that a walk is there to find."""
 
     def reduce(self) -> None:
@@ -48,7 +47,7 @@ class ForgetfulReducer(BucketReducer):
             super().reduce()
 
 
-class VerboseReducer(BucketReducer):
+class VerboseReducer(Reducer):
     """One rank sends more."""
 
     def reduce(self) -> None:
@@ -60,7 +59,7 @@ class VerboseReducer(BucketReducer):
 class Mistaken(Strategy):
     """Replicas whose gradients are summed by a reducer with a mistake."""
 
-    def __init__(self, group: Group, kind: type[BucketReducer]) -> None:
+    def __init__(self, group: Group, kind: type[Reducer]) -> None:
         super().__init__(group)
         self._kind = kind
 

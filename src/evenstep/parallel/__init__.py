@@ -1,9 +1,8 @@
 """Strategies: how gradients and parameters are shared between data-parallel ranks."""
 
 from evenstep.parallel.blocks import Dealing
-from evenstep.parallel.group import Group
+from evenstep.parallel.group import Group, Mesh
 from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, each_norm, mapped, squared_norm
-from evenstep.parallel.mesh import Mesh
 from evenstep.parallel.processes import Processes, device_of_rank, launched_group
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.reducer import Reducer

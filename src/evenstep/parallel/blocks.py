@@ -1,10 +1,4 @@
-"""Ordered sums of gradients: numbered blocks of micro-batches, added in one fixed binary tree over all ranks.
-
-The micro-batches of a block are added one after the other. Node i of level l is the sum of nodes 2i and 2i + 1 of level
-l - 1, and blocks are level 0; a gradient that does not exist is no summand. A rank adds the micro-batches of its own
-nodes. Of the nodes above them each rank adds one slice, so as many bytes are sent as in a ring all-reduce. Addition is
-commutative: the bits depend on the numbers alone, never on the rank that adds.
-"""
+"""Ordered sums of gradients: numbered blocks of micro-batches, added in one fixed binary tree over all ranks."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,26 +34,21 @@ def blocks_of(num_microbatches: int, blocks: int) -> list[int]:
 @final
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """The ranks that run an update's micro-batches, and the blocks in which these are added.
+    """The ranks that run an update's micro-batches, and the tree in which their gradients are added.
+
+    The micro-batches of a block are added one after the other. Node i of level l is the sum of nodes 2i and 2i + 1 of
+    level l - 1, and blocks are level 0; a gradient that does not exist is no summand.
 
     Args:
         owners: for each micro-batch, by its global number, the data-parallel rank that runs it; -1 for none.
         blocks: for each micro-batch the number of its block, ascending.
 
-    >>> dealing = Dealing((0, 0, 0, 1), (0, 1, 2, 3))
-    >>> dealing.nodes_of(0), dealing.nodes_of(1), Dealing.of_one(3).nodes_of(0)
-    (((1, 0), (0, 2)), ((0, 3),), ((2, 0),))
-    >>> Dealing((0, 0, 1, 1), (0, 0, 0, 1)).nodes_of(1)  # micro-batch 2 belongs to a block of both ranks
-    ((-1, 2), (0, 1))
+    >>> Dealing((0, 0, 0, 1), (0, 1, 2, 3)).nodes_of(0), Dealing((0, 0, 0), (0, 1, 2)).nodes_of(0)
+    (((1, 0), (0, 2)), ((2, 0),))
     """
 
-    owners: tuple[int, ...]
-    blocks: tuple[int, ...]
-
-    @classmethod
-    def of_one(cls, num_microbatches: int) -> "Dealing":
-        """All micro-batches on one rank, each a block."""
-        return cls((0,) * num_microbatches, tuple(range(num_microbatches)))
+    owners: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
 
     def of(self, numbers: Iterable[int]) -> "Dealing":
         """The same tree with some of its micro-batches."""
@@ -81,11 +70,11 @@ class Dealing:
 
     def further_sets(self, rank: int) -> int:
         """Largest number of sets of gradients that `rank` holds beside its current block."""
-        sums = PartialSums()
+        held: dict[Place, Gradients] = {}
         most = 0
         for place in self.ends_of(rank).values():
-            most = max(most, len(sums.held))
-            sums.add(place, [])
+            most = max(most, len(held))
+            hold(held, place, [])
         return most
 
     def combine(self, parts: Mapping[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
@@ -161,30 +150,24 @@ def added(left: Gradients, right: Gradients) -> Gradients:
     return [b if a is None else a if b is None else a.add_(b) for a, b in zip(left, right, strict=True)]
 
 
-@final
-class PartialSums:
-    """Partial sums of gradients on one rank: at most log₂(blocks) + 1 of them, if its blocks are its own.
+def hold(held: dict[Place, Gradients], place: Place, gradients: Gradients) -> None:
+    """Add the gradients of a place to partial sums, in ascending order; pairs of complete nodes are joined.
 
-    Attributes:
-        held: sum of each node, or of a part of a block.
+    So a rank holds at most log₂(blocks) + 1 sums, if its blocks are its own.
     """
-
-    def __init__(self) -> None:
-        self.held: dict[Place, Gradients] = {}
-
-    def add(self, place: Place, gradients: Gradients) -> None:
-        """Add the gradients of a place, in ascending order; pairs of complete nodes are joined."""
-        level, index = place
-        while level >= 0 and index % 2 and (level, index - 1) in self.held:
-            gradients = added(self.held.pop((level, index - 1)), gradients)
-            level, index = level + 1, index // 2
-        self.held[level, index] = gradients
+    level, index = place
+    while level >= 0 and index % 2 and (level, index - 1) in held:
+        gradients = added(held.pop((level, index - 1)), gradients)
+        level, index = level + 1, index // 2
+    held[level, index] = gradients
 
 
 def begin_slice(
     group: Group, dealing: Dealing, flats: Sequence[Tensor], slices: Sequence[Slice], *, like: Tensor
 ) -> Callable[[], Tensor]:
     """Begin to sum this rank's slice of a flat tensor over ranks, in the order of the tree; call the result for it.
+
+    Each rank adds one slice, so as many bytes are sent as in a ring all-reduce.
 
     Args:
         flats: this rank's nodes, in the order of `dealing.nodes_of`; all ranks begin their sums in one order.
@@ -193,7 +176,7 @@ def begin_slice(
     """
     first, end = slices[group.rank]
     places = [dealing.nodes_of(rank) for rank in range(group.ranks)]
-    sent = [_one([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
+    sent = [_joined([flat[begin:stop] for flat in flats], like) for begin, stop in slices]
     received = [like.new_empty(len(theirs) * (end - first)) for theirs in places]
     received[group.rank] = sent[group.rank]
     wait = group.all_to_all(sent, received)
@@ -219,7 +202,7 @@ def begin_sum(
         flat = flats[0] if flats else like.new_full((elements,), NEUTRAL)
         wait = group.sum(flat)
         return lambda: partial(waited, wait, flat)
-    slices = even_slices(elements, group.ranks)
+    slices = [(elements * rank // group.ranks, elements * (rank + 1) // group.ranks) for rank in range(group.ranks)]
     finish = begin_slice(group, dealing, flats, slices, like=like)
 
     def share() -> Callable[[], Tensor]:
@@ -233,12 +216,11 @@ def begin_sum(
 
 
 def waited(wait: Callable[[], None], flat: Tensor) -> Tensor:
-    """Wait for a sum; gives it."""
     wait()
     return flat
 
 
-def _one(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
+def _joined(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
     if len(pieces) == 1:
         return pieces[0]
     return torch.cat(list(pieces)) if pieces else like.new_empty(0)
@@ -255,8 +237,3 @@ def packed(gradients: Gradients, sizes: Sequence[int], like: Tensor) -> Tensor:
         if gradient is not None:
             room[: gradient.numel()].view(gradient.shape).copy_(gradient)
     return flat
-
-
-def even_slices(elements: int, ranks: int) -> list[Slice]:
-    """As many neighbouring slices as ranks, equal to within one element."""
-    return [(elements * rank // ranks, elements * (rank + 1) // ranks) for rank in range(ranks)]

@@ -28,18 +28,13 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """True for a layer with statistics of a micro-batch, such as BatchNorm.
-
-    >>> is_batch_norm(nn.BatchNorm1d(3)), is_batch_norm(nn.InstanceNorm1d(3))
-    (True, False)
-    """
+    """True for a layer with statistics of a micro-batch, such as BatchNorm."""
     return is_norm(module) and not isinstance(module, _OF_SAMPLES)
 
 
 def running_statistics(module: nn.Module) -> list[Tensor]:
     """The buffers that torch's normalisation layers change in their forward."""
-    norms = (part for part in module.modules() if is_norm(part))
-    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+    return [buffer for part in module.modules() if is_norm(part) for buffer in part.buffers(recurse=False)]
 
 
 @final
@@ -108,15 +103,10 @@ class SharedBuffers:
             self._moving = sorted({place for there in everywhere for place in there})
         if not self._moving:
             return
-        rank, ranks = self._group.rank, self._group.ranks
-        said = [0.0] * (len(self._moving) * ranks)
-        for number, place in enumerate(self._moving):
-            said[number * ranks + rank] = float(before.moved(self._others[place]))
-        heard = self._group.sum_floats(said)
-        for number, place in enumerate(self._moving):
-            movers = heard[number * ranks : (number + 1) * ranks]
+        moved = [before.moved(self._others[place]) for place in self._moving]
+        for place, movers in zip(self._moving, zip(*self._group.gather(moved), strict=True), strict=True):
             if any(movers):
-                self._group.broadcast([self._others[place].detach()], movers.index(1.0))
+                self._group.broadcast([self._others[place].detach()], movers.index(True))
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

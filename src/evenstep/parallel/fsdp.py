@@ -1,7 +1,7 @@
 """Sums of gradients of a stage in shards of FSDP2: each rank holds a part of parameters, gradients and state.
 
-FSDP2 gathers parameters: in each pass, or once per plan of stages. Gradients are summed in buckets of one unit, which
-start when the last backward through the unit ends, so a rank never holds whole gradients of all units for long.
+FSDP2 gathers parameters. Gradients are summed in buckets of one unit, which start when the last backward through the
+unit ends, so a rank never holds whole gradients of all units for long.
 """
 
 from collections import Counter, deque
@@ -20,7 +20,7 @@ from evenstep.internals.fsdp import begin, forget_gathers, parts, records, set_g
 from evenstep.parallel.blocks import NEUTRAL, Dealing, Gradients, begin_slice
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
-from evenstep.parallel.reducer import Bucket, BucketReducer, in_buckets, synchronise
+from evenstep.parallel.reducer import Bucket, Reducer, in_buckets, synchronise
 
 T = TypeVar("T")
 _STAMPS = 2**20  # so the squares of all ranks' stamps are summed exactly
@@ -33,7 +33,7 @@ class ShardBucket(Bucket):
 
     def __init__(self, shards: Sequence[Any], layout: Shards, mesh: DeviceMesh) -> None:
         super().__init__([shard.unsharded_param for shard in shards])
-        self.held = [shard.sharded_param for shard in shards]
+        self.targets = [shard.sharded_param for shard in shards]
         self._shards, self._layout, self._mesh = shards, layout, mesh
         # of each shard, as `torch.chunk` cuts them
         self._rows = [-(-len(whole) // layout.num_shards) for whole in self.parameters]
@@ -88,7 +88,7 @@ def _begin_scatter(flat: Tensor, mesh: DeviceMesh) -> Callable[[], Tensor]:
 
 
 @final
-class ShardReducer(BucketReducer):
+class ShardReducer(Reducer):
     """Sums of gradients of a module in shards, in float32 at least.
 
     Where each pass gathers parameters, all ranks must run the same passes: a rank with fewer micro-batches runs dummy
@@ -114,8 +114,8 @@ class ShardReducer(BucketReducer):
     def wrap(self) -> nn.Module:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        cut = [layer for layer in layers(self.module) if any(True for _ in layer.parameters())]
-        cut = cut if self.per_plan else units(self.module)
+        cut = [one for child in self.module.children() for one in with_forward(child)]
+        cut = [one for one in cut if any(map(cuttable, one.parameters()))] if self.per_plan else units(self.module)
         check_shardable(self.module)
         synchronise(self.module, self.group)
         self._mesh = self.group.mesh(self._layout.num_shards)
@@ -189,18 +189,18 @@ class ShardReducer(BucketReducer):
         `run` leaves no metrics and changed buffers; only micro-batches of one `kind` go through the same parts of a
         model; after the `last` kind follow no other passes in this accumulation.
         """
-        rank, ranks = self.group.rank, self.group.ranks
         example: Any = work[0] if work else self._examples.get(kind)
-        here = [0.0] * (2 * ranks)
-        here[rank] = len(work)
-        here[ranks + rank] = float(example is not None)
-        told = self._summed(here)
+        ranks, here = self.group.ranks, self.group.rank
+        mine = [0.0] * (2 * ranks)
+        mine[here] = len(work)
+        mine[ranks + here] = float(example is not None)
+        told = self._summed(mine)
         counts, have = told[:ranks], told[ranks:]
         if not any(counts):
             return
         if not all(have):
             giver = have.index(1.0)
-            given = self.group.gather(example if rank == giver else None)[giver]
+            given = self.group.gather(example if here == giver else None)[giver]
             example = given if example is None else example
         self._examples[kind] = example
         dummy = partial(self._run_dummy, partial(run, example))
@@ -302,12 +302,6 @@ def _is_narrow(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.itemsize < 4
 
 
-def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Layers below modules that are plain containers with dotted names."""
-    for child in module.children():
-        yield from layers(child) if type(child) is nn.Module else (child,)
-
-
 def units(module: nn.Module) -> list[nn.Module]:
     """Units of gathering: the items of each `nn.ModuleList` and `nn.Sequential` with parameters.
 
@@ -322,17 +316,18 @@ def units(module: nn.Module) -> list[nn.Module]:
     lists = lists or ([module] if isinstance(module, nn.Sequential) else [])
     inner = {id(item) for outer in lists for item in outer.modules() if item is not outer}
     outermost = [item for part in lists if id(part) not in inner for item in part]
-    items = [one for item in outermost for one in _called(item) if any(map(cuttable, one.parameters()))]
+    items = [one for item in outermost for one in with_forward(item) if any(map(cuttable, one.parameters()))]
     uses = _uses(module)
     return [item for item in items if all(uses[key] == count for key, count in _uses(item).items())]
 
 
-def _called(item: nn.Module) -> Iterator[nn.Module]:
+def with_forward(item: nn.Module) -> Iterator[nn.Module]:
+    """The module, or the modules inside a container without a forward."""
     if type(item).forward is not nn.Module.forward:
         yield item
         return
     for child in item.children():
-        yield from _called(child)
+        yield from with_forward(child)
 
 
 def _uses(module: nn.Module) -> Counter[int]:
@@ -351,9 +346,5 @@ def check_shardable(module: nn.Module) -> None:
 
 
 def cuttable(parameter: Tensor) -> bool:
-    """Return True for a parameter that ranks can hold parts of.
-
-    >>> cuttable(torch.zeros(3)), cuttable(torch.zeros(())), cuttable(torch.zeros(0, 3))
-    (True, False, False)
-    """
+    """True for a parameter that ranks can hold parts of."""
     return parameter.ndim > 0 and parameter.numel() > 0 and not getattr(parameter, "stays_whole", False)

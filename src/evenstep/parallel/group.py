@@ -4,12 +4,13 @@ Hosts agree on values (`sum_floats`, `gather`), devices exchange tensors, and me
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast, final
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 
 T = TypeVar("T")
@@ -120,8 +121,8 @@ class Group:
         """After `interrupt`: wait for all ranks, reconnect them, and gather their values by rank."""
         return [value]
 
-    def fail(self, message: str, *, wake: bool = False) -> None:
-        """Post that this rank fails, and why; `wake` closes its connections, so that all who wait for it raise."""
+    def fail(self, message: str) -> None:
+        """Post that this rank fails, and why; all who wait for it raise soon."""
 
     def failure(self) -> str:
         """The first message that any rank has given to `fail`, or ""."""
@@ -142,3 +143,56 @@ class Group:
 
 
 def _nothing() -> None: ...
+
+
+@final
+class Mesh:
+    """The ranks of a run as pipelines × replicas; all ranks build it together.
+
+    Rank = pipeline rank · replicas + data rank. All ranks of one pipeline read the same batches.
+
+    Attributes:
+        data: the ranks that hold the same stages and sum their gradients.
+        pipeline: the ranks that hold the stages of one replica, in the order of their stages.
+        replicas: ranks of the world in `data`.
+    """
+
+    def __init__(self, world: Group | None = None, pipeline: int = 1) -> None:
+        self.world = world or Group()
+        count = self.world.ranks
+        replicas = count // pipeline
+        lines = [list(range(first, count, replicas)) for first in range(replicas)]
+        self.pipeline = self._part(lines)
+        lines = [list(range(first, first + replicas)) for first in range(0, count, replicas)]
+        self.data = self._part(lines)
+        self.replicas = lines[self.world.rank // replicas]
+
+    @classmethod
+    def of(cls, world: Group, *, pipeline: int = 1) -> Self:
+        """Divide `world` into pipelines of `pipeline` ranks; all ranks call it together.
+
+        >>> Mesh.of(Group()).data.ranks
+        1
+        """
+        require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
+        check_pipelines(world.ranks, pipeline)
+        return cls(world, pipeline)
+
+    def _part(self, lines: list[list[int]]) -> Group:
+        if len(lines) == 1:
+            return self.world
+        if len(lines[0]) > 1:
+            return self.world.split(lines)
+        alone = Group()
+        alone.part_of = self.world.ranks
+        return alone
+
+
+def check_pipelines(ranks: int, pipeline: int) -> None:
+    """Raise ArgumentError unless so many ranks can be divided into pipelines of `pipeline` ranks."""
+    if ranks % pipeline:
+        raise ArgumentError(
+            f"`ranks` must be a multiple of the {pipeline} pipeline ranks, but is {ranks}; start another number of "
+            f"ranks, or change `pipeline`.",
+            field="ranks",
+        )

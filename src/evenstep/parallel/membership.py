@@ -1,24 +1,31 @@
-"""Membership of a group: which ranks are alive, and why the current epoch of their connections is over.
+"""Membership of a run: which ranks are there, and why the current epoch of their connections is over.
 
-A thread of each rank writes a heartbeat to the rendezvous store and reads a log there that all ranks append to.
+A thread of each rank writes a heartbeat to a store and reads a log there that all ranks append to.
 """
 
 import json
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar, cast, final
 
-from evenstep.errors import keepable
+from evenstep.errors import EvenstepError, clause, keepable
+from evenstep.internals import PrefixStore, Store, TCPStore
+from evenstep.parallel.rank_info import RankInfo
 
 T = TypeVar("T")
 ANSWER_S = 3.0  # a rank whose heartbeat stands still for so long is lost
+_GRACE_S = 1.0  # for a rank that is about to raise the error that has ended another
 _BEAT_S = 0.1
 _BEATS_PER_S = 2000  # of all ranks together, as one process serves the store
 _QUERY_EVERY_S = 1.0
-_LOOK_S = 0.02
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two looks for the others
+_TRY_S = 5.0  # to reach rank 0
 _FAILED = -1  # in place of the number of a work: comes before all of them
 
 
@@ -28,19 +35,61 @@ class _Beat(NamedTuple):
     waits: bool = False  # for other ranks
 
 
+def connect(info: RankInfo, timeout_s: float) -> Store:
+    """The store through which the ranks find each other: served by the launcher, or else by rank 0."""
+    at, serves = f"{info.address}:{info.port}", info.rank == 0 and not info.store_is_served
+    try:
+        if not serves and not wait_until(lambda: _listens(info), timeout_s):
+            raise TimeoutError("no answer")
+        timeout = timedelta(seconds=timeout_s)
+        store = TCPStore(
+            info.address, info.port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=True
+        )
+    except (RuntimeError, ValueError, OSError) as error:  # torch's DistError among them
+        what = f"could not listen at {at}" if serves else f"found nobody listening at {at} within {timeout_s:g} s"
+        raise EvenstepError(
+            f"{info} {what}: {clause(str(error).partition(chr(10))[0])}. MASTER_ADDR must be rank 0's machine, and "
+            f"MASTER_PORT a free port of it; set both alike on all ranks, and let no firewall stand between."
+        ) from error
+    # a launcher's store keeps keys of earlier attempts
+    return PrefixStore(f"evenstep/{info.attempt}/{info.ranks}" if info.store_is_served else "evenstep", store)
+
+
+def _listens(info: RankInfo) -> bool:
+    """True if rank 0 listens; torch's store would log every try, and no signal ends its wait."""
+    try:
+        with socket.create_connection((info.address, info.port), timeout=_TRY_S) as tried:
+            return tried.getsockname() != tried.getpeername()  # a port that is free may be given to the one who asks
+    except OSError:
+        return False
+
+
+def wait_until(found: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until something is found, with ever longer pauses; True if it was in time.
+
+    The store's own wait hears no signal, and torch warns on standard error when it ends without.
+    """
+    until, pause_s = monotonic() + timeout_s, _FIRST_PAUSE_S
+    while not found():
+        if monotonic() > until:
+            return False
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return True
+
+
 @final
 class Membership:
     """One rank's view of the members.
 
     Args:
-        store: of torch, which only these ranks use.
         break_: gives a function that closes the connections of now; called by any thread.
         answer_s: after how many seconds without a heartbeat a rank is lost.
         holds_store: True if the store ends with this process, which therefore leaves last.
 
     Attributes:
-        epoch: number of the connections that exist now.
-        work: number of what the ranks compute together now; equal on all ranks.
+        epoch: number of the connections that exist now; 0 until all ranks have come.
+        work: number of the work that the ranks compute together now.
         update: update that is being computed, for messages.
         waits: True while this rank waits for others.
         left: ranks whose programs have ended.
@@ -63,6 +112,7 @@ class Membership:
         self.waits = False
         self._count = self._lines = 0
         self._ends: list[tuple[int, int, str]] = []  # epoch, work and reason, in the order of the log
+        self._break_at = inf  # after a failure
         self.left: list[int] = []
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._has_left = self._store_is_gone = False
@@ -72,7 +122,6 @@ class Membership:
         self._thread.start()
 
     def begin_work(self) -> int:
-        """Begin what all ranks compute together next; gives its number."""
         self.work += 1
         self.break_if_over()
         return self.work
@@ -98,7 +147,7 @@ class Membership:
         return reason if 0 <= work <= self.work else ""
 
     def over(self) -> str:
-        """Reason why this epoch is over, whatever this rank works on; "" if it is not."""
+        """Reason why this epoch is over, for all works; "" if it is not."""
         self._now(self._beat, None)
         return self._end[1]
 
@@ -132,34 +181,36 @@ class Membership:
                 return [rank for rank in others if is_late and not beats[rank].waits]
             if monotonic() > until:
                 return silent
-            sleep(_LOOK_S)
+            sleep(_BEAT_S / 2)
         return None
 
     def meet(self, value: bytes, timeout_s: float, *, after_failure: bool = False) -> tuple[list[bytes], list[int]]:
         """Exchange values between all ranks at the end of this epoch.
 
         Args:
-            timeout_s: the longest wait for ranks that are alive.
+            timeout_s: the longest wait for ranks that are alive, and for all that have not come for the first time.
             after_failure: all ranks go on after a failure.
 
         Returns:
             The values by rank, or the ranks that are lost or late. Both are empty if a rank has failed for good, or
             the store is gone.
         """
-        keys = [f"met {self.epoch} {rank}" for rank in range(self._ranks)]
-        until, query_at = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S
+        count, keys = f"met {self.epoch}", [f"met {self.epoch} {rank}" for rank in range(self._ranks)]
+        until, query_at, pause_s = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S, _FIRST_PAUSE_S
         self._now(lambda: self._store.set(keys[self._rank], value), None)
+        self._now(lambda: self._store.add(count, 1), 0)
         while not self._store_is_gone and (after_failure or not self.known_failure):
-            if self._now(lambda: self._store.check(keys), default=False):
-                return self._now(lambda: [self._store.get(key) for key in keys], []), []
+            if self._now(lambda: self._store.add(count, 0), 0) >= self._ranks:
+                return self._now(lambda: self._store.multi_get(keys), []), []
             if monotonic() > query_at:
-                lost = self.absent() or []
+                lost = self.absent() or [] if self.epoch else []  # else they may not have been started
                 missing = self._now(lambda: [n for n, key in enumerate(keys) if not self._store.check([key])], [])
                 gone = [rank for rank in missing if rank in lost or monotonic() > until]
                 if gone:
                     return [], gone
                 query_at = monotonic() + _QUERY_EVERY_S
-            sleep(_LOOK_S)
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return [], []
 
     def leave(self, *, waits: bool = True) -> None:
@@ -173,7 +224,7 @@ class Membership:
         if waits and (self._holds_store or self.failure()):
             until, mine = monotonic() + ANSWER_S, self._lines
             while not self._store_is_gone and monotonic() < until and self._unaware(mine):
-                sleep(_LOOK_S)
+                sleep(_BEAT_S / 2)
         self._has_left = True
         self._jobs.put((lambda: None, Future()))
         self._thread.join(ANSWER_S if not self._store_is_gone else 0)
@@ -220,6 +271,10 @@ class Membership:
         self._store.set(f"beat {self._rank}", json.dumps(_Beat(self._count, self._lines, self.waits)))
         if new:
             self.break_if_over()
+            self._break_at = monotonic() + _GRACE_S
+        if self.known_failure and monotonic() > self._break_at:
+            self._break_at = inf
+            self._break()()
 
     def _beats(self) -> list[_Beat]:
         def act() -> list[_Beat]:

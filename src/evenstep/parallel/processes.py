@@ -4,6 +4,7 @@ Every wait ends within the timeout, and within seconds of the notice that anothe
 """
 
 import atexit
+import json
 import os
 import pickle
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, TypeVar, cast, final
 from zlib import crc32
 
@@ -20,25 +21,23 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.arguments import require_number
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
+from evenstep.arguments import first_of, require_number
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.group import Group, Interrupted
-from evenstep.parallel.membership import ANSWER_S, Membership
-from evenstep.parallel.rank_info import RankInfo, rank_info_of
-from evenstep.parallel.rendezvous import meet
+from evenstep.parallel.membership import ANSWER_S, Membership, connect
+from evenstep.parallel.rank_info import RankInfo, rank_info_of, this_process
 from evenstep.parallel.renewable import GLOO, NCCL, Connections
 from evenstep.tensors import device_here, make_current
+from evenstep.version import __version__
 
 T = TypeVar("T")
 _dist = cast("Any", dist)  # whose functions have types in part
-_A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
 _HEAD_BYTES = 8  # before a value that is gathered: its length
 _FEW_NUMBERS = 8  # to whose multiple sums are filled up
 _SHORT_BYTES = 240  # bytes of a gathered value that fit in the first message
-_MESSAGES = ("send", "receive")  # between two ranks
 _BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # formats that all backends send, by size
 _TOGETHER = "Call `train`, `evaluate`, `save`, `gather` and the like on all ranks at the same point"
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
@@ -49,7 +48,7 @@ class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
 
     Hosts talk through gloo, devices through the backend of their kind; where ranks share a device, through copies on
-    the host. The device becomes torch's current one.
+    the host, as NCCL refuses two ranks on one device. The device becomes torch's current one.
 
     Args:
         timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
@@ -71,35 +70,58 @@ class Processes(Group):
         info = info or rank_info_of(os.environ)
         if info is None:
             raise ArgumentError("this process is no rank of a run; start it with torchrun, or with `--launch.ranks`.")
-        self.device = device_here(torch.device(device))
-        make_current(self.device)
-        self.rank, self.ranks = info.rank, info.ranks
-        self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
-        store = meet(info, timeout_s=meeting_s or timeout_s)
-        self._connect(store)
-        self._meeting_place = "the launcher" if info.store_is_served else "rank 0"
-        try:
-            self._members = Membership(
-                PrefixStore("members", store),
-                self.rank,
-                self.ranks,
-                self._table.breaker,
-                answer_s=answer_s,
-                holds_store=self.rank == 0 and not info.store_is_served,
-            )
-        except RuntimeError as error:  # torch's DistError
-            dist.destroy_process_group()  # so that this process can join others
-            raise EvenstepError(f"{info} connected to the others, but {self._meeting_place} is gone.") from error
-
-    def _connect(self, store: Store) -> None:
         if dist.is_initialized():
             raise ArgumentError(
                 "`torch.distributed` is initialized in this process already, but evenstep connects ranks itself; leave "
                 "`init_process_group` out, or call `torch.distributed.destroy_process_group()` before."
             )
+        self.device = device_here(torch.device(device))
+        make_current(self.device)
+        self.rank, self.ranks = info.rank, info.ranks
+        self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
         self._global_ranks = list(range(self.ranks))  # the global ranks of this group
+        self._meeting_place = "the launcher" if info.store_is_served else "rank 0"
+        holds_store = self.rank == 0 and not info.store_is_served
+        store = connect(info, meeting_s or timeout_s)
+        self._table = Connections(PrefixStore("group", store), self.rank, self.ranks, self._timeout)
         try:
-            self._table = Connections(store, self.rank, self.ranks, self._timeout)
+            self._members = Membership(
+                store, self.rank, self.ranks, self._table.breaker, answer_s=answer_s, holds_store=holds_store
+            )
+        except RuntimeError as error:  # torch's DistError
+            raise EvenstepError(f"{info} found the others, but {self._meeting_place} is gone.") from error
+        try:
+            self._meet_first(info, store, meeting_s or timeout_s)
+            self._connect()
+        except BaseException:
+            self._members.leave(waits=holds_store)
+            raise
+
+    def _meet_first(self, info: RankInfo, store: Store, timeout_s: float) -> None:
+        """Wait for all ranks; they raise the same error if one does not come, or was started otherwise."""
+        members, me = self._members, f"rank {self.rank} ({this_process()})"
+        terms = {"WORLD_SIZE": str(self.ranks), "evenstep": __version__, "torch": torch.__version__}
+        first = json.loads(store.compare_set("terms", "", json.dumps(terms | {"who": me})))
+        different = [name for name, value in terms.items() if first[name] != value]
+        for name in different[:1]:
+            members.fail(
+                f"all ranks must be started alike, but {name} is {terms[name]} for {me} and {first[name]} for "
+                f"{first['who']}."
+            )
+        met, missing = ([], []) if different else members.meet(me.encode(), timeout_s)
+        if missing:
+            members.fail(
+                f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {self.ranks} did not come to "
+                f"{info.address}:{info.port} within {timeout_s:g} s. Look at what the missing ones say, and at "
+                f"WORLD_SIZE."
+            )
+        if not met:
+            fault = members.failure() or self._absent(None)
+            raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{info}: {fault}")
+        members.epoch += 1
+
+    def _connect(self) -> None:
+        try:
             self._hosts = self._devices = self._table.get(GLOO, self._global_ranks)
             self._share_devices = self.device.type == "cuda" and self._on_one_device(place_of(self.device))
         except (RuntimeError, ValueError) as error:
@@ -156,17 +178,17 @@ class Processes(Group):
         return every
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
-        return self._carry(
+        return self._begin(
             "sum gradients", tensor, lambda one: _dist.all_reduce(one, group=self._of(one), async_op=True)
         )
 
     def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        return self._carry(
+        return self._begin(
             f"send to rank {rank}", tensor, lambda one: self._of(one).send([one], rank, channel), comes_back=False
         )
 
     def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        return self._carry(f"receive from rank {rank}", tensor, lambda one: self._of(one).recv([one], rank, channel))
+        return self._begin(f"receive from rank {rank}", tensor, lambda one: self._of(one).recv([one], rank, channel))
 
     def all_to_all(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> Callable[[], None]:
         own = sent[self.rank]
@@ -184,17 +206,11 @@ class Processes(Group):
         for tensor in tensors:
             plain = tensor.detach().conj() if tensor.is_conj() else tensor.detach()
             real = torch.view_as_real(plain) if plain.is_complex() else plain
-            self._carry(
+            self._begin(
                 "broadcast",
                 real.view(_BITS[real.itemsize]),
                 lambda one: _dist.broadcast(one, group=self._of(one), group_src=rank, async_op=True),
             )()
-
-    def _carry(
-        self, what: str, tensor: Tensor, act: Callable[[Tensor], object], *, comes_back: bool = True
-    ) -> Callable[[], None]:
-        begin = partial(self._begin, what, act=act)
-        return through_host(tensor, begin, comes_back=comes_back) if self._share_devices else begin(tensor)
 
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
         return self._hosts if tensor.device.type == "cpu" else self._devices
@@ -255,12 +271,10 @@ class Processes(Group):
                 members.break_if_over()  # a rank may have interrupted meanwhile
                 return [pickle.loads(one) for one in told]
 
-    def fail(self, message: str, *, wake: bool = False) -> None:
+    def fail(self, message: str) -> None:
         self._has_failed = True
         line = message.splitlines()[0] if message else "without a message"
         self._members.fail(f"rank {self.rank} failed{self._where()}: {line}")
-        if wake:
-            self._table.breaker()()
 
     def go_on(self) -> None:
         if self._has_failed:
@@ -288,39 +302,26 @@ class Processes(Group):
                 vars(part).pop(name, None)
         sleep(_LETTING_GO_S)
 
-    def _begin(self, what: str, tensor: Tensor, act: Callable[[Tensor], object]) -> Callable[[], None]:
+    def _begin(
+        self, what: str, tensor: Tensor, act: Callable[[Tensor], object], *, comes_back: bool = True
+    ) -> Callable[[], None]:
+        carried = tensor.detach().cpu() if self._share_devices and tensor.device.type != "cpu" else tensor
         try:
-            work = act(tensor)
+            work: Any = act(carried)
         except RuntimeError as error:
             raise self._lost(what, error) from error
-        # Collectives of a device and messages between two ranks have no wait with a timeout.
-        in_pieces = tensor.device.type == "cpu" and not what.startswith(_MESSAGES)
-        return partial(self._finish, what, work, in_pieces=in_pieces)
 
-    def _finish(self, what: str, work: Any, *, in_pieces: bool) -> None:
-        self._members.waits = True
-        try:
-            if in_pieces:
-                self._wait_by_and_by(what, work)
-            else:
-                work.wait()
-        except RuntimeError as error:
-            raise self._lost(what, error) from error
-        self._members.waits = False  # a rank that raises stays one that has come
-
-    def _wait_by_and_by(self, what: str, work: Any) -> None:
-        until = monotonic() + self._timeout_s
-        while True:
+        def wait() -> None:
+            self._members.waits = True
             try:
-                work.wait(_A_WHILE)
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # raises, unless it came to its end in this moment
-                    return
-                if monotonic() > until or self._members.known_failure:
-                    raise
-            else:
-                return
+                work.wait()
+            except RuntimeError as error:
+                raise self._lost(what, error) from error
+            self._members.waits = False  # a rank that raises stays one that has come
+            if carried is not tensor and comes_back:
+                tensor.detach().copy_(carried)
+
+        return wait
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
         reason = self._members.over()
@@ -348,26 +349,6 @@ class Processes(Group):
         if ranks is None:
             return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
-
-
-def through_host(
-    tensor: Tensor, begin: Callable[[Tensor], Callable[[], None]], *, comes_back: bool
-) -> Callable[[], None]:
-    """Begin a message with a copy on the host: NCCL refuses two ranks on one device, and gloo takes no device tensors.
-
-    If it `comes_back`, the tensor holds what has come after the wait.
-    """
-    if tensor.device.type == "cpu":
-        return begin(tensor)
-    copied = tensor.detach().cpu()
-    wait = begin(copied)
-
-    def finish() -> None:
-        wait()
-        if comes_back:
-            tensor.detach().copy_(copied)
-
-    return finish
 
 
 def place_of(device: torch.device) -> int:

@@ -1,7 +1,4 @@
-"""Sums of a stage's gradients over data-parallel ranks, in buckets: ordered in blocks, or fast.
-
-Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
-"""
+"""Sums of a stage's gradients over data-parallel ranks, in buckets: ordered in blocks, or fast."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -11,64 +8,25 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from evenstep.errors import ArgumentError
-from evenstep.parallel.blocks import Dealing, Gradients, PartialSums, added, begin_sum, packed, waited
+from evenstep.parallel.blocks import Dealing, Gradients, Place, added, begin_sum, hold, packed, waited
 from evenstep.parallel.group import Group
 from evenstep.tensors import gradient_format, laid_out
 
 _ALIGNED = 64  # bytes, as torch aligns tensors: kernels may add by alignment
 
 
-class Reducer:
-    """The verbs between an update and the data-parallel ranks of one stage; this one sums nothing.
-
-    Attributes:
-        collects: each micro-batch's gradients are taken out of `.grad` by `collect`.
-    """
-
-    collects: bool = False
-
-    def __init__(self, module: nn.Module, group: Group) -> None:
-        self.module = module
-        self.group = group
-
-    def wrap(self) -> nn.Module:
-        """Make the module equal on all ranks and ready to train; gives the module to call in its place.
-
-        Parameters keep their names, but others may take their place in the module.
-        """
-        return self.module
-
-    def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        """From now on sum gradients of trained `parameters` only, given in the module's order."""
-
-    def begin(self, dealing: Dealing | None = None) -> None:
-        """Start the accumulation of an update; discards an earlier or failed one.
-
-        Args:
-            dealing: of the micro-batches whose gradients are reduced together; None if none follow.
-        """
-
-    def arm(self) -> None:
-        """The module's next backward is its last of this update: gradients may be reduced as they appear."""
-
-    def collect(self, microbatch: int) -> None:
-        """Called after the backward of `microbatch`, whose gradients are in `.grad`."""
-
-    def reduce(self) -> None:
-        """Return when the module's gradients are summed over all ranks, or will be before they are read."""
-
-
 class Bucket:
     """Parameters whose gradients are summed in one message.
 
     Attributes:
-        held: parameters that get the sum as their gradient.
+        targets: parameters that get the sum as their gradient.
         missing: gradients, or ends of calls, that the last backward has still to give.
+        held: partial sums of this rank's micro-batches.
         present: this rank has a gradient of each parameter; None until the sum starts.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = self.held = parameters
+        self.parameters = self.targets = parameters
         first = parameters[0]
         self.like = torch.empty(0, dtype=gradient_format(first), device=first.device)
         aligned = _ALIGNED // self.like.itemsize
@@ -78,7 +36,7 @@ class Bucket:
 
     def begin(self) -> None:
         """Forget gradients and sums."""
-        self.sums = PartialSums()
+        self.held: dict[Place, Gradients] = {}
         self.present: list[bool] | None = None
         self._share: Callable[[], Callable[[], Tensor]] | None = None
         self._finish: Callable[[], Tensor] | None = None
@@ -96,11 +54,10 @@ class Bucket:
         if dealing is None:
             nodes = [self.take()]
         else:
-            held = self.sums.held
-            nodes = [dealing.combine(held, place, added) or missing for place in dealing.nodes_of(group.rank)]
+            nodes = [dealing.combine(self.held, place, added) or missing for place in dealing.nodes_of(group.rank)]
         each = zip(*(nodes or [missing]), strict=True)
         present = [any(one is not None for one in gradients) for gradients in each]
-        self.sums = PartialSums()
+        self.held = {}
         self._share = self.begin_sum(group, dealing, nodes)
         self.present = present
 
@@ -131,17 +88,23 @@ class Bucket:
             parameter.grad = laid_out(piece[: parameter.numel()], parameter)
 
 
-class BucketReducer(Reducer):
-    """Sums buckets of gradients of a whole model while the last backward runs.
+class Reducer:
+    """Sums of the gradients of one stage, which begin while its last backward runs.
+
+    Every reduction is a plain SUM, since each loss is divided by the update's weight before its backward.
 
     Args:
         ordered: micro-batches are added in the order of `blocks`; else as they come, and ranks as the backend does.
+
+    Attributes:
+        collects: each micro-batch's gradients are taken out of `.grad` by `collect`.
     """
 
     bucket_bytes = 25 * 2**20  # as torch's DDP has it
 
-    def __init__(self, module: nn.Module, group: Group, *, ordered: bool) -> None:
-        super().__init__(module, group)
+    def __init__(self, module: nn.Module, group: Group, *, ordered: bool = False) -> None:
+        self.module = module
+        self.group = group
         self.collects = ordered
         self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
@@ -152,16 +115,21 @@ class BucketReducer(Reducer):
         return self.collects and self.group.ranks == 1  # which may change between updates
 
     def wrap(self) -> nn.Module:
+        """Make the module equal on all ranks and ready to train; gives the module to call in its place.
+
+        Parameters keep their names, but others may take their place in the module.
+        """
         synchronise(self.module, self.group)
         self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
         return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on sum gradients of trained `parameters` only, given in the module's order."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        if self._adds_alone and not self.group.can_change:
-            self._buckets = [Bucket(list(parameters))] if parameters else []
+        if self.group.ranks == 1 and not self.group.can_change:
+            self._buckets = [Bucket(list(parameters))] if self.collects and parameters else []
         else:
             last_first = list(reversed(parameters))  # as a backward reaches them
             self._buckets = [Bucket(some) for some in in_buckets(last_first, self.bucket_bytes)]
@@ -171,34 +139,42 @@ class BucketReducer(Reducer):
         self._clear(None)
 
     def begin(self, dealing: Dealing | None = None) -> None:
+        """Start the accumulation of an update; discards an earlier or failed one.
+
+        Args:
+            dealing: of the micro-batches whose gradients are reduced together; None if none follow.
+        """
         self._clear(dealing)
 
     def arm(self) -> None:
+        """The module's next backward is its last of this update: gradients may be reduced as they appear."""
         self._is_armed = True
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
     def collect(self, microbatch: int) -> None:
+        """Called after the backward of `microbatch`, whose gradients are in `.grad`."""
         if not self.collects or self._is_armed:  # then the launch of each bucket does it
             return
         place = self._ends.get(microbatch)
         if place is not None:  # else the next micro-batch is added to `.grad`
             for bucket in self._buckets:
-                bucket.sums.add(place, bucket.take())
+                hold(bucket.held, place, bucket.take())
 
     def reduce(self) -> None:
+        """Return when the module's gradients are summed over all ranks, or will be before they are read."""
         if not self._adds_alone:
             self._sum_buckets()
-        elif any(bucket.sums.held for bucket in self._buckets):  # else all are in `.grad`
+        elif any(bucket.held for bucket in self._buckets):  # else all are in `.grad`
             for bucket in self._buckets:
                 self._collect_last(bucket)
-                total = self._dealing.combine(bucket.sums.held, self._dealing.root, added)
+                total = self._dealing.combine(bucket.held, self._dealing.root, added)
                 for parameter, gradient in zip(bucket.parameters, total or bucket.take(), strict=True):
                     parameter.grad = gradient
         self._clear(None)
 
     def _clear(self, dealing: Dealing | None) -> None:
-        self._dealing = dealing or Dealing.of_one(0)
+        self._dealing = dealing or Dealing()
         # micro-batches after which gradients leave `.grad`
         self._ends = self._dealing.ends_of(self.group.rank) if self.collects else {}
         self._is_armed = False
@@ -215,7 +191,7 @@ class BucketReducer(Reducer):
         flags = self._summed([float(has) for bucket in self._buckets for has in bucket.present or ()])
         for bucket in self._buckets:
             bucket.land()
-        for parameter, flag in zip((one for bucket in self._buckets for one in bucket.held), flags, strict=True):
+        for parameter, flag in zip((one for bucket in self._buckets for one in bucket.targets), flags, strict=True):
             if not flag:
                 parameter.grad = None
 
@@ -224,7 +200,7 @@ class BucketReducer(Reducer):
 
     def _collect_last(self, bucket: Bucket) -> None:
         if any(parameter.grad is not None for parameter in bucket.parameters):
-            bucket.sums.add(self._ends[max(self._ends)], bucket.take())
+            hold(bucket.held, self._ends[max(self._ends)], bucket.take())
 
     def _ready(self, bucket: Bucket, _: Tensor) -> None:
         if self._is_armed and not self._adds_alone:

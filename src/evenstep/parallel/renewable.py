@@ -24,12 +24,11 @@ from evenstep.internals import (
     nccl_around,
     set_timeout,
 )
-from evenstep.parallel.rendezvous import wait_until
+from evenstep.parallel.membership import wait_until
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
 _LOOK_S = 0.001
-_LONGEST_PAUSE_S = 0.05  # between two looks for the others
 _COLLECTIVES = (
     "_allgather_base _reduce_scatter_base all_gather_single all_gather_single_coalesced all_to_all_single allgather "
     "allgather_coalesced allgather_into_tensor_coalesced allreduce allreduce_coalesced alltoall alltoall_base barrier "
@@ -55,7 +54,7 @@ class Renewable(ProcessGroup):
         store = PrefixStore(f"epoch {epoch}", self._store)
         store.add("came", 1)
         timeout_s = timeout.total_seconds()
-        if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s, longest_s=_LONGEST_PAUSE_S):
+        if not wait_until(lambda: store.add("came", 0) >= self._ranks, timeout_s):
             raise RuntimeError(f"{store.add('came', 0)} of {self._ranks} ranks came to it.")
         self._backend: Any = self._connected(store, timeout)
         self.inner: Any = group_around(self._backend, self._kind, self._device_type, store, self._rank, self._ranks)
@@ -150,13 +149,17 @@ class Connections:
         if not hasattr(dist.Backend, GLOO.upper()):
             dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
             dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])
-        dist.init_process_group(GLOO, store=store, rank=rank, world_size=ranks, timeout=timeout)
-        self._timeout = timeout
-        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {(GLOO, tuple(range(ranks))): dist.group.WORLD}
+        self._store, self._rank, self._ranks, self._timeout = store, rank, ranks, timeout
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
 
     def get(self, backend: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The group of some of all ranks, connected at the first call; members only call it."""
+        """The group of some ranks, connected at the first call; members only call it. The first has all ranks."""
         key = backend, tuple(ranks)
+        if not self._groups:
+            dist.init_process_group(
+                backend, store=self._store, rank=self._rank, world_size=self._ranks, timeout=self._timeout
+            )
+            self._groups[key] = dist.group.WORLD
         if key not in self._groups:
             self._groups[key] = dist.new_group(
                 list(ranks), backend=backend, timeout=self._timeout, use_local_synchronization=True

@@ -1,6 +1,5 @@
 """Strategies: how data-parallel ranks share gradients and parameters, and the reducers of one rank's stages."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
@@ -16,40 +15,35 @@ from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Owners, ParameterLayout, Shards, mapped
-from evenstep.parallel.reducer import BucketReducer, Reducer
+from evenstep.parallel.reducer import Reducer
 from evenstep.tensors import parameters_in
 
 Reduction = Literal["ordered", "fast"]
-REDUCTIONS = {name: name for name in ("ordered", "fast")}
-STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
 
 
-class Strategy(ABC):
+class Strategy:
     """The description of how ranks share a model, from which a `Reducer` per stage is made.
 
     Args:
         group: the data-parallel ranks; a group of one by default.
-        layout: the part of each tensor that a rank holds; all of it by default.
         reduction: "ordered" adds gradients in numbered blocks and a fixed tree: the same bits on any number of ranks.
             "fast" adds them as they come, and ranks as the backend does.
         blocks: in which micro-batches are added, B. R ranks hold at most log₂(B/R) further sets of gradients. Bits
             depend on it.
     """
 
+    layout_class: type[ParameterLayout] = ParameterLayout
+    gather_dtype: torch.dtype | None = None  # of parameters in shards; None: their own
+
     def __init__(
-        self,
-        group: Group | None = None,
-        layout: ParameterLayout | None = None,
-        *,
-        reduction: Reduction = "ordered",
-        blocks: int = BLOCKS,
+        self, group: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS
     ) -> None:
         require_whole("blocks", blocks, at_least=1)
-        self.is_ordered = choose("reduction", reduction, REDUCTIONS) == "ordered"
+        self.is_ordered = choose("reduction", reduction, {"ordered": True, "fast": False})
         self.blocks = blocks if self.is_ordered else None
         self.group = group or Group()
         self.data_group = self.group  # that the data are dealt to and that save together; another for `Single`
-        self.layout = layout or ParameterLayout(self.group)
+        self.layout = self.layout_class(self.group)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,11 +53,13 @@ class Strategy(ABC):
 
     def gathering(self, dtype: torch.dtype) -> Self:
         """This strategy for a model that computes in `dtype`, in which parameters are gathered."""
-        return self
+        other = copy(self)
+        other.gather_dtype = dtype
+        return other
 
-    @abstractmethod
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         """Reducer of a stage's gradients; `per_plan`: parameters are gathered once per plan, not by each pass."""
+        return Reducer(module, self.group, ordered=self.is_ordered)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ArgumentError for an optimizer that can't step what this rank holds; it is as the user has built it."""
@@ -75,24 +71,11 @@ class Single(Strategy):
 
     def __init__(self, ranks: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
         super().__init__(reduction=reduction, blocks=blocks)
-        if ranks is not None:
-            self.data_group = ranks
-
-    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return BucketReducer(module, self.group, ordered=True) if self.is_ordered else Reducer(module, self.group)
+        self.data_group = ranks or self.group
 
 
 class Ddp(Strategy):
     """Every rank holds the whole model; gradients are summed over ranks during the last backward of an update."""
-
-    _layout_class: type[ParameterLayout] = ParameterLayout
-
-    def __init__(self, group: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
-        group = group or Group()
-        super().__init__(group, self._layout_class(group), reduction=reduction, blocks=blocks)
-
-    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return BucketReducer(module, self.group, ordered=self.is_ordered)
 
 
 @final
@@ -102,7 +85,7 @@ class Zero1(Ddp):
     Parameters are dealt out whole, so optimizers step as in one process (ZeRO 1, https://arxiv.org/abs/1910.02054).
     """
 
-    _layout_class = Owners
+    layout_class = Owners
 
 
 @final
@@ -114,7 +97,6 @@ class Fsdp(Strategy):
     """
 
     layout: Shards
-    _gather_dtype: torch.dtype | None = None  # None: the parameters' own
 
     def __init__(
         self,
@@ -135,17 +117,12 @@ class Fsdp(Strategy):
                 f"to shard over all.",
                 field="shard_ranks",
             )
-        layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=reduction == "ordered")
-        super().__init__(group, layout, reduction=reduction, blocks=blocks)
-
-    def gathering(self, dtype: torch.dtype) -> Self:
-        other = copy(self)
-        other._gather_dtype = dtype
-        return other
+        super().__init__(group, reduction=reduction, blocks=blocks)
+        self.layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=self.is_ordered)
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return ShardReducer(
-            module, self.layout, ordered=self.is_ordered, per_plan=per_plan, gather_dtype=self._gather_dtype
+            module, self.layout, ordered=self.is_ordered, per_plan=per_plan, gather_dtype=self.gather_dtype
         )
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -166,13 +143,11 @@ def strategy_named(
     blocks: int = BLOCKS,
     shard_ranks: int | None = None,
 ) -> Strategy:
-    """Strategy by one of the names `STRATEGIES`; "auto" is ddp. One rank shares nothing, whatever the strategy."""
-    name = choose("strategy", name, STRATEGIES)
-    if group.ranks == 1 or name == "single":
-        return Single(group, reduction=reduction, blocks=blocks)
-    if name == "fsdp":
-        return Fsdp(group, shard_ranks=shard_ranks, reduction=reduction, blocks=blocks)
-    return (Zero1 if name == "zero1" else Ddp)(group, reduction=reduction, blocks=blocks)
+    """Strategy by name; "auto" is ddp. One rank shares nothing, whatever the strategy."""
+    kinds = {"auto": Ddp, "single": Single, "ddp": Ddp, "fsdp": Fsdp, "zero1": Zero1}
+    kind = Single if choose("strategy", name, kinds) is Single or group.ranks == 1 else kinds[name]
+    more = {"shard_ranks": shard_ranks} if kind is Fsdp else {}
+    return kind(group, reduction=reduction, blocks=blocks, **more)
 
 
 @final
@@ -193,14 +168,14 @@ class Reducers:
         self.per_pass: list[ShardReducer] = []
         self.gather_per_plan = per_plan and isinstance(self.layout, Shards)
         self._all: list[Reducer] = []
-        self._dealing: Dealing | None = None  # of the last update
+        self._dealing = Dealing()  # of the last update
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # replacement of each parameter
 
     @property
     def further_sets(self) -> int:
         """The most sets of gradients that this rank held beside `.grad` in the last update."""
-        return 0 if self.blocks is None or self._dealing is None else self._dealing.further_sets(self.group.rank)
+        return self._dealing.further_sets(self.group.rank) if self.blocks else 0
 
     def begin(self, dealing: Dealing | None) -> None:
         self._dealing = dealing or self._dealing

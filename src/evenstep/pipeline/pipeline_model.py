@@ -14,8 +14,7 @@ from evenstep import training_mode
 from evenstep.arguments import choose, first_of
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, has_gradient_hooks, pytree, times_written, unwrapped
-from evenstep.parallel.group import Group
-from evenstep.parallel.mesh import Mesh
+from evenstep.parallel.group import Group, Mesh
 from evenstep.pipeline.action import Layout
 from evenstep.pipeline.layers import (
     Build,

@@ -9,7 +9,7 @@ from torch.profiler import record_function
 from evenstep.errors import clause
 from evenstep.internals import profiler_runs
 from evenstep.oom import is_out_of_memory
-from evenstep.parallel.mesh import Mesh
+from evenstep.parallel.group import Mesh
 from evenstep.parallel.strategies import Reducers
 from evenstep.pipeline.action import Action, Op, Plan, described
 from evenstep.pipeline.deferred import Deferral, prepare
@@ -94,7 +94,7 @@ class Runner:
         where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")
         if not is_out_of_memory(error) and not mesh.world.interrupted():
-            mesh.world.fail(f"{where}: {clause(error)}", wake=True)
+            mesh.world.fail(f"{where}: {clause(error)}")
 
 
 def build_runner(

@@ -117,7 +117,7 @@ class Stage:
             self.gives_loss = index == model.last
             self._is_first_here, self._is_last_here = index == model.own[0], index == model.own[-1]
         self.takes_batch = self.gives_loss or self.takes_inputs
-        self._collect = None if type(reducer).collect is Reducer.collect else reducer.collect
+        self._collect = reducer.collect if reducer.collects or type(reducer) is not Reducer else None
         self._edges = cast("Edges", edges)
         self._deferral = deferral or Deferral()
         self._live: dict[int, _Activations] = {}

@@ -75,7 +75,7 @@ def check_covers(strategy: Strategy, model: nn.Module) -> None:
 def _shares_columns(group: Group, mesh: Mesh) -> bool:
     if group is mesh.data:
         return True
-    return group.ranks == mesh.data.ranks and group.gather(mesh.world.rank) == mesh.lines["dp"]
+    return group.ranks == mesh.data.ranks and group.gather(mesh.world.rank) == mesh.replicas
 
 
 # bits

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep.parallel.blocks import Dealing, PartialSums, added, begin_sum, blocks_of, packed
+from evenstep.parallel.blocks import Dealing, Gradients, Place, added, begin_sum, blocks_of, hold, packed
 
 PARAMETERS = [torch.zeros(3), torch.zeros(2, 2)]
 
@@ -35,9 +35,9 @@ def in_blocks(leaves: list[Any], blocks: tuple[int, ...]) -> Any:
     return in_tree(list(sums.values()))
 
 
-def flats_of(sums: PartialSums, dealing: Dealing, rank: int) -> list[Tensor]:
+def flats_of(held: dict[Place, Gradients], dealing: Dealing, rank: int) -> list[Tensor]:
     sizes = [p.numel() for p in PARAMETERS]
-    nodes = [dealing.combine(sums.held, place, added) or [None, None] for place in dealing.nodes_of(rank)]
+    nodes = [dealing.combine(held, place, added) or [None, None] for place in dealing.nodes_of(rank)]
     return [packed(node, sizes, torch.empty(0)) for node in nodes]
 
 
@@ -55,7 +55,7 @@ def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
     dealing = Dealing(tuple(min(owner, ranks - 1) for owner in owners[:count]), tuple(blocks_of(count, blocks)))
 
     def act(group: Any) -> Any:
-        sums = PartialSums()
+        held: dict[Place, Gradients] = {}
         own: list[Tensor | None] | None = None
         ends = dealing.ends_of(group.rank)
         for microbatch, owner in enumerate(dealing.owners):
@@ -63,9 +63,9 @@ def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
                 new = gradients(microbatch, present[microbatch])
                 own = new if own is None else added(own, new)
                 if microbatch in ends:
-                    sums.add(ends[microbatch], own)
+                    hold(held, ends[microbatch], own)
                     own = None
-        return begin_sum(group, dealing, flats_of(sums, dealing, group.rank), like=torch.empty(0), elements=7)()()
+        return begin_sum(group, dealing, flats_of(held, dealing, group.rank), like=torch.empty(0), elements=7)()()
 
     leaves = [[None] * 2 if owner < 0 else gradients(k, present[k]) for k, owner in enumerate(dealing.owners)]
     wanted = packed(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Dealing
-from evenstep.parallel.reducer import BucketReducer
+from evenstep.parallel.reducer import Reducer
 
 
 class Heads(nn.Module):
@@ -54,7 +54,7 @@ def reference() -> dict[str, Tensor | None]:
 def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
     on_ranks: Callable[..., list[Any]], strategy: Any, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BucketReducer, "bucket_bytes", bucket_bytes)
+    monkeypatch.setattr(Reducer, "bucket_bytes", bucket_bytes)
 
     def act(group: Any) -> dict[str, Tensor | None]:
         made_strategy = strategy(group)

@@ -16,18 +16,11 @@ def test_each_rank_has_a_place_in_one_pipeline_and_one_column(on_ranks: Callable
         mesh = Mesh.of(group, pipeline=2)
         assert (mesh.data.ranks, mesh.pipeline.ranks) == (3, 2)
         found = mesh.data.gather(group.rank), mesh.pipeline.gather(group.rank)
-        assert found == (mesh.lines["dp"], mesh.lines["pp"])
+        assert found[0] == mesh.replicas
         return found
 
     columns = [[0, 1, 2], [3, 4, 5]]
     assert on_ranks(6, act) == [(columns[rank // 3], [rank % 3, rank % 3 + 3]) for rank in range(6)]
-
-
-def test_a_mesh_may_have_more_axes(on_ranks: Callable[..., list[Any]]) -> None:
-    def act(group: Any) -> list[list[int]]:
-        return list(Mesh(group, {"pp": 2, "dp": 2, "tp": 2}).lines.values())
-
-    assert on_ranks(8, act)[3] == [[3, 7], [1, 3], [2, 3]]
 
 
 def test_a_number_of_ranks_that_is_not_a_multiple_is_refused() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
-from evenstep.parallel.fsdp import layers, units
+from evenstep.parallel.fsdp import units, with_forward
 
 
 def nested() -> tuple[nn.Module, list[nn.Module]]:
@@ -45,4 +45,4 @@ def test_a_stage_is_gathered_layer_by_layer_wherever_its_layers_are_in_the_model
     blocks.add_module("3", block)
     head = nn.Linear(2, 2)
     stage.add_module("head", head)
-    assert list(layers(stage)) == [block, head]
+    assert list(with_forward(stage)) == [block, head]
