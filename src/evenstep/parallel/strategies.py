@@ -35,9 +35,7 @@ class Strategy:
     layout_class: type[ParameterLayout] = ParameterLayout
     gather_dtype: torch.dtype | None = None  # of parameters in shards; None: their own
 
-    def __init__(
-        self, group: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS
-    ) -> None:
+    def __init__(self, group: Group | None = None, *, reduction: Reduction = "ordered", blocks: int = BLOCKS) -> None:
         require_whole("blocks", blocks, at_least=1)
         self.is_ordered = choose("reduction", reduction, {"ordered": True, "fast": False})
         self.blocks = blocks if self.is_ordered else None
