@@ -160,7 +160,7 @@ def loaded() -> list[list[str]]:
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
     heavy += ["transformers", "peft", "evenstep.integrations.hf"]
-    heavy += ["evenstep.contrib", "evenstep.tools", "evenstep.checkpoint.planning"]
+    heavy += ["evenstep.contrib", "evenstep.tools"]
     assert not set(heavy) & set(loaded()[0])
 
 

@@ -39,7 +39,6 @@ _PRELOADED = [
     "evenstep.train.ledger",
     "evenstep.train.ending",
     "evenstep.train.trainer",
-    "evenstep.checkpoint.planning",
     "evenstep.pipeline",
     "evenstep.pipeline.schedules",
     "evenstep.parallel",

@@ -6,7 +6,7 @@ from evenstep.checkpoint.background import (
     Replica as Replica,
     SaveResult as SaveResult,
 )
-from evenstep.checkpoint.export import export_weights as export_weights
+from evenstep.checkpoint.weights import export_weights as export_weights
 from evenstep.checkpoint.folders import (
     complete_checkpoints as complete_checkpoints,
     step_name as step_name,
@@ -41,10 +41,10 @@ from evenstep.checkpoint.retention import (
 )
 from evenstep.checkpoint.shard import (
     Shard as Shard,
+    is_sharded as is_sharded,
     outline as outline,
 )
 from evenstep.checkpoint.state import (
-    is_sharded as is_sharded,
     pack as pack,
     unpack as unpack,
 )

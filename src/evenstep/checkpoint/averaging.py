@@ -3,7 +3,7 @@
 θ̄ = (1/n) · Σ_i θ_i        in float64 (complex128), rounded once to the saved format
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from evenstep.arguments import format_name
 from evenstep.checkpoint.folders import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.read import CheckpointReader
+from evenstep.checkpoint.state import unpack
 from evenstep.checkpoint.write import CheckpointWrite
 from evenstep.errors import ArgumentError, CheckpointError
 
@@ -43,20 +44,17 @@ def average_checkpoints(paths: Sequence[Path | str], folder: Path | str, *, name
             f"`paths` must be two or more checkpoints, but is {[str(path) for path in paths]}.", field="paths"
         )
     readers = sorted((CheckpointReader(path) for path in paths), key=lambda reader: reader.update)
-    for reader in readers:
-        reader.load(lambda _: True)
     newest = readers[-1]
-    state: dict[str, Any] = {}
+    state: dict[str, Any] = {"averaged": {"of": [str(reader.path) for reader in readers]}}
     for part in WEIGHTS:
-        if all(reader.state.get(part) for reader in readers):
+        if all(_formats(reader, part) for reader in readers):
             _check_alike(readers, part)
-            state[part] = _means(readers, part)
+            state[part] = _part(newest, part, lambda name: _mean([reader.tensor(name) for reader in readers]))
     if "model" not in state:
         raise CheckpointError("a checkpoint has no weights of a model to average; give checkpoints of a run.")
     for reader in readers:
         reader.verify()
-    state["averaged"] = {"of": [str(reader.path) for reader in readers]}
-    state["run"] = newest.state.get("run", {})
+    state["run"] = _part(newest, "run", newest.tensor)
     return CheckpointWrite(folder, newest.update, state, name=name).run()
 
 
@@ -79,11 +77,17 @@ def averages_of(run: Path) -> Path:
     return (run.parent if run.name == CHECKPOINTS else run) / AVERAGES
 
 
+def _formats(reader: CheckpointReader, part: str) -> dict[str, str]:
+    """Dtype and shape of each tensor of a part, by `PART/NAME`."""
+    found = ((name, entry) for name, entry in reader.tensors.items() if name.startswith(f"{part}/"))
+    return {name: f"{format_name(entry.dtype)} {list(entry.shape)}" for name, entry in found}
+
+
 def _check_alike(readers: Sequence[CheckpointReader], part: str) -> None:
     newest = readers[-1]
-    wanted = _described(newest.state[part])
+    wanted = _formats(newest, part)
     for reader in readers:
-        found = _described(reader.state[part])
+        found = _formats(reader, part)
         name = next((name for name in {**wanted, **found} if found.get(name) != wanted.get(name)), None)
         if name is not None:
             raise CheckpointError(
@@ -92,22 +96,9 @@ def _check_alike(readers: Sequence[CheckpointReader], part: str) -> None:
             )
 
 
-def _described(tensors: dict[str, Any]) -> dict[str, str]:
-    return {
-        name: f"{format_name(one.dtype)} {list(one.shape)}" if isinstance(one, Tensor) else type(one).__name__
-        for name, one in tensors.items()
-    }
-
-
-def _means(readers: Sequence[CheckpointReader], part: str) -> dict[str, Any]:
-    means: dict[str, Any] = dict(readers[-1].state[part])
-    made: dict[int, Tensor] = {}  # by `id` of outlines: tied tensors are one
-    for name, outline in means.items():
-        if isinstance(outline, Tensor):
-            if id(outline) not in made:
-                made[id(outline)] = _mean([reader.read(reader.state[part][name]) for reader in readers])
-            means[name] = made[id(outline)]
-    return means
+def _part(reader: CheckpointReader, part: str, read: Callable[[str], Tensor]) -> object:
+    tensors = {name.partition("/")[2]: read(name) for name in _formats(reader, part)}
+    return unpack(reader.values.get(part, {}), tensors)
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:

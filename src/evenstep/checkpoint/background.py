@@ -8,7 +8,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 from zlib import crc32
 
 import torch
@@ -17,7 +17,8 @@ from torch import Tensor
 from evenstep.checkpoint.mirror import Mirror
 from evenstep.checkpoint.ranks import ALONE, TALK_EVERY_S, RankGroup, in_background, together
 from evenstep.checkpoint.retention import retain
-from evenstep.checkpoint.state import flat_state, is_sharded, local_of
+from evenstep.checkpoint.shard import is_sharded, local_of
+from evenstep.checkpoint.state import flat_state
 from evenstep.checkpoint.write import CheckpointWrite
 from evenstep.errors import CheckpointError, ReplicaError, clause
 from evenstep.oom import is_out_of_memory
@@ -74,42 +75,11 @@ def _aligned(num_bytes: int) -> int:
     return num_bytes + -num_bytes % _ALIGNMENT_BYTES
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class Replica(NamedTuple):
     """Tensors by name, equal on all ranks with an equal `place`."""
 
     place: tuple[int, ...]
     tensors: Mapping[str, Tensor]
-
-    def sums(self) -> Tensor:
-        """Sum of the bytes of each tensor; on an accelerator it is only enqueued."""
-        sums = [byte_sum(one) for one in self.tensors.values()]
-        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
-
-    def check(
-        self, group: RankGroup, update: int, sums: list[int], checksums: list[tuple[tuple[int, ...], int]]
-    ) -> None:
-        """Raise ReplicaError on all ranks if any differs from another of its place.
-
-        Args:
-            sums, checksums: of this rank; of all ranks, each with its place.
-        """
-        firsts: dict[tuple[int, ...], int] = {}
-        different = [rank for rank, (place, one) in enumerate(checksums) if one != firsts.setdefault(place, one)]
-        if not different:
-            return
-        everybody = group.gather((self.place, dict(zip(self.tensors, sums, strict=True))))
-        rank = different[0]
-        place, theirs = everybody[rank]
-        first = next(number for number, (other, _) in enumerate(everybody) if other == place)
-        name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
-        raise ReplicaError(
-            f"after update {update} rank {rank} differs from rank {first}, first in `{name}`, so no "
-            f"checkpoint was published: a hook or a task has changed it on one rank only, or memory is faulty. "
-            f"Find the cause, and resume from the last checkpoint.",
-            field=name,
-        )
 
 
 @final
@@ -196,63 +166,15 @@ class AsyncWriter:
         assert self._write is None, "wait for the save before"
         write = CheckpointWrite(self._folder, update, state, group=self._group, resumed_from=resumed_from)
         compared = replica if self._group.ranks > 1 else None
-        sums = None if compared is None else compared.sums()
+        sums = None
+        if compared is not None and compared.tensors:
+            sums = torch.stack([byte_sum(one) for one in compared.tensors.values()])  # only enqueued
         ready, no_memory = self._copy_state(write)
         self._steps = self._steps_of(write, ready, protect, compared, sums)
         self._job = in_background(next(self._steps))
         self._is_written = False
         self._write = write
         return next((f"{why}, on rank {rank}" for rank, why in enumerate(no_memory) if why), "")
-
-    def _steps_of(
-        self,
-        write: CheckpointWrite,
-        ready: Callable[[], None],
-        protect: Collection[str],
-        replica: Replica | None,
-        sums: Tensor | None,
-    ) -> _Steps:
-        is_first = self._group.rank == 0
-        own: list[int] = []
-
-        def write_files() -> tuple[Any, Any]:
-            ready()
-            if replica is None or sums is None:
-                return write.write(), None
-            own.extend(sums.tolist())
-            return write.write(), (replica.place, crc32(repr(own).encode()))
-
-        def publish() -> tuple[Path, Exception | None]:
-            path = write.publish(files for files, _ in written)
-            if is_first:
-                try:
-                    retain(self._folder, protect=protect, **self._keep)
-                    if self._mirror is not None:
-                        self._mirror.remove(path.name)  # a copy of the same update is of another past
-                except CheckpointError as error:
-                    return path, error
-            return path, None
-
-        def publish_copy() -> None:
-            if mirror is not None and is_first:
-                mirror.publish(write.target)
-                mirror.retain(protect=protect, **self._keep)
-
-        path, problem, mirror = None, None, self._mirror
-        try:
-            written = yield write_files
-            if replica is not None and len(written) == self._group.ranks:
-                replica.check(self._group, write.update, own, [checksum for _, checksum in written])
-            published = yield publish
-            path, problem = published[0]
-            if mirror is not None:
-                yield lambda: mirror.upload(write.target, write.written)
-                yield publish_copy
-        except Exception as error:  # noqa: BLE001 - given to the caller
-            problem = error
-            if path is None:
-                write.abandon(error)
-        return SaveResult(update=write.update, path=path, error=problem)
 
     def _copy_state(self, write: CheckpointWrite) -> tuple[Callable[[], None], list[str]]:
         if self._staging is None:
@@ -267,6 +189,57 @@ class AsyncWriter:
         for (file, name), copy in copies.items():
             write.tensors[file][name] = copy
         return ready, self._group.gather("")
+
+    def _steps_of(
+        self,
+        write: CheckpointWrite,
+        ready: Callable[[], None],
+        protect: Collection[str],
+        replica: Replica | None,
+        sums: Tensor | None,
+    ) -> _Steps:
+        is_first, mirror = self._group.rank == 0, self._mirror
+        own: dict[str, int] = {}
+
+        def write_files() -> tuple[Any, Any]:
+            ready()
+            if replica is None:
+                return write.write(), None
+            if sums is not None:
+                own.update(zip(replica.tensors, sums.tolist(), strict=True))
+            return write.write(), (replica.place, crc32(repr(own).encode()))
+
+        def publish() -> tuple[Path, Exception | None]:
+            path = write.publish(files for files, _ in written)
+            try:
+                if is_first:
+                    retain(self._folder, protect=protect, **self._keep)
+                if is_first and mirror is not None:
+                    mirror.remove(path.name)  # a copy of the same update is of another past
+            except CheckpointError as error:
+                return path, error
+            return path, None
+
+        def publish_copy() -> None:
+            if mirror is not None and is_first:
+                mirror.publish(write.target)
+                mirror.retain(protect=protect, **self._keep)
+
+        path, problem = None, None
+        try:
+            written = yield write_files
+            if replica is not None and len(written) == self._group.ranks:
+                checksums = [checksum for _, checksum in written]
+                _check_equal(self._group, write.update, replica.place, own, checksums)
+            path, problem = (yield publish)[0]
+            if mirror is not None:
+                yield lambda: mirror.upload(write.target, write.written)
+                yield publish_copy
+        except Exception as error:  # noqa: BLE001 - given to the caller
+            problem = error
+            if path is None:
+                write.abandon(error)
+        return SaveResult(update=write.update, path=path, error=problem)
 
     def poll(self) -> SaveResult | None:
         """Continue the save in flight, without waiting; gives its result, if it has ended."""
@@ -284,22 +257,11 @@ class AsyncWriter:
 
     def end_alone(self) -> SaveResult | None:
         """End the save in flight without the other ranks, which may be gone; gives its result."""
-        write, self._write = self._write, None
-        if write is None:
-            return None
-
-        def results() -> list[Any]:
-            if not write.is_shared or self._is_written:
-                return [self._result(self._timeout_s)]
-            self._is_done(self._timeout_s)  # it writes to the folder of the next save of the same update
-            raise CheckpointError("other ranks may not have written their part, so the save was given up.")
-
+        group, self._group = self._group, ALONE
         try:
-            while True:
-                job = _next(self._steps, results)
-                results = lambda: [job()]  # noqa: E731, B023 - called at once
-        except StopIteration as end:
-            return end.value
+            return self.wait()
+        finally:
+            self._group = group
 
     def _is_done(self, within_s: float = 0.0) -> bool:
         return not wait([self._job], within_s).not_done
@@ -314,26 +276,55 @@ class AsyncWriter:
 
     def _go_on(self) -> SaveResult | None:
         try:
-            self._job = in_background(_next(self._steps, lambda: together(self._group, lambda: self._result(0))))
+            try:
+                results = together(self._group, self._result)
+            except Exception as error:  # noqa: BLE001 - the save ends with it
+                job = self._steps.throw(error)
+            else:
+                job = self._steps.send(results)
         except StopIteration as end:
             self._write = None
             return end.value
+        self._job = in_background(job)
         self._is_written = True
         return None
 
-    def _result(self, within_s: float) -> Any:
+    def _result(self) -> Any:
+        if self._group is ALONE and self._write is not None and self._write.is_shared and not self._is_written:
+            raise CheckpointError("other ranks may not have written their part, so the save was given up.")
         try:
-            return self._job.result(within_s)
+            return self._job.result(0)
         except TimeoutError as error:
             raise CheckpointError(
                 f"a checkpoint was not written within {self._timeout_s:g} s, so it was given up; look at the disk."
             ) from error
 
 
-def _next(steps: _Steps, results: Callable[[], list[Any]]) -> Callable[[], Any]:
-    """The next job, after the results of the one before; StopIteration with the result of the save after the last."""
-    try:
-        given = results()
-    except Exception as error:  # noqa: BLE001 - the save ends with it
-        return steps.throw(error)
-    return steps.send(given)
+def _check_equal(
+    group: RankGroup,
+    update: int,
+    place: tuple[int, ...],
+    own: Mapping[str, int],
+    checksums: list[tuple[tuple[int, ...], int]],
+) -> None:
+    """Raise ReplicaError on all ranks if tensors of one differ from those of another of its place.
+
+    Args:
+        own: sums of this rank's tensors.
+        checksums: of the sums of all ranks, each with its place.
+    """
+    firsts: dict[tuple[int, ...], int] = {}
+    different = [rank for rank, (where, one) in enumerate(checksums) if one != firsts.setdefault(where, one)]
+    if not different:
+        return
+    everybody = group.gather((place, own))
+    rank = different[0]
+    where, theirs = everybody[rank]
+    first = next(number for number, (other, _) in enumerate(everybody) if other == where)
+    name = next(name for name in theirs if theirs[name] != everybody[first][1].get(name))
+    raise ReplicaError(
+        f"after update {update} rank {rank} differs from rank {first}, first in `{name}`, so no checkpoint was "
+        f"published: a hook or a task has changed it on one rank only, or memory is faulty. Find the cause, and resume "
+        f"from the last checkpoint.",
+        field=name,
+    )

@@ -1,16 +1,18 @@
-"""Blocks of tensors that are cut over ranks, and the table `tensors.json` of a checkpoint.
+"""Tensors that are cut over ranks: which rank writes which block, and the table `tensors.json` of a checkpoint.
 
 `tensors.json` has dtype and shape of each `PART/TENSOR`, and its pieces: offsets, sizes, file, name, checksums.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.state import DTYPE_NAMES
+from evenstep.checkpoint.tensor_file import DTYPE_NAMES, SUFFIX
+from evenstep.errors import CheckpointError
 
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -36,12 +38,6 @@ class TensorEntry(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     pieces: tuple[TensorPiece, ...]
-
-
-def whole_entry(tensor: Tensor, file: str, name: str) -> TensorEntry:
-    """The entry of a tensor of one piece."""
-    shape = tuple(tensor.shape)
-    return TensorEntry(tensor.dtype, shape, (TensorPiece((0,) * len(shape), shape, file, name),))
 
 
 def table_content(table: Mapping[str, TensorEntry]) -> dict[str, Any]:
@@ -76,41 +72,21 @@ class Shard:
         local: the block; on a rank that holds nothing, any tensor of the same dtype without elements.
         shape: of the whole tensor.
         offsets: first element of the block in it, by dimension.
-
-    >>> Shard(local=torch.zeros(2, 3), shape=(4, 3), offsets=(2, 0)).size()
-    torch.Size([4, 3])
     """
 
     local: Tensor
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
 
-    @property
-    def is_empty(self) -> bool:
-        """True if this rank has no element of a tensor that has some."""
-        return self.local.numel() == 0 and 0 not in self.shape
 
-    def size(self) -> torch.Size:
-        """Shape of the whole tensor."""
-        return torch.Size(self.shape)
+def is_sharded(value: object) -> bool:
+    """True for a tensor that is cut over ranks: a `Shard`, or a DTensor."""
+    return isinstance(value, Shard) or hasattr(type(value), "__create_chunk_list__")
 
-    # the planner of torch.distributed.checkpoint asks an object for its pieces by these three methods
-    def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
-        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        index = MetadataIndex(fqn, self.offsets)
-        properties = TensorProperties.create_from_tensor(self.local)
-        data = [TensorWriteData(chunk, properties, self.size()) for chunk in self.__create_chunk_list__()]
-        return [WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=one) for one in data]
-
-    def __create_chunk_list__(self) -> list[Any]:
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
-        return [] if self.is_empty else [ChunkStorageMetadata(torch.Size(self.offsets), self.local.shape)]
-
-    def __get_tensor_shard__(self, index: object) -> Tensor:
-        return self.local
+def local_of(leaf: Any) -> Tensor:
+    """This rank's block of a tensor that is cut over ranks."""
+    return (leaf.local if isinstance(leaf, Shard) else leaf.to_local()).detach()
 
 
 def whole_shard(tensor: Tensor) -> Shard:
@@ -121,10 +97,77 @@ def whole_shard(tensor: Tensor) -> Shard:
 def outline(tensor: Tensor | Shard) -> Shard:
     """An empty block of a tensor that another rank holds.
 
-    >>> outline(torch.zeros(4, 3)).is_empty
-    True
+    >>> outline(torch.zeros(4, 3)).local.shape
+    torch.Size([0])
     """
     shape = tuple(tensor.shape)
     dtype = tensor.local.dtype if isinstance(tensor, Shard) else tensor.dtype
     local = torch.empty(shape if 0 in shape else 0, dtype=dtype)
     return Shard(local=local, shape=shape, offsets=(0,) * len(shape))
+
+
+class Block(NamedTuple):
+    """Place of a block of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def block_of(leaf: Any) -> Block | None:
+    """The block that this rank holds of a whole or cut tensor; None if it has no element of a tensor that has some."""
+    shape = sizes = tuple(leaf.shape)
+    offsets = (0,) * len(shape)
+    if isinstance(leaf, Shard):
+        offsets, sizes = leaf.offsets, tuple(leaf.local.shape)
+    elif is_sharded(leaf):
+        (chunk,) = leaf.__create_chunk_list__()
+        offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+    if 0 in sizes and 0 not in shape:
+        return None
+    return Block(leaf.local.dtype if isinstance(leaf, Shard) else leaf.dtype, shape, offsets, sizes)
+
+
+def dealt(everybody: Sequence[Mapping[str, Block | None]]) -> dict[str, TensorEntry]:
+    """Entries of tensors from the blocks of all ranks; of those that hold a block the least busy one writes it.
+
+    >>> whole = {"w": block_of(torch.zeros(3)), "b": block_of(torch.zeros(1))}
+    >>> [entry.pieces[0].file for entry in dealt([whole, whole]).values()]
+    ['rank-00000.safetensors', 'rank-00001.safetensors']
+    """
+    num_bytes = [0] * len(everybody)  # that each rank writes
+    return {name: _entry(name, [blocks[name] for blocks in everybody], num_bytes) for name in everybody[0]}
+
+
+def whole_entry(path: str, tensor: Tensor) -> TensorEntry:
+    """The entry of a tensor that one rank writes, into the file of its part."""
+    part, _, name = path.partition("/")
+    shape = tuple(tensor.shape)
+    return TensorEntry(tensor.dtype, shape, (TensorPiece((0,) * len(shape), shape, f"{part}{SUFFIX}", name),))
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}{SUFFIX}"
+
+
+def _entry(name: str, blocks: Sequence[Block | None], num_bytes: list[int]) -> TensorEntry:
+    holders: dict[Block, list[int]] = {}
+    for rank, block in enumerate(blocks):
+        if block is not None:
+            holders.setdefault(block, []).append(rank)
+    formats = {(block.dtype, block.shape) for block in holders}
+    dtype, shape = min(formats, key=repr, default=(torch.uint8, ()))
+    if len(formats) != 1 or sum(prod(block.sizes) for block in holders) != prod(shape):
+        raise CheckpointError(
+            f"the ranks hold {len(holders)} blocks of `{name}`, which do not make up one tensor; give each element by "
+            f"one rank, or by several in the same block.",
+            field=name,
+        )
+    pieces: list[TensorPiece] = []
+    for block, ranks in holders.items():
+        rank = min(ranks, key=num_bytes.__getitem__)
+        num_bytes[rank] += prod(block.sizes) * dtype.itemsize
+        piece_name = f"{name}@{','.join(map(str, block.offsets))}"
+        pieces.append(TensorPiece(block.offsets, block.sizes, rank_file(rank), piece_name))
+    return TensorEntry(dtype, shape, tuple(pieces))

@@ -6,6 +6,7 @@ JSON lacks tensors, tuples, sets, int keys, inf and nan: each is an object of on
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
+from itertools import chain, count
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -13,37 +14,14 @@ import torch
 from torch import Tensor
 
 from evenstep.checkpoint.folders import FILE_NAME
+from evenstep.checkpoint.shard import is_sharded, local_of
+from evenstep.checkpoint.tensor_file import DTYPE_NAMES
 from evenstep.errors import CheckpointError
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
 
-DTYPE_NAMES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The dtypes of safetensors files."""
-
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DICTS = (dict, OrderedDict, defaultdict)
-
-
-def is_sharded(value: object) -> bool:
-    """True for a tensor that is cut over ranks: a `Shard`, a DTensor, or another class that DCP asks for pieces."""
-    return hasattr(type(value), "__create_write_items__")
 
 
 def flat_state(state: Mapping[str, object], *, alone: bool) -> tuple[dict[str, Any], dict[str, JSON]]:
@@ -59,52 +37,45 @@ def flat_state(state: Mapping[str, object], *, alone: bool) -> tuple[dict[str, A
             raise CheckpointError(
                 f"the key {part!r} of a state names a file; use letters, digits, `_` and `-`.", field=part
             )
-        sharded: dict[str, Any] = {}
-        whole, values[part] = pack(tree, part, sharded)
-        for name, leaf in sharded.items():
-            local = local_of(leaf)
-            if local.dtype not in DTYPE_NAMES or (alone and local.shape != leaf.size()):
-                raise CheckpointError(
-                    f"`{part}.{name}` ({local.dtype}) is cut over ranks; save it by all ranks, in a dtype of "
-                    f"safetensors files.",
-                    field=f"{part}.{name}",
-                )
-            whole[name] = local if alone else leaf
-        found |= {f"{part}/{name}": tensor for name, tensor in whole.items()}
+        tensors, values[part] = pack(tree, part)
+        for name, leaf in tensors.items():
+            if is_sharded(leaf):
+                local = local_of(leaf)
+                if local.dtype not in DTYPE_NAMES or (alone and local.shape != leaf.shape):
+                    raise CheckpointError(
+                        f"`{part}.{name}` ({local.dtype}) is cut over ranks; save it by all ranks, in a dtype of "
+                        f"safetensors files.",
+                        field=f"{part}.{name}",
+                    )
+                leaf = local if alone else leaf
+            found[f"{part}/{name}"] = leaf
     return found, values
 
 
-def local_of(leaf: Any) -> Tensor:
-    """This rank's block of a sharded tensor."""
-    return cast("Tensor", leaf.__get_tensor_shard__(None)).detach()
-
-
-def pack(tree: object, name: str, sharded: dict[str, object] | None = None) -> tuple[dict[str, Tensor], JSON]:
-    """Split a tree into tensors, named by their paths, and a JSON skeleton; tied tensors get one name.
+def pack(tree: object, name: str) -> tuple[dict[str, Any], JSON]:
+    """Split a tree into tensors, whole or cut over ranks, by path, and a JSON skeleton; tied tensors get one name.
 
     Args:
         name: of the root, in errors.
-        sharded: takes the tensors that are cut over ranks, by name; None refuses them.
 
     >>> pack({"bias": torch.zeros(2), 3: (1, float("inf"))}, "model")[1]
     {'$dict': [['bias', {'$tensor': 'bias'}], [3, {'$tuple': [1, {'$float': 'inf'}]}]]}
     """
-    packer = _Packer(name, sharded)
+    packer = _Packer(name)
     skeleton = packer.encode(tree, ())
     return packer.tensors, skeleton
 
 
 class _Packer:
-    def __init__(self, name: str, sharded: dict[str, object] | None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.tensors: dict[str, Tensor] = {}
-        self.sharded = sharded
+        self.tensors: dict[str, Any] = {}
         self._names: dict[tuple[object, ...], str] = {}
 
     def encode(self, node: object, path: tuple[str, ...]) -> JSON:
-        if self.sharded is not None and is_sharded(node):
+        if is_sharded(node):
             # ties are found by identity, so a rank without elements of the tensor gets the same names
-            return self._encode_leaf(("sharded", id(node)), node, self.sharded, path)
+            return self._encode_leaf(("sharded", id(node)), node, path)
         if isinstance(node, Tensor):
             return self._encode_tensor(node, path)
         if isinstance(node, np.generic):
@@ -151,23 +122,17 @@ class _Packer:
         views = tensor.is_conj(), tensor.is_neg()
         memory = (tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride(), views)
         key = memory if tensor.numel() else ("empty", len(self.tensors), path)
-        return self._encode_leaf(key, tensor, self.tensors, path)
+        return self._encode_leaf(key, tensor, path)
 
-    def _encode_leaf(self, key: tuple[object, ...], leaf: Any, leaves: dict[str, Any], path: tuple[str, ...]) -> JSON:
-        name = self._names.get(key)
-        if name is None:
-            name = self._free_name(".".join(path) or "value")
+    def _encode_leaf(self, key: tuple[object, ...], leaf: Any, path: tuple[str, ...]) -> JSON:
+        if key not in self._names:
+            wanted = ".".join(path) or "value"
+            others = (f"{wanted}~{number}" for number in count(1))
+            # "__metadata__" is taken by the safetensors format
+            name = next(one for one in chain([wanted], others) if one not in self.tensors and one != "__metadata__")
             self._names[key] = name
-            leaves[name] = leaf
-        return {"$tensor": name}
-
-    def _free_name(self, wanted: str) -> str:
-        # "__metadata__" is taken by the safetensors format
-        name, count = wanted, 1
-        while name in self.tensors or name in (self.sharded or ()) or name == "__metadata__":
-            name = f"{wanted}~{count}"
-            count += 1
-        return name
+            self.tensors[name] = leaf
+        return {"$tensor": self._names[key]}
 
     def _refusal(self, path: tuple[str, ...], what: str, advice: str) -> CheckpointError:
         place = ".".join((self.name, *(part for part in path if part)))  # a single task's name is ""

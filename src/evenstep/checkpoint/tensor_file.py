@@ -20,6 +20,25 @@ from evenstep.checkpoint.ranks import in_background
 
 SUFFIX = ".safetensors"
 CHUNK_BYTES = 128 << 10
+DTYPE_NAMES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtypes of safetensors files."""
 _LENGTH_BYTES = 8
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 

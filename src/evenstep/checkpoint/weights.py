@@ -1,4 +1,4 @@
-"""Weights by name out of a run, a checkpoint, safetensors files as hubs have them, or a file of `torch.save`.
+"""Weights by name out of a run, a checkpoint, safetensors files or a file of `torch.save`, and into safetensors files.
 
 Names are without the prefixes of wrappers such as `_orig_mod.`. Nothing is executed.
 """
@@ -7,23 +7,24 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.folders import checkpoints_folder, complete_checkpoints, is_complete, named_by
+from evenstep import files
+from evenstep.arguments import format_name, require_word
+from evenstep.checkpoint.folders import checkpoints_folder, complete_checkpoints, disk_errors, is_complete, named_by
 from evenstep.checkpoint.read import CheckpointReader
-from evenstep.checkpoint.tensor_file import SUFFIX, TensorFile
+from evenstep.checkpoint.tensor_file import DTYPE_NAMES, SUFFIX, TensorFile, save
 from evenstep.errors import ArgumentError, CheckpointError, clause
 from evenstep.tensors import LEARNED, TASK_PARAMETERS, by_plain_name
 
+ExportFormat = Literal["fp32", "bf16", "fp16"]
+FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 INDEX_SUFFIX = ".safetensors.index.json"
 _HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
 _AVERAGED, _COUNTER = "module.", "n_averaged"  # names of `torch.optim.swa_utils.AveragedModel`
-
-
-def _nothing() -> None: ...
 
 
 @final
@@ -42,7 +43,7 @@ class StoredWeights:
     source: str
     outlines: Mapping[str, Tensor]
     read: Callable[[str], Tensor]
-    verify: Callable[[], None] = _nothing
+    verify: Callable[[], None] = lambda: None
     trained_by: str = ""
 
     def behind(self, prefix: str) -> "StoredWeights":
@@ -134,8 +135,8 @@ def _in_folder(folder: Path) -> Path:
 def _of_index(path: Path) -> dict[str, Tensor]:
     try:
         places: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
-        files = {file: TensorFile(path.with_name(file)).stored for file in sorted({*places.values()})}
-        return {name: files[file][name] for name, file in places.items()}
+        stored = {file: TensorFile(path.with_name(file)).stored for file in sorted({*places.values()})}
+        return {name: stored[file][name] for name, file in places.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"`{path}` does not fit its files ({clause(error)}); fetch them again.") from error
 
@@ -163,3 +164,58 @@ def _tensors_in(content: object) -> dict[str, Tensor]:
     items = cast("Mapping[object, object]", content).items()
     found = {name: one.detach() for name, one in items if isinstance(name, str) and isinstance(one, Tensor)}
     return found if 2 * len(found) > len(content) else {}
+
+
+def export_weights(
+    path: Path | str | StoredWeights,
+    to: Path | str,
+    *,
+    average: bool = False,
+    dtype: ExportFormat | None = None,
+) -> Path:
+    """Write the weights at `path` into the new safetensors file `to`.
+
+    Of tied weights the first name is written, as `safetensors.torch.load_model` expects.
+
+    Args:
+        path: a run (whose newest checkpoint is taken), a checkpoint, or anything else that `load_weights` takes.
+        to: a file that ends in `.safetensors`; its folder is made if need be.
+        average: whether to take the average that a run has kept of its parameters.
+        dtype: the format of floating tensors; None keeps the saved one.
+    """
+    to = Path(to).expanduser()
+    if dtype is not None:
+        require_word("dtype", dtype, FORMATS)
+    if to.suffix != SUFFIX:
+        raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`.", field="to")
+    if to.exists():
+        raise ArgumentError(f"`{to}` exists already; give another name.", field="to")
+    weights = open_weights(path, average=average)
+    weights.check_evaluated()
+    first = {id(outline): name for name, outline in reversed([*weights.outlines.items()])}
+    names = [name for name, outline in weights.outlines.items() if first[id(outline)] == name]
+    with disk_errors(f"the weights could not be written to `{to.parent}`"):
+        files.make_folder(to.parent)
+        with files.replacing(to) as new:
+            save(new, {name: converted(weights.read(name), name, dtype).contiguous() for name in names})
+            weights.verify()
+    return to
+
+
+def converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
+    """The tensor `name` in another format, if it is floating."""
+    if dtype is None or not value.is_floating_point():
+        if value.dtype not in DTYPE_NAMES:
+            raise CheckpointError(
+                f"`{name}` is {format_name(value.dtype)}, which safetensors files can't hold; give `dtype`.", field=name
+            )
+        return value
+    value = value if value.itemsize > 1 else value.float()  # kernels lack formats of 8 bits
+    narrow = value.to(FORMATS[dtype])
+    if bool((narrow.isfinite() != value.isfinite()).any()):
+        raise CheckpointError(
+            f"`{name}` has values of up to {float(value.abs().max()):g}, which {dtype} can't hold; export in bf16 or "
+            f"fp32.",
+            field=name,
+        )
+    return narrow

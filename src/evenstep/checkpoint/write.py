@@ -5,7 +5,6 @@ ranks, a file each.
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from socket import gethostname
@@ -19,9 +18,19 @@ from evenstep.checkpoint.folders import CLAIM, MANIFEST, STATE, TABLE, disk_erro
 from evenstep.checkpoint.manifest import FileEntry, digits, manifest_bytes
 from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
-from evenstep.checkpoint.shard import TensorEntry, TensorPiece, table_content, whole_entry
-from evenstep.checkpoint.state import JSON, flat_state, is_sharded
-from evenstep.checkpoint.tensor_file import SUFFIX, write_tensors
+from evenstep.checkpoint.shard import (
+    TensorEntry,
+    TensorPiece,
+    block_of,
+    dealt,
+    is_sharded,
+    local_of,
+    rank_file,
+    table_content,
+    whole_entry,
+)
+from evenstep.checkpoint.state import JSON, flat_state
+from evenstep.checkpoint.tensor_file import write_tensors
 from evenstep.errors import CheckpointError
 
 Written: TypeAlias = Mapping[str, tuple[FileEntry, Mapping[str, Sequence[int]]]]
@@ -123,36 +132,31 @@ class CheckpointWrite:
             raise
 
     def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
-        tensors, values, planner = on_all_ranks(self._group, lambda: self._begin(state))
-        names = crc32("\0".join(sorted(tensors)).encode())
-        everybody = together(self._group, lambda: (names, planner and planner.create_local_plan()))
-        first_names, first_plan = everybody[0]
-        for rank, (theirs, plan) in enumerate(everybody):
-            if (plan is None) != (first_plan is None) or (plan is not None and theirs != first_names):
+        tensors, values = on_all_ranks(self._group, lambda: self._begin(state))
+        self.is_shared = any(map(is_sharded, tensors.values()))
+        own = {name: block_of(leaf) for name, leaf in tensors.items()} if self.is_shared else {}
+        everybody = together(self._group, lambda: own)
+        for rank, blocks in enumerate(everybody):
+            if blocks.keys() != everybody[0].keys():
                 raise CheckpointError(
                     f"the state of rank {rank} has other tensors, or other shards, than rank 0's; give all ranks the "
                     f"same tree, with an empty `Shard` of each tensor that a rank has no block of."
                 )
-        if planner is not None:
-            self.is_shared = True
-            own = [f"rank-{rank:05d}{SUFFIX}" for rank in range(self._group.ranks)]
-            mine, self._entries = planner.pieces([plan for _, plan in everybody], own, self._group.rank)
-            if mine:
-                self.tensors[own[self._group.rank]] = mine
+        if self.is_shared:
+            self._entries = dealt(everybody)
         elif self._is_first:
-            for path, tensor in tensors.items():
-                part, _, name = path.partition("/")
-                self.tensors.setdefault(f"{part}{SUFFIX}", {})[name] = tensor
-                self._entries[path] = whole_entry(tensor, f"{part}{SUFFIX}", name)
+            self._entries = {path: whole_entry(path, tensor) for path, tensor in tensors.items()}
+        mine = rank_file(self._group.rank)
+        for path, entry in self._entries.items():
+            for piece in entry.pieces:
+                if piece.file == mine or not self.is_shared:
+                    leaf = tensors[path]
+                    tensor = local_of(leaf) if is_sharded(leaf) else leaf
+                    self.tensors.setdefault(piece.file, {})[piece.name] = tensor
         return values
 
-    def _begin(self, state: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, JSON], Any]:
+    def _begin(self, state: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, JSON]]:
         tensors, values = flat_state(state, alone=self._group.ranks == 1)
-        planner = None
-        if any(map(is_sharded, tensors.values())):
-            from evenstep.checkpoint.planning import SavePlanner
-
-            planner = SavePlanner(tensors)
         try:
             if self._is_first:
                 if self._staging.exists():
@@ -160,7 +164,7 @@ class CheckpointWrite:
                 files.make_folder(self._staging)
         except OSError as error:
             raise self._failed(error) from error
-        return tensors, values, planner
+        return tensors, values
 
     def _bind(self, written: Written) -> None:
         def with_checksums(piece: TensorPiece) -> TensorPiece:
@@ -183,12 +187,9 @@ class CheckpointWrite:
         return FileEntry(bytes=len(content), crc32=digits(crc32(content)))
 
     def _failed(self, error: OSError) -> CheckpointError:
-        needed = sum(tensor.nbytes for each in self.tensors.values() for tensor in each.values()) / 1e6
-        existing = next(path for path in self.target.absolute().parents if path.is_dir())
-        free = shutil.disk_usage(existing).free / 1e6
         return disk_error(
-            f"the checkpoint of update {self.update} could not be written to `{self.target}` (it needs {needed:.1f} "
-            f"MB, {free:.1f} MB are free; earlier checkpoints are untouched)",
+            f"the checkpoint of update {self.update} could not be written to `{self.target}` (earlier checkpoints are "
+            f"untouched)",
             error,
         )
 

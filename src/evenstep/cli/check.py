@@ -83,8 +83,8 @@ def _check(run: OpenRun, folder: Path, group: Group) -> int:
         elif config.resume not in ("never", "auto"):
             trainer.resume(config.resume, new_settings=True, reset=config.reset)
         result = trainer.train()
-        pack(hooks.state_dict(), "hooks", {})
-        pack(parts.data.state_dict(), "data", {})
+        pack(hooks.state_dict(), "hooks")
+        pack(parts.data.state_dict(), "data")
         parameters, _ = parameters_of(parts.model)
         if trainer.rank == 0:
             if one.num_samples:

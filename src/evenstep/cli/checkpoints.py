@@ -9,8 +9,7 @@ from torch import nn
 from evenstep.arguments import format_name
 from evenstep.checkpoint import CheckpointReader
 from evenstep.checkpoint.averaging import average_checkpoints, averages_of, last_checkpoints
-from evenstep.checkpoint.export import export_weights
-from evenstep.checkpoint.weights import StoredWeights, open_weights
+from evenstep.checkpoint.weights import StoredWeights, export_weights, open_weights
 from evenstep.cli.folder import BEGUN, CONFIG, IN_ONE_PROCESS, find_config
 from evenstep.config.build import evaluated_weights, make_model
 from evenstep.config.load import open_run, refused_at, settings_in

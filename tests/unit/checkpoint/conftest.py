@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evenstep import files
-from evenstep.checkpoint import export, tensor_file
+from evenstep.checkpoint import tensor_file, weights
 
 OPERATIONS = ("make_folder", "write", "sync_path", "rename", "remove_file", "remove_folder")
 REAL = SimpleNamespace(save=tensor_file.save, **{name: getattr(files, name) for name in OPERATIONS})
@@ -38,7 +38,7 @@ class FailingDisk:
     def _use(self, disk: object) -> None:
         for name in OPERATIONS:
             setattr(files, name, getattr(disk, name))
-        for module in (tensor_file, export):
+        for module in (tensor_file, weights):
             module.save = disk.save  # type: ignore[attr-defined]
 
     def _count(self, operation: str, path: Path) -> None:

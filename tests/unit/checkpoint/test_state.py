@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from evenstep.checkpoint.state import DTYPE_NAMES, pack, unpack
+from evenstep.checkpoint.state import pack, unpack
+from evenstep.checkpoint.tensor_file import DTYPE_NAMES
 from evenstep.errors import CheckpointError
 from refused import refused
 

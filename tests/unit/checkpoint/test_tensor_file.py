@@ -11,8 +11,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from evenstep.checkpoint import CheckpointReader, UnreadableError, export_weights, write_checkpoint
-from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.checkpoint.tensor_file import CHUNK_BYTES, write_tensors
+from evenstep.checkpoint.tensor_file import CHUNK_BYTES, DTYPE_NAMES, write_tensors
 from evenstep.errors import CheckpointError
 
 

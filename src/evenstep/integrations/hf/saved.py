@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from evenstep.checkpoint import ended_on_all
-from evenstep.checkpoint.export import FORMATS, ExportFormat, converted
-from evenstep.checkpoint.weights import StoredWeights, open_weights
+from evenstep.checkpoint.weights import FORMATS, ExportFormat, StoredWeights, converted, open_weights
 from evenstep.errors import ArgumentError, CheckpointError, HookError, clause
 from evenstep.events import Best, Hook, TrainEvent
 from evenstep.events.hook import run_folder
