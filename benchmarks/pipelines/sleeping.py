@@ -59,12 +59,9 @@ def measured(schedule: str, group: Processes) -> Row:
     """One schedule, on this rank; all ranks get the same row."""
     layers = [Sleeping() for _ in range(SCHEDULES[schedule].layout(RANKS).stages)]
     model = PipelineModel(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
-    deferral = Deferral()
-    runner = build_runner(
-        model, Reducers(Single(reduction="fast"), per_plan=True), torch.device("cpu"), deferral=deferral
-    )
+    runner = build_runner(model, Reducers(Single(reduction="fast"), per_plan=True), torch.device("cpu"))
     for layer in layers:
-        layer.deferral = deferral
+        (layer.deferral,) = {stage.deferral for stage in runner.stages.values()}
     plans = model.schedule.plans(model.layout, range(NUM_MICROBATCHES))
     cost = Cost(forward_s=STAGE_S, input_backward_s=STAGE_S, weight_backward_s=STAGE_S)
     simulated = simulate(plans, model.layout, [cost] * model.layout.stages).makespan_s

@@ -20,19 +20,12 @@ class CompiledForward:
     """The forward of one module, compiled for each new shape. A copy of the module has a plain one."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._own = vars(module).get("forward")  # somebody has put there
+        self.own = vars(module).get("forward")  # somebody has put there
         self.__wrapped__: Callable[..., Any] = module.forward  # whose arguments it takes
         self._compiled = torch.compile(self.__wrapped__, dynamic=False, options=compile_options())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
-
-    def release(self) -> None:
-        if self._own is None:
-            del self._module.forward
-        else:
-            self._module.forward = self._own
 
     def __reduce__(self) -> Any:
         return _same, (self.__wrapped__,)
@@ -51,7 +44,9 @@ def release(model: nn.Module) -> None:
     for module in model.modules():
         forward = vars(module).get("forward")
         if isinstance(forward, CompiledForward):
-            forward.release()
+            del module.forward
+            if forward.own is not None:
+                module.forward = forward.own
 
 
 # torch's stance is of the whole process, from when the first thread enters until the last one has left

@@ -3,7 +3,7 @@
 For y = x Wᵀ + b with gradient g: first g W, later gᵀ x and Σg, by torch's own products, so the bits are equal.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast, final
 
@@ -22,12 +22,7 @@ Work = Callable[[], None]
 class Deferral:
     """Deferral of weight gradients; while `waiting` is a list, layers append what would add them to `.grad`."""
 
-    def __init__(self) -> None:
-        self.waiting: list[Work] | None = None
-
-    def begin(self) -> None:
-        """Let the weight gradients of the backward that follows wait."""
-        self.waiting = []
+    waiting: list[Work] | None = None
 
     def end(self) -> list[Work]:
         waiting, self.waiting = self.waiting, None
@@ -43,13 +38,6 @@ def prepare(module: nn.Module, deferral: Deferral) -> None:
         object.__setattr__(module, "deferral", deferral)
     for child in module.children():
         prepare(child, deferral)
-
-
-def accumulate(waiting: Sequence[Work]) -> None:
-    """The second half: add the weight gradients to `.grad`."""
-    with torch.no_grad():
-        for work in waiting:
-            work()
 
 
 def _add(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep import training_mode
 from evenstep.arguments import choose, first_of
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import children_of, has_gradient_hooks, pytree, times_written, unwrapped
+from evenstep.internals import children_of, has_gradient_hooks, pytree, unwrapped
 from evenstep.parallel.group import Group, Mesh
 from evenstep.pipeline.action import Layout
 from evenstep.pipeline.layers import (
@@ -29,7 +29,6 @@ from evenstep.pipeline.layers import (
 )
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.ties import Tie, equalise
-from evenstep.pipeline.wire import tensors
 from evenstep.tensors import named_parameters
 
 
@@ -48,17 +47,14 @@ class StageModule(nn.Module):
 
     def __init__(self, layers: Layers, modules: Mapping[int, nn.Module], leaving: Iterable[int]) -> None:
         super().__init__()
-        self._leaving = sorted(leaving)
-        self._names = [layer.name for layer in layers.layers]
-        self.called = {self._names[place]: module for place, module in modules.items()}
+        self._leaving = set(leaving)
+        self.called = {layers.layers[place].name: module for place, module in modules.items()}
         self._steps = [
             (place, module, layers.sources(place), layers.inputs(place)) for place, module in modules.items()
         ]
         self.uses = Counter(source for place in modules for source in layers.sources(place))
-        uses = Counter(source for place in range(len(self._names)) for source in layers.sources(place))
+        uses = Counter(source for place in range(len(layers.layers)) for source in layers.sources(place))
         self._shared = {source for source, number in uses.items() if number > 1}
-        later = {source for place in range(max(modules) + 1, len(self._names)) for source in layers.sources(place)}
-        self._taken_later = [source for source in self.uses if source in later and source not in modules]
         for name, module in self.called.items():
             register(self, name, module)
 
@@ -76,7 +72,6 @@ class StageModule(nn.Module):
             begin: called with a layer's place before it runs.
         """
         values = {source: list(copies) for source, copies in received.items()}
-        before = {source: _versions(received[source][0]) for source in self._taken_later}
         leaving: dict[int, Any] = {}
 
         def take(source: int) -> Any:
@@ -93,21 +88,11 @@ class StageModule(nn.Module):
             if place in self._leaving:
                 leaving[place] = output
             del positional, output
-        for source, versions in before.items():
-            if _versions(received[source][0]) != versions:
-                raise TaskError(
-                    f"the output of layer '{self._names[source]}' was changed in place in another stage, but a later "
-                    f"stage takes it as well; write into a copy."
-                )
         return leaving
 
 
 def _identity(tensor: Tensor) -> Tensor:
     return tensor.view_as(tensor)
-
-
-def _versions(tree: Any) -> list[int]:
-    return [0 if tensor.is_inference() else times_written(tensor) for tensor in tensors(tree)]
 
 
 def register(root: nn.Module, name: str, module: nn.Module) -> None:
@@ -182,8 +167,7 @@ class PipelineModel(nn.Module):
         for place, module in modules.items():
             register(self, self._names[place], module)
         held = self._held()
-        groups = [group for theirs in pipeline.gather(tied) for group in theirs]
-        self.ties = tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(groups, list(held)))
+        self.ties = tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(tied, list(held)))
         equalise(self.ties, named_parameters(self), pipeline)
 
     @property

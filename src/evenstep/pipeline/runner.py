@@ -27,19 +27,12 @@ class Runner:
     Args:
         model: of several stages; None for a whole model.
         edges: between the stages of `model`.
-        deferral: of gradients of weights.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        model: PipelineModel | None = None,
-        edges: Edges | None = None,
-        deferral: Deferral | None = None,
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], model: PipelineModel | None = None, edges: Edges | None = None) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self.edges = edges
-        self._model, self._deferral = model, deferral
+        self._model = model
 
     def run(self, plan: Plan, step: PlanStep) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
@@ -80,8 +73,6 @@ class Runner:
     def _forget(self) -> None:
         for stage in self.stages.values():
             stage.forget()
-        if self._deferral is not None:
-            self._deferral.end()
         if self.edges is not None:
             self.edges.forget()
 
@@ -97,11 +88,9 @@ class Runner:
             mesh.world.fail(f"{where}: {clause(error)}")
 
 
-def build_runner(
-    model: PipelineModel, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
-) -> Runner:
-    """The runner of this rank's stages; layers with a custom backward may share `deferral`."""
-    deferral = deferral or Deferral()
+def build_runner(model: PipelineModel, reducers: Reducers, device: torch.device) -> Runner:
+    """The runner of this rank's stages."""
+    deferral = Deferral()
     edges = Edges(model.layout, model.mesh.pipeline, device)
     if model.schedule.splits_backward:
         for module in model.stage_modules.values():
@@ -110,4 +99,4 @@ def build_runner(
     for index, module in model.stage_modules.items():
         wrapped, reducer = reducers.wrap(module)
         stages.append(Stage(wrapped, reducer, model=model, index=index, edges=edges, deferral=deferral))
-    return Runner(stages, model, edges, deferral)
+    return Runner(stages, model, edges)

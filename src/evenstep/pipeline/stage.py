@@ -16,7 +16,7 @@ from evenstep.errors import PlanError
 from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
-from evenstep.pipeline.deferred import Deferral, Work, accumulate
+from evenstep.pipeline.deferred import Deferral, Work
 from evenstep.pipeline.pipeline_model import PipelineModel, StageModule
 from evenstep.pipeline.wire import Address, Edges, detached, tensors
 
@@ -39,7 +39,7 @@ class PlanStep(Protocol):
         ...
 
     def done(self, microbatch: int) -> None:
-        """Called when this rank has computed all of a micro-batch."""
+        """This rank has computed all of a micro-batch."""
         ...
 
     def completed(self, microbatch: int) -> int | None:
@@ -119,7 +119,7 @@ class Stage:
         self.takes_batch = self.gives_loss or self.takes_inputs
         self._collect = reducer.collect if reducer.collects or type(reducer) is not Reducer else None
         self._edges = cast("Edges", edges)
-        self._deferral = deferral or Deferral()
+        self.deferral = deferral or Deferral()
         self._live: dict[int, _Activations] = {}
         self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}
         self.acts: Mapping[Op, Callable[[Action, PlanStep], None]] = {
@@ -141,6 +141,7 @@ class Stage:
         """Drop all activations, after a plan that has failed."""
         self._live.clear()
         self._waiting.clear()
+        self.deferral.end()
 
     def _forward(self, action: Action, step: PlanStep) -> None:
         microbatch = action.microbatch
@@ -178,16 +179,18 @@ class Stage:
 
     def _input_backward(self, action: Action, step: PlanStep) -> None:
         earlier = self._set_aside()
-        self._deferral.begin()
+        self.deferral.waiting = []
         self._go_back(action.microbatch, step)
-        self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
+        self._waiting[action.microbatch] = self.deferral.end(), self._set_aside()
         self._add(earlier)
 
     def _weight_backward(self, action: Action, step: PlanStep) -> None:
         earlier = self._set_aside()  # gradients of earlier micro-batches of the block
         waiting, gradients = self._waiting.pop(action.microbatch)
         self._add(gradients)
-        accumulate(waiting)
+        with torch.no_grad():
+            for work in waiting:
+                work()
         if earlier:
             gradients = self._set_aside()
             self._add(earlier)

@@ -95,6 +95,10 @@ class Wire:
         self.group = group
         self.by_device = device.type != "cpu"
         self._device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all messages and forms. All ranks do, when their connections are new."""
         self._sent_forms: dict[Edge, bytes] = {}
         self._known_forms: dict[Edge, Any] = {}
         self._largest: dict[Edge, int] = {}
@@ -107,17 +111,12 @@ class Wire:
         """A plan begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
         self._room = dict(self._largest)
 
-    def reset(self) -> None:
-        """Forget all messages and forms. All ranks do, when their connections are new."""
-        for known in (self._sent_forms, self._known_forms, self._largest, self._room, self._sending):
-            known.clear()
-        self._second_pieces.clear()
-
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`; tensors of hosts are copied."""
-        apart = self._tensors_apart(address)
-        parts = [_bytes_of(tensor, self._device if apart else _HOST) for tensor in tensors(tree)]
-        form = pickle.dumps(pytree.tree_map(_mark, tree))
+        apart = self.by_device and address.kind != "state"
+        dense = pytree.tree_map_only(Tensor, _dense, tree)
+        parts = [_bytes_of(tensor, self._device if apart else _HOST) for tensor in tensors(dense)]
+        form = pickle.dumps(pytree.tree_map_only(Tensor, _mark, dense))
         changed = form if self._sent_forms.get(address.edge) != form else b""
         self._sent_forms[address.edge] = form
         piece = _packed(address, changed, [] if apart else parts)
@@ -163,7 +162,7 @@ class Wire:
             self.group.begin_receive(body, rank, _SECOND)()
         if form_bytes:
             self._known_forms[address.edge] = pickle.loads(body[:form_bytes].numpy().tobytes())
-        apart = self._tensors_apart(address)
+        apart = self.by_device and address.kind != "state"
         waits: Waits = []
         begin = _aligned(form_bytes)
 
@@ -188,9 +187,6 @@ class Wire:
         if address.kind != "state":
             self._largest[address.edge] = max(self._largest.get(address.edge, 0), num_bytes)
         return num_bytes <= self._room.get(address.edge, 0)
-
-    def _tensors_apart(self, address: Address) -> bool:
-        return self.by_device and address.kind in ("output", "gradient")
 
 
 @final
@@ -266,31 +262,27 @@ def _received(action: Action) -> Address:
     return Address(kind, action.peer, action.stage, action.microbatch)
 
 
-def _mark(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return _Tensor(tuple(leaf.shape), _dense_strides(leaf), leaf.dtype, leaf.requires_grad)
-
-
-def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of a copy without gaps: those of the tensor where it has none."""
-    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
-
-
-def _bytes_of(tensor: Tensor, device: torch.device) -> Tensor:
+def _dense(tensor: Tensor) -> Tensor:
+    """The numbers without gaps."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    strides = _dense_strides(tensor)
-    dense = plain if plain.stride() == strides else plain.new_empty_strided(plain.shape, strides).copy_(plain)
-    return dense.to(device).as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    dense = plain if plain.is_contiguous() else torch.empty_like(plain).copy_(plain)
+    return dense.requires_grad_(tensor.requires_grad)
+
+
+def _mark(dense: Tensor) -> _Tensor:
+    return _Tensor(tuple(dense.shape), dense.stride(), dense.dtype, dense.requires_grad)
+
+
+def _bytes_of(dense: Tensor, device: torch.device) -> Tensor:
+    return dense.detach().to(device).as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _packed(address: Address, form: bytes, parts: Sequence[Tensor]) -> Tensor:
     parts = [torch.frombuffer(bytearray(form), dtype=torch.uint8), *parts] if form else parts
     num_bytes = sum(_aligned(part.numel()) for part in parts)
-    pieces = [torch.tensor([_checksum(address), len(form), num_bytes]).view(torch.uint8)]
-    for part in parts:
-        pieces += [pieces[0].new_empty(-pieces[-1].numel() % _ALIGNED), part]
-    return torch.cat([*pieces, pieces[0].new_empty(-pieces[-1].numel() % _ALIGNED)])
+    header = torch.tensor([_checksum(address), len(form), num_bytes]).view(torch.uint8)
+    filled = ((part, part.new_empty(-part.numel() % _ALIGNED)) for part in (header, *parts))
+    return torch.cat([piece for both in filled for piece in both])
 
 
 def _checksum(address: Address) -> int:

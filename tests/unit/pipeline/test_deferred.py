@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from evenstep.pipeline.deferred import Deferral, accumulate, prepare
+from evenstep.pipeline.deferred import Deferral, prepare
 
 
 class Block(nn.Module):
@@ -31,10 +31,12 @@ def gradients(model: nn.Module, x: Tensor, deferral: Deferral | None) -> list[Te
     for _ in range(2):
         output = model(x)
         if deferral is not None:
-            deferral.begin()
+            deferral.waiting = []
         output.backward(torch.ones_like(output))
         if deferral is not None:
-            accumulate(deferral.end())
+            with torch.no_grad():
+                for work in deferral.end():
+                    work()
     return [x.grad, *(parameter.grad for parameter in model.parameters())]
 
 

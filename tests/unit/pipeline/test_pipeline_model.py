@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
-from evenstep.pipeline import Layer, Layers, PipelineModel
+from evenstep.pipeline import Layers, PipelineModel
 from refused import refused
 
 
@@ -105,40 +105,3 @@ def test_unknown_and_unequal_ties_and_shared_modules_are_refused() -> None:
     shared = nn.Linear(2, 2)
     with pytest.raises(ArgumentError):
         PipelineModel([shared, nn.ReLU(), shared])
-
-
-class Inverted(nn.Module):
-    """Reads an inverted mask."""
-
-    def __init__(self, copies: bool) -> None:
-        super().__init__()
-        self.copies = copies
-
-    def forward(self, given: tuple[Tensor, Tensor]) -> Tensor:
-        x, mask = given
-        return x * (~mask if self.copies else mask.logical_not_())
-
-
-class Masked(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x > 1
-
-
-class Kept(nn.Module):
-    def forward(self, x: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
-        return x + given[0] * given[1]
-
-
-@pytest.mark.parametrize("grad", [torch.enable_grad, torch.no_grad])
-def test_what_a_later_stage_takes_may_not_be_changed_in_place_and_the_advice_works(grad: Any) -> None:
-    def output(copies: bool, *begins: str, **more: Any) -> Tensor:
-        last = Layer("last", Kept(), sources=("inverted", "masked"))
-        layers = [Layer("masked", Masked()), Layer("inverted", Inverted(copies)), last]
-        return PipelineModel(layers, stages_per_rank=len(begins) + 1, split_at=begins, **more)(torch.arange(3.0))
-
-    with grad():
-        with pytest.raises(TaskError):
-            output(False, "inverted", "last")
-        assert output(True, "inverted", "last").tolist() == [0.0, 1.0, 2.0]
-        written = [0.0, 2.0, 0.0]  # the last layer, too, reads the inverted mask, as without stages
-        assert output(False, "inverted").tolist() == output(False, "last").tolist() == written
