@@ -126,9 +126,7 @@ class Run:
                 data=data,
                 hooks=list(self.hooks()),
                 trainer=trainer,
-                updates=20,
                 lr_schedule=schedule,
-                clip_norm=1.0,
             )
 
         return Prover(open=open_subject, elsewhere=nowhere, updates=updates, **more)

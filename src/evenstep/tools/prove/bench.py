@@ -27,7 +27,7 @@ from evenstep.optim.schedules import Plateau
 from evenstep.parallel import Group
 from evenstep.tools.prove.run import Cut, Ended, RefusedError, Subject, Variant, run_once
 from evenstep.tools.prove.trace import Parts
-from evenstep.train import Coefficients, Task, Trainer
+from evenstep.train import Task, Trainer
 
 SAMPLES = 12  # of a global batch: cut in 1, 2, 4 and unevenly
 _SHARES: Mapping[Cut, tuple[int, int]] = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "ragged": (5, 12)}
@@ -43,7 +43,7 @@ _REDUCED: Mapping[str, object] = {
     "checkpoint.asynchronous": "false",
     "log.writers": "[]",
     "train.compile": "off",
-    "failures.max_rewinds": "none",
+    "failures": "none",
     "parallel": "none",
     "train.epochs": "none",
 }
@@ -131,10 +131,6 @@ class RunFileBench:
             "train.check_loss": str(variant.checks_loss).lower(),
             "train.updates": config.train.updates or _ENDLESS,
         }
-        if str(config.failures.non_finite).startswith("rewind"):
-            changed["failures.non_finite"] = "stop"
-        if str(config.failures.loss_spike).startswith("rewind"):
-            changed["failures.loss_spike"] = "report"
         groups = config.optimizer.groups.items()
         schedules = {f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in groups}
         for key, table in {"lr_schedule": config.lr_schedule, **schedules}.items():
@@ -186,15 +182,9 @@ def _cut(key: str, table: DataTable, cut: Cut, tokens: int) -> dict[str, object]
 
 
 def _subject(parts: RunParts, opened: OpenRun) -> Subject:
-    config = parts.config
-    train = config.train
-
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
-        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.tables)
+        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.plain())
 
-    coefficients: Mapping[str, float] | None = None
-    if train.combine is None and not isinstance(train.coefficients, Coefficients):
-        coefficients = {name: (train.coefficients or {}).get(name, 1.0) for name in config.tasks}
     return Subject(
         model=parts.model,
         tasks={"": parts.task} if isinstance(parts.task, Task) else parts.task,
@@ -202,8 +192,5 @@ def _subject(parts: RunParts, opened: OpenRun) -> Subject:
         data=parts.data,
         hooks=list(parts.hooks),
         trainer=trainer,
-        updates=train.updates,
-        coefficients=coefficients,
-        lr_schedule=build_lr_schedule(config),
-        clip_norm=train.clip_norm,
+        lr_schedule=build_lr_schedule(parts.config),
     )

@@ -35,7 +35,6 @@ def run(path: Path, settings: list[str], *, rows: str, updates: int, ranks: int,
         ranks=ranks,
         checks_loss=config.train.check_loss,
         workers=min(2, max(table.num_workers for table in config.sets.values())),
-        seed=config.seed,
     )
     every = prover.rows()
     wanted = [text.strip() for text in rows.split(",")]

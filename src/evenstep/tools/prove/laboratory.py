@@ -85,8 +85,4 @@ def widen_data(data: Data) -> None:
 def _widened(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
-    if is_container(value):
-        return rebuilt(value, _widened)
-    for name, inner in list(vars(value).items()) if hasattr(value, "__dict__") else []:
-        setattr(value, name, _widened(inner))
-    return value
+    return rebuilt(value, _widened) if is_container(value) else value

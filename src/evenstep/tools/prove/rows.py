@@ -17,7 +17,6 @@ from warnings import catch_warnings, simplefilter
 
 from evenstep.errors import EvenstepError, MissingExtraError, TaskError, clause
 from evenstep.pipeline import Layers
-from evenstep.tools.prove.plain import plain_loop, why_not_plain
 from evenstep.tools.prove.run import Cut, Ended, Open, RefusedError, Variant, run_once
 from evenstep.tools.prove.trace import difference, first_difference, norm
 
@@ -59,7 +58,6 @@ class Prover:
     ranks: int = 2
     checks_loss: bool = True
     workers: int = 0
-    seed: int = 42
 
     def __post_init__(self) -> None:
         self._inexact = ""
@@ -69,7 +67,6 @@ class Prover:
         """All rows by name, in their order: the quick ones first."""
         rows: dict[str, Callable[[], Verdict]] = {"loss": self._loss, "again": lambda: self._again}
         rows |= {f"cuts {cut}": partial(self._cut, cut) for cut in _CUTS}
-        rows["optimizer"] = self._optimizer
         if self.workers:
             rows[f"workers {self.workers}"] = lambda: self._same(self._here(Variant(workers=self.workers)))
         if self.updates > 1:
@@ -159,9 +156,9 @@ class Prover:
         note = f"{apart:.2g} of all movement apart"
         return replace(verdict, **_explained(note, name, self._causes(self._here(Variant()), way, exact=True)))
 
-    def _near(self, way: Way, reference: Variant, *, measure: str = "") -> Verdict:
+    def _near(self, way: Way, reference: Variant) -> Verdict:
         run, other, bound = way(updates=self.updates), self._ended(reference), _BOUND[self._still.wide]
-        measure = measure or ("gradient, update 1" if self._magnified else f"parameters, {self.updates} updates")
+        measure = "gradient, update 1" if self._magnified else f"parameters, {self.updates} updates"
         if self._magnified and not run.gradient:
             return Verdict(measure=measure, note="gradients of shards and of stages can't be compared")
         if self._magnified:
@@ -208,21 +205,6 @@ class Prover:
 
     def _cut(self, cut: Cut) -> Verdict:
         return self._near(self._here(replace(self._still, cut=cut)), replace(self._still, cut="1"))
-
-    def _optimizer(self) -> Verdict:
-        measure = "plain PyTorch loop"
-        if not self._still.wide:
-            return Verdict(measure=measure, note=self._inexact)
-        with self.open(self._still) as subject:
-            if why := why_not_plain(subject):
-                return Verdict(measure=measure, note=why)
-
-        def by_hand(*, updates: int, **_: Any) -> Ended:
-            with self.open(self._still) as subject:
-                return plain_loop(subject, updates=updates, seed=self.seed)
-
-        # hooks may change rates or gradients
-        return self._near(by_hand, replace(self._still, own_hooks=False), measure=measure)
 
     def _replicated(self, strategy: str) -> Verdict:
         return self._same(partial(self.elsewhere, Variant(strategy=strategy, ranks=self.ranks)))

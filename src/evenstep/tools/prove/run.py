@@ -49,19 +49,13 @@ class Variant:
     ranks: int = 1
     pipeline: int = 1
     checks_loss: bool = False
-    own_hooks: bool = True
     workers: int = 0
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Objects of a variant before training.
-
-    Args:
-        tasks: by name; "" in a run with one.
-        coefficients: λ of each task; None where they are learned, or gradients are combined in another way.
-    """
+    """Objects of a variant before training; the name of a run's only task is ""."""
 
     model: nn.Module
     tasks: Mapping[str, Task]
@@ -69,10 +63,7 @@ class Subject:
     data: Data
     hooks: Sequence[Hook]
     trainer: Callable[[Data, Sequence[Hook], Path | None], Trainer]
-    updates: int | None
-    coefficients: Mapping[str, float] | None = field(default_factory=dict[str, float])
     lr_schedule: LrSchedule | None = None
-    clip_norm: float | None = None
 
     def widen(self) -> None:
         """Put the model, its data, and the state that its optimizer already has, into float64."""
@@ -266,8 +257,7 @@ def run_once(
         if variant.wide:
             subject.widen()
         observer = Observer(subject, variant, updates=updates, kill_at=kill_at, traces=traces, began=began)
-        hooks = [*(subject.hooks if variant.own_hooks else ()), observer]
-        trainer = subject.trainer(subject.data, hooks, folder)
+        trainer = subject.trainer(subject.data, [*subject.hooks, observer], folder)
         with closing(subject.data), wide_defaults(wide=variant.wide):
             begin = _tensors(trainer.state_dict()["model"])
             if folder is not None:
