@@ -77,8 +77,6 @@ class Training:
     norm_statistics: NormStatistics = "shared"
     """Running statistics of BatchNorm and similar layers: `shared` are updated by every micro-batch of any task;
     `frozen` are not updated, and are used in training as well."""
-    channels_last: bool = False
-    """Convert the model and its images to the channels-last memory format, for faster convolutions."""
     check_loss: bool = True
     """Before the first update, compare the loss of one micro-batch with the sum over its halves. Use false for a loss
     that compares the samples of a micro-batch with each other; such a micro-batch is not cut when memory runs out,

@@ -97,7 +97,7 @@ def held_bytes(one: Trainer) -> int:
             return local.numel() * local.element_size()
         return sum(map(of, tree.values())) if isinstance(tree, dict) else 0
 
-    average = one.engine.parts.saved.average
+    average = one.engine.parts.average
     averaged = {} if average is None else dict(average.state_dict())
     state = dict(enumerate(dict(each) for each in one.optimizer.state.values()))
     return of({"model": dict(one.model.state_dict()), "average": averaged, "optimizer": state})

@@ -23,6 +23,7 @@ def of_strides(model: str, strategy: str, fused: bool, folder: str = "", stop: i
     net: nn.Module
     if model == "images":
         net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Conv2d(5, 4, 2), nn.Flatten(), nn.Linear(4, 1))
+        net.to(memory_format=torch.channels_last)
     else:
         net = nn.Sequential(nn.Flatten(), nn.Linear(48, 5), nn.Tanh(), nn.Linear(5, 1))
         net[1].weight = nn.Parameter(torch.randn(48, 5).t() / 7)
@@ -36,7 +37,7 @@ def of_strides(model: str, strategy: str, fused: bool, folder: str = "", stop: i
         device="cpu",
         strategy=strategy_named(strategy, group_of_ranks()),
         folder=folder or None,
-        train=evenstep.Training(channels_last=model == "images", clip_norm=0.1),
+        train=evenstep.Training(clip_norm=0.1),
         log=evenstep.Logging(writers=()),
     )
     if folder:

@@ -169,7 +169,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lr_schedule, its end": ({"lr_schedule": "linear"}, {"lr_schedule": {"kind": "linear", "end_factor": 0.5}}),
     "train.clip_norm": ({}, {"train": Training(clip_norm=1.0)}),
     "train.norm_statistics": ({}, {"train": Training(norm_statistics="frozen")}),
-    "train.channels_last": ({}, {"train": Training(channels_last=True)}),
     "train.coefficients": (
         {"train": Training(coefficients={"a": 0.5})},
         {"train": Training(coefficients={"a": 0.25})},

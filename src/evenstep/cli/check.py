@@ -172,13 +172,13 @@ def footprint(engine: Engine) -> dict[str, int]:
 
     Gradients are those at their sum; "blocks" are the most partial sums of them in the last update.
     """
-    state = engine.parts.saved
-    parameters, formats = named_parameters(state.model), state.averaged_as
+    parts, layout = engine.parts, engine.reducers.layout
+    parameters, formats = named_parameters(engine.model), parts.averaged_as
     trained = [one for one in parameters.values() if one.requires_grad]
-    held = [one.numel() if state.layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed
+    held = [one.numel() if layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed
     gradients = sum(count * gradient_format(one).itemsize for count, one in zip(held, trained, strict=True))
     moments: list[Tensor] = []
-    for of_parameter in state.optimizer.state.values():  # counts of steps are 0-dim
+    for of_parameter in parts.optimizer.state.values():  # counts of steps are 0-dim
         mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
 
     def size(tensors: Iterable[Tensor]) -> int:
@@ -186,9 +186,9 @@ def footprint(engine: Engine) -> dict[str, int]:
 
     return {
         "model": size(one for name, one in parameters.items() if name not in formats),
-        "masters": size([*state.stepper.masters.values(), *(parameters[name] for name in formats)]),
+        "masters": size([*parts.stepper.masters.values(), *(parameters[name] for name in formats)]),
         "gradients": gradients,
         "blocks": gradients * engine.reducers.further_sets,
         "optimizer": size(moments),
-        "average": 0 if state.average is None else size(state.average.state_dict()[name] for name in parameters),
+        "average": 0 if parts.average is None else size(parts.average.state_dict()[name] for name in parameters),
     }

@@ -34,8 +34,7 @@ from evenstep.pipeline import Layers, PipelineModel
 from evenstep.tensors import TASK_PARAMETERS, load_state, named_parameters
 from evenstep.train import LoadedWeights, Task, Trainer
 from evenstep.train.state.loading import load_weights
-from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of
-from evenstep.train.state.train_state import parameter_names
+from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of, parameter_names
 from evenstep.train.tasks.tasks import attach_modules
 from evenstep.train.update.context import build_transfer
 

@@ -14,7 +14,7 @@ from evenstep.internals import local_tensor
 from evenstep.keys import key
 from evenstep.optim.schedules import AnySchedule
 from evenstep.schema import NonNegative, Positive
-from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, TaskWeights, check_tasks
+from evenstep.train.tasks.weighting import Coefficients, Combine, TaskWeights, check_tasks
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.outcome import Passes
@@ -189,7 +189,10 @@ class Uncertainty(Coefficients):
     2.0
     """
 
+    are_learned = True
+
     def __init__(self, *, regression: Sequence[str] = ()) -> None:
+        super().__init__()
         self._regression = frozenset(regression)
         self._log_variances = nn.Identity()
 
@@ -221,9 +224,8 @@ class Scheduled(Coefficients):
     [0.5, 1.0, 2.0, 2.0]
     """
 
-    are_learned = False
-
     def __init__(self, schedules: Mapping[str, AnySchedule], *, values: Mapping[str, Positive] | None = None) -> None:
+        super().__init__(values)
         self._schedules = dict(schedules)
         for name, schedule in self._schedules.items():
             if schedule.needs:
@@ -231,12 +233,11 @@ class Scheduled(Coefficients):
                     f"`schedules` of task `{name}` must depend on the number of the update only, but "
                     f"{type(schedule).__name__} follows {', '.join(schedule.needs)}, which only learning rates do."
                 )
-        self._numbers = Fixed(values)
         self._updates: int | None = None
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(self._schedules, tasks)
-        return self._numbers.build(tasks)
+        return super().build(tasks)
 
     def check(self, updates: int | None) -> None:
         for schedule in self._schedules.values():
@@ -245,7 +246,7 @@ class Scheduled(Coefficients):
 
     def value(self, task: str, update: int) -> float:
         schedule = self._schedules.get(task)
-        return self._numbers.value(task, update) * (1.0 if schedule is None else schedule(update, self._updates))
+        return super().value(task, update) * (1.0 if schedule is None else schedule(update, self._updates))
 
 
 @final

@@ -34,14 +34,14 @@ class ShardedTensorRef:
     owner: int
 
 
-def mapped(tree: Any, act: Callable[[Any], Any]) -> Any:
-    """The same dicts, lists and tuples, with `act(tensor)` in the place of each tensor or `ShardedTensorRef`."""
-    if isinstance(tree, Tensor | ShardedTensorRef):
+def mapped(tree: Any, act: Callable[[Any], Any], kinds: tuple[type, ...] = (Tensor, ShardedTensorRef)) -> Any:
+    """The same dicts, lists and tuples, with `act(leaf)` in the place of each object of `kinds`."""
+    if isinstance(tree, kinds):
         return act(tree)
     if isinstance(tree, dict):
-        return {key: mapped(value, act) for key, value in cast("dict[Any, Any]", tree).items()}
+        return {key: mapped(value, act, kinds) for key, value in cast("dict[Any, Any]", tree).items()}
     if type(tree) in (list, tuple):
-        return type(tree)(mapped(value, act) for value in tree)
+        return type(tree)(mapped(value, act, kinds) for value in tree)
     return tree
 
 

@@ -43,9 +43,6 @@ from evenstep.train.tasks.weighting import (
     Combine as Combine,
 )
 from evenstep.train.tasks.weighting import (
-    Fixed as Fixed,
-)
-from evenstep.train.tasks.weighting import (
     Separate as Separate,
 )
 from evenstep.train.tasks.weighting import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from evenstep.internals import local_tensor, unwrapped
 from evenstep.keys import branch, key_below
 from evenstep.lazy import load
 from evenstep.optim.apply import build_apply
+from evenstep.optim.ema import Average
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.optimizers import joined, parts_of, set_mode
 from evenstep.optim.rounded import RoundedStepper
@@ -63,15 +64,14 @@ from evenstep.train.forwards import build_teacher
 from evenstep.train.loss_check import LossCheck
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import Randomness, in_order, key_layers
-from evenstep.train.state.pipeline_state import StageState
+from evenstep.train.state.optimizer_state import parameter_names
 from evenstep.train.state.settings import plain, settings_of
-from evenstep.train.state.train_state import TrainState, parameter_names
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import attach_learned, attach_modules, named
-from evenstep.train.tasks.weighting import Coefficients, Combine, Fixed, Separate
+from evenstep.train.tasks.weighting import Coefficients, Combine, Separate
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.context import TrainContext, build_cast, build_transfer, channels_last
+from evenstep.train.update.context import TrainContext, build_cast, build_transfer
 from evenstep.train.update.execution import build_execution
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.update import Update
@@ -142,7 +142,7 @@ class Parts:
         compute: computes and applies one update.
         reads_at_once: True if the host knows at once that it was applied.
         teacher: output of the average; None where no task asks for it.
-        saved: tensors of the state.
+        averaged_as: formats of the average of parameters that have another format, by name.
 
     Raises:
         ArgumentError: an argument that can't be, or that does not go with another.
@@ -187,7 +187,7 @@ class Parts:
         if train.compile == "model":
             check_compiled(model, sharing)
         given = train.coefficients
-        self.coefficients = factors = given if isinstance(given, Coefficients) else Fixed(given)
+        self.coefficients = factors = given if isinstance(given, Coefficients) else Coefficients(given)
         self.combine = combine = _combine_of(train.combine, tasks)
         check_tasks(tasks, data, evaluations, learns=factors.are_learned or combine is not None, model=model)
         check_whole_model(tasks, train.ema, model, sharing)
@@ -207,7 +207,7 @@ class Parts:
     def kept(self) -> dict[str, object]:
         """Objects with state, by their names in messages; they belong to one run."""
         by_name = {
-            "coefficients": None if isinstance(self.coefficients, Fixed) else self.coefficients,
+            "coefficients": None if type(self.coefficients) is Coefficients else self.coefficients,
             "combine": self.combine,
             "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
             **self.policies.kept,
@@ -226,12 +226,9 @@ class Parts:
         """
         model, optimizer, train, tasks, precision = self.model, self.optimizer, self.train, self.tasks, self.precision
         attach_learned(model, optimizer, tuple(tasks), self.coefficients, self.combine)
-        frozen = [one for one in model.modules() if is_norm(one) and getattr(one, "running_mean", None) is not None]
         strategy = self.strategy if precision.format is None else self.strategy.gathering(precision.format)
         make_current(self.device)
         model.to(self.device)
-        if train.channels_last:
-            cast("Any", model).to(memory_format=torch.channels_last)
         names = parameter_names(model, optimizer)  # before the strategy divides them between ranks
         rounded = self._rounded(names)
         self.context = context = TrainContext(
@@ -243,11 +240,9 @@ class Parts:
             storage=self.storage,
             bus=bus,
             seed=self.seed,
-            reorder=channels_last if train.channels_last else None,
             cast_inputs=build_cast(precision.format),
             cast_outputs=build_cast(precision.output_format),
             coefficients=self.coefficients,
-            frozen_norms=tuple(frozen) if train.norm_statistics == "frozen" else (),
             cuts=SplitLimit(sums=train.check_loss),
             report=report,
         )
@@ -259,8 +254,10 @@ class Parts:
         check_shared(model, strategy)
         self.execution = build_execution(model, strategy, optimizer, self.device)
         recompute(model, self.recomputed)
+        self.stepper = self._stepper(rounded)  # rounds the parameters of the model
+        self.averaged_as = self._averaged_as(rounded)
         # after the strategy has made replicas equal: the average begins as a copy of the parameters
-        self.saved = self._saved(names, rounded)
+        self.average = None if train.ema is None else Average(train.ema, unwrapped(model), self.averaged_as)
         settle = train.settle_every_updates
         stepped = {name for group in names for name in group}
         by_name = named_parameters(model)
@@ -270,23 +267,24 @@ class Parts:
             context=context,
             execution=self.execution,
             apply=build_apply(
-                self.saved.stepper,
+                self.stepper,
                 clip_norm=train.clip_norm,
                 device=self.device,
                 defer=None if settle is None else settle > 1,
             ),
-            average=self.saved.average,
+            average=self.average,
             learning_rates=learning_rates,
             may_cut=self.may_cut,
-            trained=self.saved.trained,
+            trained=TrainedParameters(model, optimizer, names, self.execution.reducers, precision),
             combine=self.combine,
         )
         compute: Any = self.core if self.package is None else self.package.build(self)
         self.compute: Callable[[GlobalBatch, Progress], PendingUpdate] = compute
         self.reads_at_once: bool = compute.reads_at_once
-        self.teacher = build_teacher(context, model, self.saved.average)
+        self.teacher = build_teacher(context, model, self.average)
         pending = set(context.tasks) if train.check_loss else set[str]()
         self.check_loss = LossCheck(self.core, context, self.execution, pending)
+        self.prepare()
 
     def described(
         self, data: Data, sets: Mapping[str, Data], config: Mapping[str, Any] | None, **length: int | None
@@ -324,9 +322,9 @@ class Parts:
         """Put model, optimizer and normalisation layers into training mode."""
         training_mode.train(self.model)
         set_mode(self.optimizer, "train", self.execution.reducers.after_step)
-        for layer in self.context.frozen_norms:
-            layer.eval()
-        self.saved.flags.begin()
+        for layer in self.model.modules() if self.train.norm_statistics == "frozen" else ():
+            if is_norm(layer) and getattr(layer, "running_mean", None) is not None:
+                layer.eval()
 
     def stretch(self, updates: int | None) -> None:
         """Let schedules stretch over a run of so many updates; raises ArgumentError if one does not fit."""
@@ -348,26 +346,13 @@ class Parts:
         rounded = self.precision.convert(self.model, {id(by_name[name]) for name in held})
         return [name for name in held if id(by_name[name]) in rounded]
 
-    def _saved(self, names: list[list[str]], rounded: list[str]) -> TrainState:
-        model, precision, reducers = self.model, self.precision, self.execution.reducers
-        edges = self.execution.trainer.edges
-        stepper = self._stepper(rounded)  # rounds the parameters of the model
-        by_name = named_parameters(model)
-        averaged_as: dict[str, torch.dtype] = {}
-        if precision.format is not None:  # an average has the format that the model computes in, with every strategy
-            averaged_as = {name: precision.format for name in rounded if by_name[name].dtype != precision.format}
-        return TrainState(
-            model=unwrapped(model),
-            optimizer=self.optimizer,
-            names=names,
-            layout=reducers.layout,
-            ema=self.train.ema,
-            loss_scale=self.context.loss_scale,
-            stepper=stepper,
-            averaged_as=averaged_as,
-            trained=TrainedParameters(model, self.optimizer, names, reducers, precision),
-            stages=StageState(model, edges.wire) if isinstance(model, PipelineModel) and edges is not None else None,
-        )
+    def _averaged_as(self, rounded: Sequence[str]) -> dict[str, torch.dtype]:
+        format = self.precision.format
+        if format is None:
+            return {}
+        by_name = named_parameters(self.model)
+        # an average has the format that the model computes in, with every strategy
+        return {name: format for name in rounded if by_name[name].dtype != format}
 
     def _stepper(self, rounded: Sequence[str]) -> Stepper:
         model, optimizer, precision = self.model, self.optimizer, self.precision

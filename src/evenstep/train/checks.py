@@ -26,7 +26,7 @@ from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision, SixteenBits
 from evenstep.train.failures import Answer, Policies
-from evenstep.train.state.train_state import is_shared, parameter_names
+from evenstep.train.state.optimizer_state import parameter_names
 from evenstep.train.tasks.task import Task, evaluates_itself
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -166,7 +166,7 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
                 f"`optimizer` must step from one gradient, but {type(one).__name__} evaluates the loss in its step.",
                 field="optimizer",
             )
-    if not is_shared(model, strategy.layout):
+    if strategy.layout.divides == "nothing" and not in_stages(model):
         return
     shards = strategy.layout.divides == "elements"
     why = shard_refusal(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)

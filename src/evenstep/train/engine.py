@@ -125,7 +125,6 @@ class Engine:
         # on standard error, unless Python's `logging` is configured otherwise
         warn = logging.getLogger("evenstep").warning
         self._build(parts, updates=updates, bus=bus, report=lambda incident: warn(incident.message))
-        self.parts.prepare()
         mark_used(parts.kept)
 
     @classmethod
@@ -137,9 +136,9 @@ class Engine:
 
     def _build(self, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         from evenstep.train.agreement import check_ties
+        from evenstep.train.engine_state import EngineState
         from evenstep.train.evaluate import Evaluator
         from evenstep.train.ledger import Ledger
-        from evenstep.train.state.train_state import EngineState
 
         parts.build(updates=updates, bus=bus, report=report)
         self.parts = parts
@@ -147,7 +146,7 @@ class Engine:
         self.model, self.optimizer, self.storage, self.bus = parts.model, parts.optimizer, parts.storage, bus
         self.group, self.reducers, self.phases = execution.world, execution.reducers, context.phases
         self.ledger = Ledger(core=core, execution=execution, context=context)
-        self.state = EngineState(saved=parts.saved, ledger=self.ledger, context=context, settings=parts.settings)
+        self.state = EngineState(parts, self.ledger)
         self.evaluator = Evaluator(parts, self.ledger)
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), core.trained.names)

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from evenstep.data import Data, GlobalBatch
+from evenstep.data import Data, GlobalBatch, Microbatch
 from evenstep.data.tree import rebuilt
 from evenstep.errors import DataError, LostRankError
 from evenstep.events import Bus, EvaluateEvent, Record, Writers
@@ -21,7 +21,7 @@ from evenstep.internals import pytree
 from evenstep.optim.optimizers import evaluating
 from evenstep.train.build import Parts
 from evenstep.train.cut import SplitLimit
-from evenstep.train.forwards import Kept, Read, one_epoch, run_forwards
+from evenstep.train.forwards import Read, one_epoch, run_forwards
 from evenstep.train.ledger import Ledger
 from evenstep.train.progress import Prediction
 from evenstep.train.reporter import report_faults
@@ -135,7 +135,7 @@ class Evaluator:
     def _parameters(self, *, average: bool) -> Generator[None]:
         parts = self._parts
         parts.core.require_whole()
-        values = parts.saved.average if average else None
+        values = parts.average if average else None
         put_in = evaluating(parts.optimizer, parts.model.parameters(), parts.execution.reducers.after_step)
         with put_in, nullcontext() if values is None else values.swapped():
             yield
@@ -198,11 +198,12 @@ class Evaluator:
             undo = partial(storage.drop_after, storage.mark())
             for attempt in recovery.attempts(f"batch {number} of evaluation '{name}'", update, undo):
                 with attempt:
+                    method = "evaluate" if generates else "loss"
                     run_forwards(
                         execution,
                         context,
                         weights.work,
-                        Recording(context, weights, update, prefix, method="evaluate" if generates else "loss"),
+                        Recording(context, weights, update, prefix, method=method).take,
                         path=("evaluate", name, number),
                         kind=task,
                         update=update,
@@ -215,14 +216,21 @@ class Evaluator:
         execution, context = self._parts.execution, self._context.silently()
         for one in batch.microbatches:
             task_of(context.tasks, one)
-        kept = Kept(_prediction)
+        kept: list[tuple[Microbatch, Any]] = []
         for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
             work = tuple(one for one in batch.microbatches if one.task == name)
-            path = ("predict", batch.position.batch)
-            run_forwards(execution, context, work, kept, path=path, kind=f"predict {name}")
+            run_forwards(
+                execution,
+                context,
+                work,
+                lambda task, one, seen: kept.append((one, seen)),
+                see=_prediction,
+                path=("predict", batch.position.batch),
+                kind=f"predict {name}",
+            )
         return [
             (one.index, Prediction(output=output, samples=[int(sample) for sample in one.samples], task=one.task))
-            for one, output in kept.values
+            for one, output in kept
         ]
 
 

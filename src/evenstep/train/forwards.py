@@ -7,7 +7,7 @@ average after update u - 1, the same for every micro-batch, so the result does n
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import chain
-from typing import Any, TypeAlias, cast, final
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -22,10 +22,10 @@ from evenstep.parallel import Group
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import plain
-from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.task import loss_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep, Observer
+from evenstep.train.update.microbatch import MicrobatchStep, See, Take
 
 Read: TypeAlias = Callable[[ReadOptions], Iterator[GlobalBatch]]
 """Gives global batches, as `Data.batches` does."""
@@ -65,29 +65,18 @@ def run_forwards(
     execution: Execution,
     context: TrainContext,
     work: tuple[Microbatch, ...],
-    observer: Observer,
+    take: Take,
     *,
+    see: See = loss_of,
     path: tuple[int | str, ...],
     kind: str,
     update: int = 0,
     model: nn.Module | None = None,
 ) -> None:
     """Run micro-batches of one task forward; see `MicrobatchStep`, and `Execution.begin` for `kind`."""
-    with MicrobatchStep(context, work, observer, path=path, update=update, model=model) as step:
+    with MicrobatchStep(context, work, take, see=see, path=path, update=update, model=model) as step:
         execution.begin(step, kind=kind)
         execution.evaluator.run(execution.forwards(step.numbers), step)
-
-
-@final
-class Kept:
-    """Observer that keeps what a function gives for the outputs of micro-batches."""
-
-    def __init__(self, see: Callable[[Task, Any, Any], Any]) -> None:
-        self.see = see
-        self.values: list[tuple[Microbatch, Any]] = []
-
-    def take(self, task: Task, one: Microbatch, seen: Any) -> None:
-        self.values.append((one, seen))
 
 
 def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Callable[[Any], Any] | None:

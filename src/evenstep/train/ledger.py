@@ -89,7 +89,7 @@ class Ledger:
         """Before a pass over the data: nothing is pending, and buffers are as they are now."""
         self.core.require_whole()
         self._pending.clear()
-        self.core.rollback.follow()
+        self.core.rollback.buffers.restore(0.0)
 
     def abandon(self) -> None:
         """Roll back uncommitted updates after an error."""

@@ -19,8 +19,7 @@ from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.buffers import is_batch_norm
 from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import parts_of
-from evenstep.train.forwards import Kept, evaluating, run_forwards
-from evenstep.train.tasks.now import checking_losses
+from evenstep.train.forwards import evaluating, run_forwards
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
@@ -51,7 +50,10 @@ class LossCheck:
 
     Attributes:
         pending: names of the tasks that are not checked yet.
+        is_running: forwards of the check are run.
     """
+
+    is_running = False
 
     def __init__(self, core: Update, context: TrainContext, execution: Execution, pending: set[str]) -> None:
         self.pending = pending
@@ -83,21 +85,22 @@ class LossCheck:
         pieces = self._cut(task, microbatches)
         if not any(self._execution.group.gather(bool(pieces))):
             return ""
-        kept = Kept(lambda task, output, batch: (task.loss(output, batch), _is_narrow(output)))
+        kept: list[Any] = []  # losses, and whether outputs were of 16 bits
         with ExitStack() as around:
             around.enter_context(self._core.rollback.unchanged())
             around.enter_context(evaluating(self._core.model, self._context.device, self._context.tasks.values()))
-            around.enter_context(checking_losses())
+            around.callback(setattr, self, "is_running", False)
+            self.is_running = True
             around.enter_context(as_written())
             # torch's shortcut for attention gives outputs as long as the longest sequence of a piece
             around.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
             is_run = self._run(name, pieces, kept)
-        if not is_run or not pieces or len(kept.values) != len(pieces):
+        if not is_run or not pieces or len(kept) != len(pieces):
             return ""
-        values = [_value(task, loss, piece) for (_, (loss, _)), piece in zip(kept.values, pieces, strict=True)]
+        values = [_value(task, loss, piece) for (loss, _), piece in zip(kept, pieces, strict=True)]
         known = [value for value in values if value is not None and math.isfinite(value.loss)]
-        is_narrow = any(narrow for _, (_, narrow) in kept.values)
+        is_narrow = any(narrow for _, narrow in kept)
         return self._compare(task, pieces[0].index, known, is_narrow) if len(known) == len(pieces) else ""
 
     def _cut(self, task: Task, microbatches: Sequence[Microbatch]) -> list[Microbatch]:
@@ -112,7 +115,7 @@ class LossCheck:
             pass
         return []
 
-    def _run(self, name: str, pieces: Sequence[Microbatch], kept: Kept) -> bool:
+    def _run(self, name: str, pieces: Sequence[Microbatch], kept: list[Any]) -> bool:
         context, execution = self._context, self._execution
         together = execution.evaluates_together
 
@@ -120,7 +123,15 @@ class LossCheck:
             numbered = enumerate(pieces)
             work = tuple(replace(piece, index=n, part=(), data=copied(piece.data)) for n, piece in numbered)
             try:
-                run_forwards(execution, context.silently(), work, kept, path=("check",), kind=f"check {name}")
+                run_forwards(
+                    execution,
+                    context.silently(),
+                    work,
+                    lambda task, one, seen: kept.append(seen),
+                    see=lambda task, output, batch: (task.loss(output, batch), _is_narrow(output)),
+                    path=("check",),
+                    kind=f"check {name}",
+                )
             finally:
                 for stage in execution.evaluator.stages.values():
                     stage.forget()

@@ -1,13 +1,10 @@
 """Calls of a task and of hooks, in order, for an update and its micro-batches."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from evenstep import Hook, MapData, Mixture, Task, Trainer, Training
+from evenstep import Hook, MapData, Mixture, Trainer, Training
 from kit import Squares, data, engine_of, line, points, stacked, trainer_of
 
 MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_")))
@@ -126,32 +123,3 @@ def test_an_engine_tells_of_updates_and_evaluations() -> None:
     engine.evaluate(batch)
     asked = ["transform", "inputs", "postprocess", "loss"]
     assert task.told == ["before_update", *asked, "after_update", "before_evaluate", *asked, "after_evaluate"]
-
-
-class Pictures(Task):
-    """Notes in which order the model gets its images."""
-
-    def __init__(self) -> None:
-        self.orders: list[bool] = []
-
-    def transform(self, batch: Any) -> Any:
-        return [batch[0].flip(-1).contiguous(), batch[1]]
-
-    def inputs(self, batch: Any) -> Any:
-        self.orders.append(batch[0].is_contiguous(memory_format=torch.channels_last))
-        return batch[0]
-
-    def loss(self, output: Any, batch: Any) -> Any:
-        return (output.mean((1, 2, 3)) - batch[1]).square().sum()
-
-
-def test_channels_last_comes_after_transforms_and_survives_saving_and_resuming(tmp_path: Path) -> None:
-    some = MapData([(torch.randn(3, 4, 4), torch.tensor(1.0)) for _ in range(8)], global_batch_size=4)
-    for updates in (2, 4):
-        model, task = nn.Conv2d(3, 4, 3), Pictures()
-        train = Training(channels_last=True)
-        trainer = trainer_of(model, task=task, data=some, updates=updates, train=train, folder=tmp_path)
-        trainer.resume()
-        trainer.train()
-        assert len(task.orders) >= 2 and all(task.orders)
-        assert model.weight.is_contiguous(memory_format=torch.channels_last)

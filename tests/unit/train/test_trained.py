@@ -13,7 +13,7 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
 from evenstep.parallel import Ddp, Mesh, Single, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.agreement import check_ties
-from evenstep.train.state.train_state import parameter_names
+from evenstep.train.state.optimizer_state import parameter_names
 from kit import data, filled, trainer_of
 
 

@@ -141,7 +141,7 @@ class CompiledUpdate:
         if one.task in self._transforms:
             context.randomness.begin(context.device, branch_of(own, one.index, ()))
             batch = context.tasks[one.task].transform(batch)
-        return batch if context.reorder is None else context.reorder(batch)
+        return batch
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
         norm, aborted = outcome.norm, outcome.aborted
@@ -185,7 +185,7 @@ class CompiledUpdate:
         recording = Recording(silent, weights, self._number, "train/")
         factors = dict.fromkeys(weights.totals, 1.0)
         step = MicrobatchStep(
-            silent, tuple(work), recording, path=(self._number,), update=self._number, factors=factors
+            silent, tuple(work), recording.take, path=(self._number,), update=self._number, factors=factors
         )
         buffers = core.rollback.buffers
         with core.rollback.unchanged(), undisturbed(), torch.enable_grad(), step:

@@ -81,7 +81,7 @@ class ElasticRun:
     def _take(self, state: Tree) -> None:
         engine, before = self._loop.engine, max(self._update, 0)
         self._loop.checkpointer.state.load_state_dict(state)
-        engine.parts.core.rollback.follow()
+        engine.parts.core.rollback.buffers.restore(0.0)
         engine.parts.core.is_whole = self._is_whole = True
         history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
         missed = sorted((one for one in history if one.update > before), key=lambda one: one.update)

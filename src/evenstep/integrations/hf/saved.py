@@ -94,7 +94,7 @@ class SavePretrained(Hook):
         engine = self.trainer.engine
         if self._checkpoint == "best" and not any(isinstance(hook, Best) for hook in engine.bus.hooks):
             raise HookError(f"hook `{self.name}` needs `checkpoint.best`; set it.", field="checkpoint.best")
-        if self._options["average"] and engine.state.saved.ema is None:
+        if self._options["average"] and engine.parts.average is None:
             raise HookError(f"hook `{self.name}` writes the average, which needs `ema`; set it.", field="ema")
         run_folder(self)
 

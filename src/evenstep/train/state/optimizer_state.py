@@ -4,23 +4,38 @@
 is the `state_dict` of an optimizer that has its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.errors import CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.internals import unwrapped
 from evenstep.optim.low_bit import as_plain, from_plain, is_low_bit
 from evenstep.optim.optimizers import has_own_state_dict, parts_of
 from evenstep.parallel import mapped
-from evenstep.tensors import laid_out, parameters_in
+from evenstep.tensors import laid_out, named_parameters, parameters_in
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import how_to_reset
 
 _KERNEL_OPTIONS = {"foreach", "fused", "capturable", "differentiable", "param_names"}
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Parameter names of each group."""
+    names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ArgumentError(
+                    f"group {number} of the optimizer has a parameter of shape {list(parameter.shape)} that is not the "
+                    f"model's; build the optimizer from this model's `parameters()`, after all that replaces them.",
+                    field="optimizer",
+                )
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def options_of(optimizer: Optimizer) -> list[Tree]:
@@ -48,7 +63,7 @@ def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tr
     return {**tree, "beside": beside} if any(beside) else tree
 
 
-def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -> None:
+def check_optimizer(saved: Tree, optimizer: Optimizer, names: Sequence[Sequence[str]]) -> None:
     """Raise CheckpointError unless the saved state is of the same class and groups."""
     groups = [sorted(group["parameters"]) for group in saved["groups"]]
     own = _class_name(optimizer)

@@ -1,7 +1,7 @@
 """State of the stages on pipeline ranks: gathered for a checkpoint, and taken out of a whole state."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -14,84 +14,86 @@ from evenstep.train.randomness import in_order
 from evenstep.train.state import Tree
 
 T = TypeVar("T")
+_LEAVES = (Tensor, Shard)
 
 
-class StageState:
-    """State of the stages of one pipeline rank; `wire` sends it to the first."""
+def gathered(model: PipelineModel, wire: Wire, state: Tree) -> Tree:
+    """The whole state on the first rank of the first pipeline; this rank's own on the others.
 
-    def __init__(self, model: PipelineModel, wire: Wire) -> None:
-        self._model = model
-        self._wire = wire
-        self._pipeline = model.mesh.pipeline
-        self._aliases = model.aliases
+    Where tensors are cut over ranks, each rank gives its own, and an empty `Shard` for each tensor of another.
+    """
+    pipeline = model.mesh.pipeline
+    leaves: list[object] = []
+    mapped(state, leaves.append, _LEAVES)
+    if any(pipeline.gather(any(map(is_sharded, leaves)))):
+        states = pipeline.gather(mapped(state, once_per_tensor(outline), _LEAVES))
+        states[pipeline.rank] = state
+        return _merged(model, states)
+    if model.mesh.data.rank:
+        return state
+    if pipeline.rank:
+        wire.send(_address(pipeline.rank), state, 0)
+        wire.flush()
+        return state
+    return _merged(model, [state, *(wire.receive(_address(rank), rank) for rank in range(1, pipeline.ranks))])
 
-    def gathered(self, state: Tree) -> Tree:
-        """The whole state on the first rank of the first pipeline; this rank's own on the others.
 
-        Where tensors are cut over ranks, each rank gives its own, and an empty `Shard` for each tensor of another.
-        """
-        leaves: list[object] = []
-        _each_leaf(state, leaves.append)
-        if any(self._pipeline.gather(any(map(is_sharded, leaves)))):
-            states = self._pipeline.gather(_each_leaf(state, once_per_tensor(outline)))
-            states[self._pipeline.rank] = state
-            return self._merged(states)
-        if self._model.mesh.data.rank:
-            return state
-        if self._pipeline.rank:
-            self._wire.send(_address(self._pipeline.rank), state, 0)
-            self._wire.flush()
-            return state
-        others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
-        return self._merged([state, *others])
+def own_stages(model: PipelineModel, state: Tree) -> Tree:
+    """This rank's part of a whole state; all ranks of the pipeline call it together."""
+    mine = state_of(model)
+    known = {name for names in model.mesh.pipeline.gather(set(mine)) for name in names}
+    trained, aliases = list(named_parameters(model)), model.aliases
 
-    def own(self, state: Tree) -> Tree:
-        """This rank's part of a whole state."""
-        mine = state_of(self._model)
-        known = {name for names in self._pipeline.gather(set(mine)) for name in names}
-        trained = list(named_parameters(self._model))
-        averaged = [*trained, *named_buffers(self._model)]
-        own = {
-            **state,
-            "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
-            "ema": self._under(averaged, state["ema"]),
-            "trained": self._under(trained, state["trained"]),
-        }
-        if "optimizer" in state:
-            saved: Tree = state["optimizer"]
-            groups = [
-                {**group, "parameters": [n for n in trained if self._aliases.get(n, n) in set(group["parameters"])]}
-                for group in saved["groups"]
-            ]
-            # copies of a tied parameter must not share memory
-            states = {name: mapped(one, _copy) for name, one in self._under(trained, saved["state"]).items()}
-            own["optimizer"] = {**saved, "state": states, "groups": groups}
-        return own
-
-    def _under(self, names: Iterable[str], values: Mapping[str, T]) -> dict[str, T]:
-        stored = {name: self._aliases.get(name, name) for name in names}
+    def under(names: Iterable[str], values: Mapping[str, T]) -> dict[str, T]:
+        stored = {name: aliases.get(name, name) for name in names}
         return {name: values[one] for name, one in stored.items() if one in values}
 
-    def _merged(self, states: list[Tree]) -> Tree:
-        first = states[0]["optimizer"]
-        groups: list[Tree] = []
-        for same in zip(*(state["optimizer"]["groups"] for state in states), strict=True):
-            names = (name for group in same for name in group["parameters"])
-            groups.append({**same[0], "parameters": self._ordered(names)})
-        states_of = _union(state["optimizer"]["state"] for state in states)
-        averages = _union(state["ema"] for state in states)
-        values = _union(state["model"] for state in states)
-        return {
-            **states[0],
-            "model": {name: values[name] for name in in_order(self._model, values)},
-            "optimizer": {**first, "state": {n: states_of[n] for n in self._ordered(states_of)}, "groups": groups},
-            "ema": {name: averages[name] for name in self._ordered(averages)},
-            "trained": _union(state["trained"] for state in states),
-            "training": _union(state["training"] for state in states),
-        }
+    own = {
+        **state,
+        "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
+        "ema": under([*trained, *named_buffers(model)], state["ema"]),
+        "trained": under(trained, state["trained"]),
+    }
+    if "optimizer" in state:
+        saved: Tree = state["optimizer"]
+        groups = [
+            {**group, "parameters": list(under(trained, dict.fromkeys(group["parameters"])))}
+            for group in saved["groups"]
+        ]
+        # copies of a tied parameter must not share memory
+        states = {name: mapped(one, _copy) for name, one in under(trained, saved["state"]).items()}
+        own["optimizer"] = {**saved, "state": states, "groups": groups}
+    return own
 
-    def _ordered(self, names: Iterable[str]) -> list[str]:
-        return in_order(self._model, [name for name in names if name not in self._aliases])
+
+def _merged(model: PipelineModel, states: list[Tree]) -> Tree:
+    aliases = model.aliases
+
+    def ordered(names: Iterable[str]) -> list[str]:
+        return in_order(model, [name for name in names if name not in aliases])
+
+    def union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+        return {name: value for part in parts for name, value in part.items()}
+
+    groups: list[Tree] = []
+    for same in zip(*(state["optimizer"]["groups"] for state in states), strict=True):
+        names = (name for group in same for name in group["parameters"])
+        groups.append({**same[0], "parameters": ordered(names)})
+    states_of = union(state["optimizer"]["state"] for state in states)
+    averages = union(state["ema"] for state in states)
+    values = union(state["model"] for state in states)
+    return {
+        **states[0],
+        "model": {name: values[name] for name in in_order(model, values)},
+        "optimizer": {
+            **states[0]["optimizer"],
+            "state": {name: states_of[name] for name in ordered(states_of)},
+            "groups": groups,
+        },
+        "ema": {name: averages[name] for name in ordered(averages)},
+        "trained": union(state["trained"] for state in states),
+        "training": union(state["training"] for state in states),
+    }
 
 
 def once_per_tensor(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -110,20 +112,8 @@ def once_per_tensor(act: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return once
 
 
-def _each_leaf(tree: Any, act: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, dict):
-        return {key: _each_leaf(value, act) for key, value in cast("Tree", tree).items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_each_leaf(value, act) for value in tree)
-    return act(tree) if isinstance(tree, Tensor | Shard) else tree
-
-
 def _address(rank: int) -> Address:
     return Address("state", rank, 0, 0)
-
-
-def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return {name: value for part in parts for name, value in part.items()}
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any, final
 
@@ -13,7 +12,6 @@ from evenstep.events import Event, Hook
 NOW = "_now"
 _EVENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
 _dummies = 0  # that run; a plain number, as backwards may run in threads of torch's
-_IN_LOSS_CHECK: ContextVar[bool] = ContextVar("in the loss check", default=False)
 
 
 @final
@@ -45,7 +43,7 @@ class Now:
     @property
     def is_evaluating(self) -> bool:
         """True in evaluations and predictions, but not in the loss check."""
-        return not (self.is_training or _IN_LOSS_CHECK.get())
+        return not (self.is_training or self._engine.parts.check_loss.is_running)
 
     @property
     def update(self) -> int:
@@ -62,16 +60,6 @@ class Now:
         if teacher is None:
             raise TaskError("`now.teacher` needs `uses_average = True` in the class of the task.", field="uses_average")
         return teacher(inputs)
-
-
-@contextmanager
-def checking_losses() -> Generator[None]:
-    """Inside, `Now.is_evaluating` is False."""
-    token = _IN_LOSS_CHECK.set(True)
-    try:
-        yield
-    finally:
-        _IN_LOSS_CHECK.reset(token)
 
 
 def is_dummy_pass() -> bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.internals import share_contents, unwrapped
+from evenstep.internals import children_of, share_contents, unwrapped
 from evenstep.options import RESERVED, check_names
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import LEARNED, TASK_PARAMETERS
@@ -71,10 +71,6 @@ def _keep_wide(module: nn.Module) -> None:
         part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of its forward
 
 
-class TaskModules(nn.Identity):
-    """Holds modules of tasks; harmless in an `nn.Sequential`, which runs all of its parts."""
-
-
 def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection[int] | None = None) -> None:
     """Make modules and parameters of tasks a part of the model, which trains, averages, moves and saves them.
 
@@ -88,10 +84,10 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
         ArgumentError: a module that the optimizer holds in part, or a parameter of a task beside a model in stages.
     """
     whole = unwrapped(model)
-    if isinstance(getattr(whole, TASK_PARAMETERS, None), TaskModules):
+    if TASK_PARAMETERS in children_of(whole):
         delattr(whole, TASK_PARAMETERS)
     own = {id(one) for one in (*whole.parameters(), *whole.buffers())}
-    everything = TaskModules()
+    everything: nn.Module = nn.Identity()  # harmless in an `nn.Sequential`, which runs all of its parts
     for name, task in tasks.items():
         part = _part_of(task, own, held)
         if [*part.parameters(), *part.buffers()]:
@@ -116,8 +112,8 @@ def attach_modules(model: nn.Module, tasks: Mapping[str, Task], held: Collection
         whole.add_module(TASK_PARAMETERS, everything)
 
 
-def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> TaskModules:
-    part = TaskModules()
+def _part_of(task: Task, own: Collection[int], held: Collection[int] | None) -> nn.Module:
+    part = nn.Identity()
     vars(task).pop(IN_MODEL, None)
     if isinstance(task, nn.Module):
         if _is_taken(task, type(task).__name__, own, held):

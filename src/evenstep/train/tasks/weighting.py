@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, final
 
 from torch import Tensor, nn
@@ -10,17 +11,27 @@ from evenstep.arguments import advice, require_number
 from evenstep.errors import ArgumentError
 
 
-class Coefficients(ABC):
-    """The λ_t of the tasks: a number that the gradient of a loss is multiplied by, or a learned function of the loss.
+class Coefficients:
+    """The λ_t of the tasks: one number for each, finite and above 0; 1 where none is given.
 
     Attributes:
-        are_learned: True if `weighted` adds parameters to the loss; else `value` gives plain numbers.
+        are_learned: True if `weighted` adds parameters to the loss; `value` then gives 1.
+
+    >>> Coefficients({"box": 0.5}).value("box", 1), Coefficients().value("class", 1)
+    (0.5, 1.0)
     """
 
-    are_learned: bool = True
+    are_learned: bool = False
+    _values: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        self._values = dict(values or {})
+        for name, value in self._values.items():
+            require_number(f"coefficients[{name!r}]", value, "(0, inf)")
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         """Get ready for the tasks of a run; gives the module whose parameters are learned, if there is one."""
+        check_tasks(self._values, tasks)
         return None
 
     def check(self, updates: int | None) -> None:
@@ -28,7 +39,7 @@ class Coefficients(ABC):
 
     def value(self, task: str, update: int) -> float:
         """The number that the gradient of the task's loss is multiplied by in `update`."""
-        return 1.0
+        return float(self._values.get(task, 1.0))
 
     def weighted(self, task: str, loss: Tensor, share: float | Tensor) -> Tensor:
         """The summed loss of a micro-batch of weight `share` with its learned coefficient."""
@@ -43,29 +54,6 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
                 f"`coefficients` names task `{name}`, which the run has not; {advice(name, tasks)}",
                 field="coefficients",
             )
-
-
-@final
-class Fixed(Coefficients):
-    """One number for each task, finite and above 0; 1 where none is given.
-
-    >>> Fixed({"box": 0.5}).value("box", 1), Fixed().value("class", 1)
-    (0.5, 1.0)
-    """
-
-    are_learned = False
-
-    def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self._values = dict(values or {})
-        for name, value in self._values.items():
-            require_number(f"coefficients[{name!r}]", value, "(0, inf)")
-
-    def build(self, tasks: Sequence[str]) -> nn.Module | None:
-        check_tasks(self._values, tasks)
-        return None
-
-    def value(self, task: str, update: int) -> float:
-        return float(self._values.get(task, 1.0))
 
 
 class TaskWeights(NamedTuple):

@@ -5,17 +5,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from evenstep.data.tree import is_container, rebuilt
 from evenstep.events import Bus, Incident, Storage
-from evenstep.internals import pytree
 from evenstep.precision import LossScale, Precision
 from evenstep.train.cut import SplitLimit
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.weighting import Coefficients, Fixed
+from evenstep.train.tasks.weighting import Coefficients
 from evenstep.train.timing import Phases
 
 Change: TypeAlias = Callable[[Any], Any]
@@ -33,9 +32,7 @@ class TrainContext:
     Args:
         tasks: by name; "" is that of a run with one task without a name.
         transfer: moves a batch to the device; None, here and below, where there is nothing to do.
-        reorder: puts a transformed batch into the model's memory format.
         cast_inputs, cast_outputs: change the number format of what goes into the model, and of what it gives.
-        frozen_norms: normalisation layers that stay in evaluation mode.
         seeds: the last factors of backwards, as tensors, which the next ones mostly share.
         cuts: largest micro-batch that fits into this rank's memory.
         report: takes incidents, such as lack of memory.
@@ -48,12 +45,10 @@ class TrainContext:
     storage: Storage
     bus: Bus
     seed: int
-    reorder: Change | None = None
     cast_inputs: Change | None = None
     cast_outputs: Change | None = None
-    coefficients: Coefficients = field(default_factory=Fixed)
+    coefficients: Coefficients = field(default_factory=Coefficients)
     loss_scale: LossScale = field(default_factory=LossScale)
-    frozen_norms: tuple[nn.Module, ...] = ()
     randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
@@ -104,13 +99,3 @@ def build_cast(format: torch.dtype | None) -> Change | None:
         return rebuilt(item, cast_all) if is_container(item) else item
 
     return cast_all
-
-
-def channels_last(batch: object) -> object:
-    """The same batch with every 4-dim floating-point tensor `[N, C, H, W]` in channels-last order."""
-
-    def reorder(tensor: Tensor) -> Tensor:
-        is_images = tensor.ndim == 4 and tensor.is_floating_point()
-        return tensor.contiguous(memory_format=torch.channels_last) if is_images else tensor
-
-    return pytree.tree_map_only(Tensor, reorder, batch)

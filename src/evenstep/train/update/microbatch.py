@@ -1,10 +1,10 @@
 """One set of micro-batches on its way through the stages of a model."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +25,10 @@ from evenstep.train.update.context import TrainContext
 
 _NOTHING: Mapping[str, Any] = {}
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
-
-
-class Observer(Protocol):
-    """Takes outputs of the model, on the last stage."""
-
-    def see(self, task: Task, output: Any, batch: Any, /) -> Any:
-        """Compute something from an output, in the number formats of the forward; mostly the task's loss."""
-        ...
-
-    def take(self, task: Task, one: Microbatch, seen: Any) -> Tensor | None:
-        """Record what `see` gave for a micro-batch, or a piece of one; gives the loss to go back from, or None."""
-        ...
+See: TypeAlias = Callable[[Task, Any, Any], Any]
+"""Computes something from the model's output for a batch, in the number formats of the forward."""
+Take: TypeAlias = Callable[[Task, Microbatch, Any], Tensor | None]
+"""Records the result of a `See` for a micro-batch, or a piece of one; gives the loss to go back from, or None."""
 
 
 @final
@@ -45,6 +37,7 @@ class MicrobatchStep:
 
     Args:
         work: this rank's micro-batches.
+        take: called on the last stage, with the result of `see`.
         path: the key of the randomness, to which the micro-batch's number is added.
         update: number of the update, for events.
         factors: of the gradient of each task's loss.
@@ -61,8 +54,9 @@ class MicrobatchStep:
         self,
         context: TrainContext,
         work: tuple[Microbatch, ...],
-        observer: Observer,
+        take: Take,
         *,
+        see: See = loss_of,
         path: tuple[int | str, ...],
         update: int = 0,
         factors: Mapping[str, float] | None = None,
@@ -74,7 +68,7 @@ class MicrobatchStep:
         self.model = model
         self.is_dummy = is_dummy
         self.acted = context.phases.acted
-        self._observer = observer
+        self._see, self._take = see, take
         self._update = update
         self._factors = factors or {}
         self._branch = branch(context.seed, *path)
@@ -100,7 +94,7 @@ class MicrobatchStep:
         return tuple(self.pieces)
 
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
-        """Apply a stage; where it gives the output of the model, give that to the observer."""
+        """Apply a stage; where it gives the output of the model, take the loss of that."""
         context = self.context
         one = self.pieces[microbatch]
         task = context.tasks[one.task]
@@ -115,7 +109,7 @@ class MicrobatchStep:
         if self.model is not None:
             with context.precision.forward(context.device), lent(self.model, context) as whole, heard:
                 found = task.evaluate(whole, batch)
-            return {}, self._observer.take(task, one, found)
+            return {}, self._take(task, one, found)
         with context.precision.forward(context.device):
             with heard:
                 inputs = context.inputs(task, batch) if stage.takes_inputs else None
@@ -130,8 +124,8 @@ class MicrobatchStep:
                     context.randomness.seed_layer(LOSS)
                 (output,) = outputs.values()
                 seen["output"] = output = context.output(task, output, batch)
-            found = self._observer.see(task, output, batch)
-        total = self._observer.take(task, one, found)
+            found = self._see(task, output, batch)
+        total = self._take(task, one, found)
         if microbatch in self._open:
             seen["loss"] = None if total is None else total.detach()
         return {}, total
@@ -145,8 +139,7 @@ class MicrobatchStep:
         context.randomness.begin(context.device, branch_of(self._branch, one.index, one.part))
         if not stage.takes_batch:
             return None
-        batch = task.transform(batch)
-        return batch if context.reorder is None else context.reorder(batch)
+        return task.transform(batch)
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
@@ -202,22 +195,23 @@ def dummy_step(context: TrainContext, piece: Microbatch) -> Generator[Microbatch
     """One micro-batch or piece that counts nowhere: other ranks need its collectives beside theirs."""
     one = replace(piece, index=0, part=())
     factors = {one.task: 0.0}
-    step = MicrobatchStep(context.silently(), (one,), _NoLoss(), path=("unseen",), factors=factors, is_dummy=True)
+    step = MicrobatchStep(
+        context.silently(), (one,), _trained, see=_summed, path=("unseen",), factors=factors, is_dummy=True
+    )
     with dummy_pass(), step:
         yield step
 
 
-class _NoLoss:
-    """Observer of dummy passes: goes back from all outputs, and calls no loss unless they hide their tensors."""
+def _summed(task: Task, output: Any, batch: Any) -> Any:
+    """Something to go back from through all outputs; no loss is called unless they hide their tensors."""
+    if not torch.is_grad_enabled():
+        return None
+    trained = [one.sum(dtype=torch.float32) for one in tensors_in(output) if one.requires_grad]
+    return sum(trained[1:], trained[0]) if trained else loss_of(task, output, batch)
 
-    def see(self, task: Task, output: Any, batch: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return None
-        trained = [one.sum(dtype=torch.float32) for one in tensors_in(output) if one.requires_grad]
-        return sum(trained[1:], trained[0]) if trained else loss_of(task, output, batch)
 
-    def take(self, task: Task, one: Microbatch, seen: Any) -> Tensor | None:
-        return seen.sum if isinstance(seen, Loss) else seen
+def _trained(task: Task, one: Microbatch, seen: Any) -> Tensor | None:
+    return seen.sum if isinstance(seen, Loss) else seen
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
 from evenstep.train.tasks.metrics import LaterMetrics, check_names, no_pair, observations
-from evenstep.train.tasks.task import Loss, Task, loss_of, weight_of
+from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.context import TrainContext
 from evenstep.train.update.weigh import Weights
 
@@ -42,10 +42,6 @@ class Recording:
         self._prefix = prefix
         self._method = method
         self._late: dict[int, tuple[str, Tensor | float]] = {}  # losses that wait for Σw, with the names of their tasks
-
-    def see(self, task: Task, output: Any, batch: Any) -> Any:
-        """The task's loss of an output."""
-        return loss_of(task, output, batch)
 
     def take(self, task: Task, one: Microbatch, seen: Any) -> Tensor | None:
         """Check and record the loss of a micro-batch, or of a piece of one; gives the sum to go back from."""

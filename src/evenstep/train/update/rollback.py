@@ -144,27 +144,20 @@ class Rollback:
         ]
         self._states: dict[int, list[dict[str, Any]]] = {}  # of tasks, before each update whose verdict is not known
         self._update = 0
-        self._batch: GlobalBatch | None = None
-        self._batch_versions: list[int] = []
-        self._parameter_versions: list[int] = []
-        self._num_begun = 0
+        self._checks_left = _CHECKED
+        self._written_before: list[tuple[str, Tensor, int]] = []  # tensors that passes must not write to
         self.is_unjudged = False
 
     def begin(self, update: int, batch: GlobalBatch) -> None:
         """Begin an update, perhaps again: changes that the user made to buffers since the last one stay."""
         self._update = update
-        if batch is self._batch:
-            self._check_batch()
-        else:
-            self._batch = batch
-            self._num_begun += 1
-        if self._num_begun <= _CHECKED:
-            self._batch_versions = _versions_in(batch)
-            self._parameter_versions = [*map(_version_of, self._parameters.values())]
-        self.follow()
-
-    def follow(self) -> None:
-        """Take buffers as they are now."""
+        if self._checks_left:
+            self._checks_left -= 1
+            tensors = [("", one) for part in batch.microbatches for one in tensors_in(part.data)]
+            every = [*tensors, *self._parameters.items()]
+            self._written_before = [(name, one, _version_of(one)) for name, one in every]
+        elif self._written_before:
+            self._written_before = []
         self.buffers.restore(0.0)
 
     def begin_passes(self) -> Callable[[], None]:
@@ -176,16 +169,20 @@ class Rollback:
 
     def check_writes(self) -> None:
         """Raise TaskError where the passes of one of the first updates wrote to a parameter or to the batch."""
-        self._check_batch()
-        if self._num_begun > _CHECKED:
-            return
-        for (name, parameter), before in zip(self._parameters.items(), self._parameter_versions, strict=True):
-            if _version_of(parameter) != before:
+        for name, one, before in self._written_before:
+            if _version_of(one) == before:
+                continue
+            if name:
                 raise TaskError(
                     f"the forward of update {self._update} has written to the parameter `{name}`, which no roll-back "
                     f"restores. Compute with a changed copy, or change it once per update in `after_update`.",
                     field=name,
                 )
+            raise TaskError(
+                f"the task has written into its batch in update {self._update}, so the update can't be done again. "
+                f"Write into a copy (`x = x / 255` for `x.div_(255)`).",
+                field="batch",
+            )
 
     def judge(self, aborted: Tensor | float) -> None:
         """Roll back where `aborted` is 1, else keep the changes; a tensor decides on its device."""
@@ -195,8 +192,6 @@ class Rollback:
             return
         if aborted:
             self._load_states(self._states.get(self._update, ()))
-        else:
-            self._batch = None
         self._states.pop(self._update, None)
 
     def settle(self, aborted: int | None) -> None:
@@ -228,7 +223,7 @@ class Rollback:
         self.forget_gradients()
         self.buffers.restore(1.0)
         self._load_states(self._states.get(self._update, ()))
-        self._check_batch()
+        self.check_writes()
 
     def _task_states(self) -> list[dict[str, Any]]:
         return [copied(task.state_dict()) for task in self._tasks]
@@ -238,20 +233,7 @@ class Rollback:
             if state or task.state_dict():
                 task.load_state_dict(copied(state))
 
-    def _check_batch(self) -> None:
-        is_checked = self._num_begun <= _CHECKED
-        if is_checked and self._batch is not None and _versions_in(self._batch) != self._batch_versions:
-            raise TaskError(
-                f"the task has written into its batch in update {self._update}, so the update can't be done again. "
-                f"Write into a copy (`x = x / 255` for `x.div_(255)`).",
-                field="batch",
-            )
 
-
-def _versions_in(batch: GlobalBatch) -> list[int]:
-    tensors = [one for part in batch.microbatches for one in tensors_in(part.data)]
-    return [0 if one.is_inference() else times_written(one) for one in tensors]
-
-
-def _version_of(parameter: Tensor) -> int:
-    return 0 if type(parameter.data) is not Tensor else times_written(parameter)
+def _version_of(tensor: Tensor) -> int:
+    is_plain = not isinstance(tensor, nn.Parameter) or type(tensor.data) is Tensor
+    return times_written(tensor) if is_plain and not tensor.is_inference() else 0

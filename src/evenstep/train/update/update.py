@@ -151,7 +151,7 @@ class Update:
             works = {task: weights.of(task).work for task in weights.totals}
         for place, (kind, work) in enumerate(works.items(), start=1):
             is_last = place == len(works)
-            with MicrobatchStep(context, work, recording, path=(update,), update=update, factors=factors) as step:
+            with MicrobatchStep(context, work, recording.take, path=(update,), update=update, factors=factors) as step:
                 execution.begin(step, kind=kind, backward=True, last=is_last)
                 execution.trainer.run(execution.plan(step.numbers, is_last), step)
         for parameter in self.trained.outside.values():
