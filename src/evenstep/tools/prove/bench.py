@@ -46,6 +46,7 @@ _REDUCED: Mapping[str, object] = {
     "failures": "none",
     "parallel": "none",
     "train.epochs": "none",
+    "limit_batches": "2",  # so that the runs cross the ends of epochs
 }
 _ENDLESS = 1_000_000  # updates of a run that is as long as some epochs
 
@@ -183,7 +184,7 @@ def _cut(key: str, table: DataTable, cut: Cut, tokens: int) -> dict[str, object]
 
 def _subject(parts: RunParts, opened: OpenRun) -> Subject:
     def trainer(data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer:
-        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.plain())
+        return replace(parts, data=data).trainer(hooks=hooks, folder=folder, kept=opened.tables)
 
     return Subject(
         model=parts.model,
