@@ -19,7 +19,7 @@ from model import Translator, bytes_of
 from torch import Tensor, nn
 
 from evenstep import Hook, Loss, Task
-from evenstep.checkpoint import newest_checkpoint
+from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import MissingExtraError
 from evenstep.events import TrainEvent
 
@@ -128,9 +128,7 @@ class Translations(Hook):
         """English, reference and translation of each pair, by the newest checkpoint in the run's folder."""
         arguments: dict[str, Any] = tomllib.loads((folder / "config.toml").read_text())["model"]["args"]
         model = Translator(**arguments)
-        checkpoint, _ = newest_checkpoint(folder)
-        assert checkpoint is not None
-        model.load_state_dict(cast("dict[str, Tensor]", checkpoint.state["model"]))
+        model.load_state_dict(cast("dict[str, Tensor]", read_checkpoint(folder).state["model"]))
         for begin in range(0, len(self.pairs), BATCH):
             pairs = self.pairs.pairs[begin : begin + BATCH]
             batch = padded([self.pairs[number] for number in range(begin, begin + len(pairs))])

@@ -30,7 +30,6 @@ from evenstep.checkpoint.ranks import (
 )
 from evenstep.checkpoint.read import (
     CheckpointReader as CheckpointReader,
-    newest_checkpoint as newest_checkpoint,
     read_checkpoint as read_checkpoint,
     verify as verify,
 )

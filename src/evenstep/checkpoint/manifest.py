@@ -7,10 +7,9 @@ import json
 import platform
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast, final
 from zlib import crc32
 
 import torch
@@ -27,21 +26,18 @@ class UnreadableError(CheckpointError):
     """A checkpoint that is damaged, foreign or of another format; an older one may be sound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """Size of a file; and `digits` of the checksum of a JSON file, or of the header of a file of tensors."""
 
     bytes: int
     crc32: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(NamedTuple):
     """Description of a checkpoint.
 
     Args:
         format: version of the layout of the folder.
-        evenstep, torch, python: versions that wrote it.
         update: number of committed updates in the state.
         created: time of writing, ISO 8601, UTC.
         ranks: number of processes that wrote it together.
@@ -49,10 +45,10 @@ class Manifest:
         files: entry of each file by name, without the manifest itself.
     """
 
-    format: int = FORMAT
-    evenstep: str = __version__
-    torch: str = torch.__version__
-    python: str = platform.python_version()
+    format: int
+    evenstep: str
+    torch: str
+    python: str
     update: int
     created: str
     ranks: int
@@ -63,7 +59,9 @@ class Manifest:
 def manifest_bytes(update: int, files: Mapping[str, FileEntry], *, ranks: int, resumed_from: str | None) -> bytes:
     """Content of `manifest.json` of a checkpoint that is written now."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    content = asdict(Manifest(update=update, created=created, ranks=ranks, resumed_from=resumed_from, files=files))
+    versions = FORMAT, __version__, torch.__version__, platform.python_version()
+    content = Manifest(*versions, update, created, ranks, resumed_from, files)._asdict()
+    content["files"] = {name: entry._asdict() for name, entry in files.items()}
     return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
 
 

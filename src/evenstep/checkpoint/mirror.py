@@ -15,8 +15,6 @@ from evenstep.checkpoint.read import verify
 from evenstep.checkpoint.retention import superseded
 from evenstep.errors import ArgumentError, CheckpointError, MissingExtraError, clause
 
-_LIBRARIES = {"s3": "s3fs", "s3a": "s3fs"}  # what the extra `s3` installs
-
 
 @final
 class Mirror:
@@ -37,11 +35,12 @@ class Mirror:
         protocol = address.partition("://")[0]
         # only disks have folders, which must be made and removed
         self._has_folders = protocol in ("file", "local")
+        options: dict[str, Any] = {"auto_mkdir": True} if self._has_folders else {}
         try:
-            found: tuple[Any, str] = url_to_fs(self.address, **({"auto_mkdir": True} if self._has_folders else {}))
+            found: tuple[Any, str] = url_to_fs(self.address, **options)
         except (ImportError, ValueError) as error:
-            if isinstance(error, ImportError) and protocol in _LIBRARIES:
-                raise MissingExtraError(_LIBRARIES[protocol], "s3") from error
+            if isinstance(error, ImportError) and protocol in ("s3", "s3a"):
+                raise MissingExtraError("s3fs", "s3") from error
             raise ArgumentError(
                 f"`mirror` must be an address that fsspec knows, such as 's3://BUCKET/FOLDER', but is {address!r}: "
                 f"{clause(error)}.",
@@ -71,12 +70,11 @@ class Mirror:
 
     def publish(self, step: Path) -> None:
         """Copy the manifest of `step`, after all ranks have copied their files."""
-        manifest, there = read_manifest(step), self._listed().get(step.name, {})
-        missing = sorted(name for name, entry in manifest.files.items() if there.get(name) != entry.bytes)
+        there = self._listed().get(step.name, {})
+        missing = [name for name, entry in read_manifest(step).files.items() if there.get(name) != entry.bytes]
         if missing:
             raise CheckpointError(
-                f"the copy of {step.name} in `{self.address}` is not complete: {', '.join(missing)} is missing or of "
-                f"another size."
+                f"the copy of {step.name} in `{self.address}` is not complete: {', '.join(missing)} is missing or cut."
             )
         with self._named("written"):
             self._store.pipe_file(f"{self._root}/{step.name}/{MANIFEST}", (step / MANIFEST).read_bytes())
@@ -95,9 +93,9 @@ class Mirror:
                 files.make_folder(folder)
                 with files.replacing(target) as new:
                     new.mkdir()
-                    self._download(f"{name}/{MANIFEST}", new / MANIFEST)
+                    self._download(name, MANIFEST, new)
                     for file in read_manifest(new).files:
-                        self._download(f"{name}/{file}", new / file)
+                        self._download(name, file, new)
                     verify(new)
         except UnreadableError as error:
             raise UnreadableError(f"the copy `{self.address}/{name}` can't be used: {error}") from error
@@ -137,12 +135,12 @@ class Mirror:
                 steps.setdefault(step, {})[file] = entry["size"]
         return dict(sorted(steps.items(), key=lambda step: step_update(step[0]) or 0))
 
-    def _download(self, inner: str, file: Path) -> None:
+    def _download(self, name: str, file: str, to: Path) -> None:
         with self._named("read"):
             try:
-                self._store.get_file(f"{self._root}/{inner}", str(file))
+                self._store.get_file(f"{self._root}/{name}/{file}", str(to / file))
             except FileNotFoundError as error:
-                raise UnreadableError(f"`{self.address}/{inner}` is missing.") from error
+                raise UnreadableError(f"`{file}` is missing.") from error
 
     @contextmanager
     def _named(self, what: str) -> Generator[None]:

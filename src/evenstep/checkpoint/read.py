@@ -12,7 +12,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.folders import STATE, TABLE, checkpoints_folder, complete_checkpoints, locate
+from evenstep.checkpoint.folders import STATE, TABLE, locate
 from evenstep.checkpoint.manifest import Manifest, UnreadableError, check_structure, damaged, read_json
 from evenstep.checkpoint.ranks import ALONE, RankGroup, together
 from evenstep.checkpoint.shard import TensorEntry, TensorPiece, parse_table
@@ -210,18 +210,3 @@ def read_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Che
     reader.load(device=device)
     reader.verify()
     return reader
-
-
-def newest_checkpoint(folder: Path | str) -> tuple[CheckpointReader | None, list[tuple[Path, str]]]:
-    """The newest checkpoint that can be read, and the newer ones that cannot, each with the reason.
-
-    Args:
-        folder: a folder of checkpoints or a run folder; need not exist.
-    """
-    rejected: list[tuple[Path, str]] = []
-    for path in reversed(complete_checkpoints(checkpoints_folder(Path(folder)))):
-        try:
-            return read_checkpoint(path), rejected
-        except CheckpointError as error:
-            rejected.append((path, str(error)))
-    return None, rejected

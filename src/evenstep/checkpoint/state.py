@@ -4,8 +4,8 @@ JSON lacks tensors, tuples, sets, int keys, inf and nan: each is an object of on
 """
 
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from itertools import chain, count
 from typing import Any, TypeAlias, cast
 
@@ -20,8 +20,15 @@ from evenstep.errors import CheckpointError
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
 
-_FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _DICTS = (dict, OrderedDict, defaultdict)
+_KINDS: Mapping[str, Callable[[Any], object]] = {
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+    "$counter": Counter,
+    "$float": float,
+    "$dict": dict,
+}
 
 
 def flat_state(state: Mapping[str, object], *, alone: bool) -> tuple[dict[str, Any], dict[str, JSON]]:
@@ -88,12 +95,8 @@ class _Packer:
             return live if math.isfinite(live) else {"$float": str(live)}
         if kind is list:
             return self._encode_each(live, path)
-        if kind is tuple:
-            return {"$tuple": self._encode_each(live, path)}
-        if kind is deque:
-            return {"$deque": [live.maxlen, self._encode_each(live, path)]}
-        if kind in (set, frozenset):
-            return {f"${kind.__name__}": self._encode_each(sorted(live, key=repr), path)}
+        if kind in (tuple, set, frozenset):
+            return {f"${kind.__name__}": self._encode_each(live if kind is tuple else sorted(live, key=repr), path)}
         if kind is Counter:
             return {"$counter": self._encode_dict(live, path)}
         if kind in _DICTS:
@@ -149,22 +152,9 @@ def unpack(skeleton: JSON, tensors: Mapping[str, Tensor]) -> object:
         return [unpack(part, tensors) for part in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
-    match skeleton:
-        case {"$tuple": parts}:
-            return tuple(cast("list[object]", unpack(parts, tensors)))
-        case {"$set": parts}:
-            return set(cast("list[object]", unpack(parts, tensors)))
-        case {"$frozenset": parts}:
-            return frozenset(cast("list[object]", unpack(parts, tensors)))
-        case {"$deque": [maxlen, parts]}:
-            return deque(cast("list[object]", unpack(parts, tensors)), cast("int | None", maxlen))
-        case {"$counter": counts}:
-            return Counter(cast("dict[object, int]", unpack(counts, tensors)))
-        case {"$float": str(text)}:
-            return _FLOATS[text]
-        case {"$dict": list(pairs)}:
-            return {key: unpack(part, tensors) for key, part in cast("list[tuple[str | int, JSON]]", pairs)}
-        case {"$tensor": str(name)}:
-            return tensors[name]
-        case _:
-            return {key: unpack(part, tensors) for key, part in skeleton.items()}
+    word, content = next(iter(skeleton.items()), ("", None))
+    if word == "$tensor":
+        return tensors[cast("str", content)]
+    if word in _KINDS:
+        return _KINDS[word](unpack(content, tensors))
+    return {key: unpack(part, tensors) for key, part in skeleton.items()}

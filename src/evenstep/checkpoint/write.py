@@ -98,18 +98,11 @@ class CheckpointWrite:
             if self.target.with_name(f"{files.REPLACED}{self.target.name}").exists():
                 settle_replaced(self.target)
             replaced = files.put(self._staging, self.target)
-        except OSError as error:
-            raise self._failed(error) from error
-        try:
             files.sync_path(self.target.parent)
             if replaced.exists():
                 discard(replaced)
         except OSError as error:
-            raise disk_error(
-                f"the checkpoint of update {self.update} is complete in `{self.target}`, but may not survive a loss of "
-                f"power",
-                error,
-            ) from error
+            raise self._failed(error) from error
         return self.target
 
     def abandon(self, error: BaseException) -> None:
@@ -188,8 +181,8 @@ class CheckpointWrite:
 
     def _failed(self, error: OSError) -> CheckpointError:
         return disk_error(
-            f"the checkpoint of update {self.update} could not be written to `{self.target}` (earlier checkpoints are "
-            f"untouched)",
+            f"the checkpoint of update {self.update} could not be written to `{self.target}`, where it may be "
+            f"missing after a loss of power (earlier checkpoints are untouched)",
             error,
         )
 

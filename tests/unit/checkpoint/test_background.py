@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.checkpoint import AsyncWriter, newest_checkpoint, read_checkpoint
+from evenstep.checkpoint import AsyncWriter, read_checkpoint
 from evenstep.errors import CheckpointError
+from newest import newest_checkpoint
 
 State = Callable[[int], dict[str, object]]
 

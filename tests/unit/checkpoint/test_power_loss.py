@@ -15,7 +15,8 @@ import pytest
 from torch import Tensor
 
 from evenstep import files
-from evenstep.checkpoint import newest_checkpoint, retain, tensor_file, write_checkpoint
+from evenstep.checkpoint import retain, tensor_file, write_checkpoint
+from newest import newest_checkpoint
 
 State = Callable[[int], dict[str, object]]
 Choice = Callable[[Sequence[Any]], Any]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from evenstep.checkpoint import (
     clean_leftovers,
     complete_checkpoints,
-    newest_checkpoint,
     retain,
     verify,
     write_checkpoint,
 )
+from newest import newest_checkpoint
 
 State = Callable[[int], dict[str, object]]
 

@@ -94,7 +94,7 @@ def test_paths_that_read_the_same_get_different_names():
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *((one, one) for one in (Counter({3: 1, 7: 2}), deque([1, (2, 3)], maxlen=5), {1, "two", (3, 4)}, frozenset())),
+        *((one, one) for one in (Counter({3: 1, 7: 2}), {1, "two", (3, 4)}, frozenset())),
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
         (defaultdict(int, b=1, a=2), {"b": 1, "a": 2}),
         *((number, number.item()) for number in (np.float32(0.1), np.int64(7), np.bool_(True), np.float64("inf"))),
@@ -103,7 +103,6 @@ def test_paths_that_read_the_same_get_different_names():
 def test_other_containers_come_back_and_other_dicts_and_numbers_as_plain_ones(value: object, expected: object):
     back = round_trip(value)
     assert same(back, expected)
-    assert getattr(back, "maxlen", None) == getattr(value, "maxlen", None)
 
 
 Point = namedtuple("Point", "x y")
@@ -116,6 +115,7 @@ Point = namedtuple("Point", "x y")
         b"raw",
         Point(1, 2),
         object(),
+        deque([1]),
         {(1, 2): 3},
         {True: 3},
         torch.zeros(2, device="meta"),

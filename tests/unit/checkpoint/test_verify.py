@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from evenstep.checkpoint import newest_checkpoint, read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint import read_checkpoint, verify, write_checkpoint
 from evenstep.checkpoint.manifest import _checksum
 from evenstep.errors import CheckpointError
 
@@ -116,15 +116,3 @@ def test_a_tampered_checkpoint_is_refused(step: Path, tamper: Callable[[Path], o
 def test_a_table_that_is_not_of_the_files_is_refused(step: Path, change: Any):
     forge_table(step, change)
     assert_refused(step)
-
-
-def test_the_newest_sound_one_is_taken_and_the_others_are_told(folder: Path, state: State):
-    for update in (1, 2, 3, 4):
-        write_checkpoint(folder, update, state(update))
-    damaged = folder / "step-00000004" / "model.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
-    (folder / "step-00000003" / "state.json").unlink()
-    found, rejected = newest_checkpoint(folder)
-    assert found is not None
-    assert found.update == 2
-    assert [path.name for path, _ in rejected] == ["step-00000004", "step-00000003"]

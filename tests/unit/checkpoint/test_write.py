@@ -9,13 +9,13 @@ import pytest
 from evenstep.checkpoint import (
     clean_leftovers,
     complete_checkpoints,
-    newest_checkpoint,
     read_checkpoint,
     verify,
     write_checkpoint,
     write_emergency,
 )
 from evenstep.errors import CheckpointError
+from newest import newest_checkpoint
 
 State = Callable[[int], dict[str, object]]
 
