@@ -33,6 +33,9 @@ class AdamFormula:
 
     width = 7
 
+    def lacks(self, state: Mapping[str, Any]) -> bool:
+        return any(state.get(name) is None for name in ("step", *self.kept))
+
     def steps_taken(self, state: Mapping[str, Any]) -> int:
         return int(state["step"]) if "step" in state else 0
 
@@ -68,30 +71,31 @@ class AdamFormula:
 @final
 @dataclass(frozen=True, slots=True)
 class SgdFormula:
-    """g ← g + λθ,  b ← μb + (1-τ)g  (the first b is g),  θ ← θ - lr·b;  with nesterov  θ ← θ - lr·(g + μb)."""
+    """g ← g + λθ,  b ← μb + (1-τ)g,  θ ← θ - lr·b;  with nesterov  θ ← θ - lr·(g + μb)."""
 
     kept: tuple[str, ...]
     maximize: bool
     nesterov: bool
 
-    width = 5
+    width = 4
+
+    def lacks(self, state: Mapping[str, Any]) -> bool:
+        return bool(self.kept) and state.get("momentum_buffer") is None
 
     def steps_taken(self, state: Mapping[str, Any]) -> int:
-        return 0 if state.get("momentum_buffer") is None else 1
+        return 0
 
     def numbers(self, group: Mapping[str, Any], taken: int) -> list[float]:
-        # the first step has no momentum yet; all later ones are alike
-        momentum, dampening = (group["momentum"], group["dampening"]) if taken else (0.0, 0.0)
-        return [group["weight_decay"], momentum, 1 - dampening, group["momentum"], float(group["lr"])]
+        return [group["weight_decay"], group["momentum"], 1 - group["dampening"], float(group["lr"])]
 
     def step(self, parameter: Tensor, gradient: Tensor, kept: Sequence[Tensor], numbers: Sequence[Tensor]) -> _Stepped:
-        decay, keeps, takes, momentum, rate = numbers
+        decay, momentum, takes, rate = numbers
         if self.maximize:
             gradient = -gradient
         gradient = gradient + decay * parameter
         if not kept:
             return parameter - rate * gradient, []
-        moved = keeps * kept[0] + takes * gradient
+        moved = momentum * kept[0] + takes * gradient
         gradient = gradient + momentum * moved if self.nesterov else moved
         return parameter - rate * gradient, [moved]
 
@@ -122,7 +126,6 @@ class OptimizerState:
         self._group_of = [number for number, group in enumerate(optimizer.param_groups) for _ in group["params"]]
         self.version = 0
         self._last: tuple[int, ...] = ()
-        self._new: list[int] = []  # their state was made for the step that is being computed
         self.read()
 
     def read(self) -> None:
@@ -132,7 +135,7 @@ class OptimizerState:
         self._states: list[dict[str, Any]] = [state.get(one, {}) for one in self.parameters]
         self._standing = list(state.values())
         self._taken = [self._formula(one).steps_taken(held) for one, held in enumerate(self._states)]
-        self._lacking = {one for one in range(len(self._states)) if self._missing(one)}
+        self._lacking = {one for one, held in enumerate(self._states) if self._formula(one).lacks(held)}
         self.version += 1
 
     def follow(self) -> None:
@@ -148,40 +151,12 @@ class OptimizerState:
     def _formula(self, one: int) -> Formula:
         return self._formulas[self._group_of[one]]
 
-    def _missing(self, one: int) -> list[str]:
-        formula = self._formula(one)
-        names = ("step", *formula.kept) if isinstance(formula, AdamFormula) else formula.kept
-        return [name for name in names if self._states[one].get(name) is None]
-
-    def begin(self, own: Sequence[int]) -> bool:
-        """Make missing state of some parameters, as before a first step; True if there was any."""
-        self._new = [one for one in own if one in self._lacking]
-        for one in self._new:
-            parameter, group = self.parameters[one], self._optimizer.param_groups[self._group_of[one]]
-            state = self._optimizer.state[parameter]
-            for name in self._missing(one):
-                if name == "step":
-                    there = parameter.device if group.get("fused") or group.get("capturable") else None
-                    state[name] = torch.zeros((), dtype=torch.float32, device=there)
-                else:
-                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        if self._new:
-            self.read()
-            for one in self._new:
-                self._taken[one] = 0
-        return bool(self._new)
-
-    def forget(self) -> None:
-        """Undo `begin`, as the step was not taken."""
-        for one in self._new:
-            del self._optimizer.state[self.parameters[one]]
-        if self._new:
-            self._new = []
-            self.read()
+    def lacks(self, own: Sequence[int]) -> bool:
+        """True if some parameters have no state yet, since they were never stepped."""
+        return not self._lacking.isdisjoint(own)
 
     def committed(self, own: tuple[int, ...]) -> None:
         """Count a step of some parameters."""
-        self._new = []
         if own != self._last:  # some have taken more steps than others now
             self._last = own
             self.version += 1

@@ -42,17 +42,12 @@ class Probed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of an update: ‖g‖₂ before clipping, 1 if nothing was changed, and outputs of each micro-batch.
-
-    Args:
-        begins: True if this is the first step of some of the parameters `own`.
-    """
+    """Result of an update of the parameters `own`: ‖g‖₂ before clipping, 1 for an abort, outputs of micro-batches."""
 
     norm: Tensor
     aborted: Tensor
     told: Sequence[Told]
     own: tuple[int, ...]
-    begins: bool
 
 
 class _Held(NamedTuple):
@@ -113,7 +108,9 @@ class Graphs:
     def __call__(
         self, key: Hashable, tasks: tuple[Task, ...], batches: list[Any], numbers: list[float], halted: Tensor | None
     ) -> Outcome | None:
-        """Compute an update, and apply it if its gradient is finite; None, and nothing, if no parameter gets one.
+        """Compute an update, and apply it if its gradient is finite.
+
+        Nothing is computed, and None given, if no parameter gets a gradient, or one that was never stepped does.
 
         Args:
             key: shapes, tasks and trained parameters, which select the graph.
@@ -127,7 +124,7 @@ class Graphs:
             try:
                 return self._run(entry, tasks, batches, numbers, halted)
             except NotCompiledError:
-                self._state.forget()
+                pass
         probed = self._probe()
         entry = entries.setdefault(probed, _Entry(probed))
         return self._run(entry, tasks, batches, numbers, halted, compiles=True)
@@ -143,9 +140,8 @@ class Graphs:
         compiles: bool = False,
     ) -> Outcome | None:
         state, own = self._state, entry.probed.used
-        if not own:
+        if not own or state.lacks(own):
             return None
-        begins = state.begin(own)
         if entry.version != state.version:
             self._refresh(entry, tasks)
         rows = [number for row in entry.rows for number in state.numbers(row)]
@@ -155,7 +151,7 @@ class Graphs:
         assert entry.compiled is not None
         run = entry.compiled if compiles else entry.compiled.known
         norm, aborted, told = run(entry.held, batches, packed, halted)
-        return Outcome(norm, aborted, told, own, begins)
+        return Outcome(norm, aborted, told, own)
 
     def _refresh(self, entry: _Entry, tasks: tuple[Task, ...]) -> None:
         state, (own, moving) = self._state, entry.probed

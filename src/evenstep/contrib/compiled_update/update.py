@@ -1,4 +1,7 @@
-"""Updates that are one compiled graph each; one without work, and every repeated one, is left to `Update`."""
+"""Updates that are one compiled graph each.
+
+The first step of a parameter, an update without work, and every repeated one are left to `Update`.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -60,7 +63,7 @@ class CompiledUpdate:
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._root = branch(context.seed)
         self._halted: Tensor | None = None
-        self._dispatched = 0
+        self._read_until = 0  # updates to this number were computed, or follow one that was not compiled
         self._weights: Weights | None = None  # of the update in progress, and its number
         self._number = 0
 
@@ -90,15 +93,15 @@ class CompiledUpdate:
             outcome = self._computed(weights)
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
-            self._state.forget()
             core.learning_rates.restore(pending.rates)
             raise
         core.is_whole = True
         if outcome is None:
             undo()
             core.learning_rates.restore(pending.rates)
+            self._read_until = update + 1
             return core(batch, before)
-        self._dispatched = update
+        self._read_until = update
         pending.norm, pending.aborted = self._verdict(outcome)
         core.rollback.judge(pending.aborted)
         pending.losses = self._record(weights, outcome).losses
@@ -108,7 +111,7 @@ class CompiledUpdate:
 
     def _follow_state(self, update: int) -> None:
         check_uncalled(self._optimizer, self._state.parameters)
-        if update <= self._dispatched:  # later updates were taken back, or another state was loaded
+        if update <= self._read_until:  # later updates were taken back, or another state was loaded
             self._state.read()
             self._halted = None
         self._state.follow()
@@ -147,13 +150,11 @@ class CompiledUpdate:
         norm, aborted = outcome.norm, outcome.aborted
         if self.backend.captures:  # the graph's next run writes to its outputs
             norm, aborted = norm.clone(), aborted.clone()
-        if not self.reads_at_once and not outcome.begins:
+        if not self.reads_at_once:
             self._halted = aborted
             self._state.committed(outcome.own)
             return norm, aborted
         if aborted.item():
-            self._state.forget()
-            self._halted = None if self.reads_at_once else aborted
             return norm.item(), 1.0
         self._state.committed(outcome.own)
         return norm.item(), 0.0
@@ -181,6 +182,7 @@ class CompiledUpdate:
         """
         weights, core, silent = self._weights, self._core, self._context.silently()
         assert weights is not None
+        self._drop_gradients()  # of an update that was not compiled
         work = [replace(one, data=pytree.tree_map_only(Tensor, Tensor.clone, one.data)) for one in weights.work]
         recording = Recording(silent, weights, self._number, "train/")
         factors = dict.fromkeys(weights.totals, 1.0)
@@ -197,10 +199,13 @@ class CompiledUpdate:
             moving = tuple([number for number, one in every if id(one) in kept or buffers.moved(one)])
         refuse("the task's loss has `shown`", bool(silent.storage.take_shown()))
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
-        for one in core.trained.with_grad:
-            one.grad = None
+        self._drop_gradients()
         self._begin_graph(weights)
         return Probed(used, moving)
+
+    def _drop_gradients(self) -> None:
+        for one in self._core.trained.with_grad:
+            one.grad = None
 
 
 def _form_of(data: Any) -> Hashable:

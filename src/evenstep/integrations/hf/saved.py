@@ -115,12 +115,8 @@ def _like(model: nn.Module) -> nn.Module:
     """A model of the same class and config, with other weights."""
     live: Any = model
     if hasattr(live, "get_base_model"):  # a model of peft
-        base = _like(live.get_base_model())
-        (first, chosen), *others = live.peft_config.items()
-        adapted = library("peft").get_peft_model(base, deepcopy(chosen), adapter_name=first)
-        for name, other in others:
-            adapted.add_adapter(name, deepcopy(other))
-        return adapted
+        ((name, chosen),) = live.peft_config.items()
+        return library("peft").get_peft_model(_like(live.get_base_model()), deepcopy(chosen), name)
     made = class_before_sharding(model)(deepcopy(live.config))
     if getattr(live, "generation_config", None) is not None:
         made.generation_config = deepcopy(live.generation_config)

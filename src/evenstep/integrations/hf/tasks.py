@@ -18,7 +18,6 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.integrations.hf.checks import check_causal, check_documents
 from evenstep.internals import unwrapped
 from evenstep.train import Loss, Task, chunked_cross_entropy
-from evenstep.train.forwards import evaluating
 
 IGNORED = -100  # label that is not counted
 Problem = Literal["single_label", "multi_label", "regression"]
@@ -71,10 +70,17 @@ class _Tokens(_Labelled):
         self._label_smoothing = float(label_smoothing)
         self._chunked = chunked
         self._expected: tuple[Tensor, Tensor | None] | None = None  # targets that the head of the next forward takes
+        self._sum: Tensor | None = None  # of losses, which the head gave in place of scores
 
     def prepare(self, model: nn.Module) -> None:
         if self._chunked:
-            head = _linear_head(model)
+            asked: Any = getattr(model, "get_output_embeddings", None)
+            head = None if asked is None else asked()
+            if type(head) is not nn.Linear:
+                raise ArgumentError(
+                    f"`chunked` needs a model whose head is one `nn.Linear`, not that of {type(model).__name__}.",
+                    field="chunked",
+                )
             head.forward = partial(self._run_head, head)
 
     def _run_head(self, head: nn.Linear, input: Tensor) -> Tensor:
@@ -83,7 +89,8 @@ class _Tokens(_Labelled):
         targets, weights = self._expected
         self._expected = None
         # within the model's forward, where shards are whole
-        return chunked_cross_entropy(input, head.weight, targets, bias=head.bias, weights=weights)
+        self._sum = chunked_cross_entropy(input, head.weight, targets, bias=head.bias, weights=weights)
+        return self._sum
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         given = super().inputs(batch)
@@ -98,47 +105,20 @@ class _Tokens(_Labelled):
     def loss(self, output: Any, batch: Any) -> Loss:
         logits = self._logits(output)
         if self._chunked:
-            return Loss(logits)  # the summed loss that the head gave in place of scores
+            if logits is not self._sum:
+                raise TaskError(
+                    "`chunked` needs a model that gives its head's scores as they are, but this one changes them; "
+                    "leave it out.",
+                    field="chunked",
+                )
+            self._sum = None
+            return Loss(logits)
         targets, weights = self._counted(batch)
         return Loss(_cross_entropy(logits, targets, weights, self._label_smoothing))
 
     def _counted(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         """Target of each place, −100 where none is counted, and the targets' weights."""
         return batch["labels"], batch.get("weights")
-
-
-def _linear_head(model: nn.Module) -> nn.Linear:
-    """The last linear layer of a model; ArgumentError if it has none, or changes its scores."""
-    asked: Any = getattr(model, "get_output_embeddings", None)
-    linear: object = None if asked is None else asked()
-    name = type(model).__name__
-    if type(linear) is not nn.Linear:
-        raise ArgumentError(
-            f"`chunked` needs a model whose head is one `nn.Linear`, but that of {name} is a {type(linear).__name__}.",
-            field="chunked",
-        )
-    device = linear.weight.device
-    tokens = torch.arange(3, device=device).unsqueeze(0)
-    decoder = {"decoder_input_ids": tokens} if getattr(cast(Any, model).config, "is_encoder_decoder", False) else {}
-    given: list[Tensor] = []
-
-    def scores(input: Tensor) -> Tensor:
-        given.append(100 * torch.randn(*input.shape[:-1], linear.out_features).to(input))
-        return given[-1]
-
-    with evaluating(model, device):
-        linear.forward = scores
-        try:
-            output: Any = model(input_ids=tokens, use_cache=False, **decoder)
-        finally:
-            del linear.forward
-    logits = cast(Tensor, output["logits"])
-    if len(given) != 1 or not torch.equal(logits.to(given[0].dtype), given[0]):
-        raise ArgumentError(
-            f"`chunked` needs a model that gives its head's scores as they are, but {name} changes them; leave it out.",
-            field="chunked",
-        )
-    return linear
 
 
 class CausalLM(_Tokens):
