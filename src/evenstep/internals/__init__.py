@@ -41,7 +41,7 @@ _NORMS_TAKE_SPARSE = torch.__version__ >= "2.15"  # as versions, not as text
 
 # --- Kernels of torch's optimizers: one launch for many tensors.
 
-fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_
+fused_adam, fused_adamw = _torch._fused_adam_, _torch._fused_adamw_
 foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
 
 

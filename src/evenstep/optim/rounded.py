@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below, key_below
-from evenstep.optim.sharing import TORCH
+from evenstep.optim.sharing import is_torchs
 from evenstep.optim.stepper import Stepper, is_narrow
 
 PIECE_BYTES = 64 * 2**20  # of float32 copies at a time; a larger parameter is one piece
@@ -45,7 +45,7 @@ class RoundedStepper(Stepper):
         self._names = names
         self._branch = branch(seed, "rounding")
         self._first_element = first_element
-        in_pieces = all(type(one) in TORCH for one in self.optimizers)
+        in_pieces = all(map(is_torchs, self.optimizers))
         self._pieces: list[list[nn.Parameter]] = [[]]
         room = piece_bytes
         for parameter in self.parameters:

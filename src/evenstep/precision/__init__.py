@@ -17,7 +17,6 @@ from evenstep.precision import float8
 from evenstep.schema import Count, Positive, option
 
 _NARROW = (torch.bfloat16, torch.float16)
-_REAL = (torch.float32, *_NARROW)
 
 
 @final
@@ -106,25 +105,17 @@ class Precision:
         Parameters with masters get the format later. `held` are `id`s of the parameters of the optimizer. Layers with
         running statistics stay float32, since small moves would be lost.
         """
-        if self.format is None:
-            return frozenset()
         rounded: set[int] = set()
-        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may have several places
-        for module in model.modules():
+        for module in model.modules() if self.format is not None else ():
             stays = stays_float32(module)
-            format = torch.float32 if stays else self.format
-            for parameter in parameters_of(module).values():
-                if parameter is None or parameter.dtype not in _REAL:
+            for one in (*parameters_of(module).values(), *buffers_of(module).values()):
+                if one is None or one.dtype not in (torch.float32, *_NARROW):
                     continue
-                is_rounded = id(parameter) in held and not stays
-                parameter.data = parameter.data.to(torch.float32 if is_rounded and self.keeps_masters else format)
+                is_rounded = id(one) in held and not stays
+                one.data = one.data.to(torch.float32 if stays or (is_rounded and self.keeps_masters) else self.format)
                 if is_rounded:
-                    parameter.grad_dtype = torch.float32
-                    rounded.add(id(parameter))
-            own = buffers_of(module)
-            for name, buffer in own.items():
-                if buffer is not None and buffer.dtype in _REAL:
-                    _, own[name] = cast.setdefault(id(buffer), (buffer, buffer.to(format)))
+                    one.grad_dtype = torch.float32
+                    rounded.add(id(one))
         return frozenset(rounded)
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.optim.ema import Ema
 from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
-from evenstep.optim.sharing import TORCH, Granularity, shard_refusal
+from evenstep.optim.sharing import is_torchs, shard_refusal
 from evenstep.options import SAVED_BY, Checkpointing, Training
 from evenstep.parallel import Group, Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
@@ -160,7 +160,7 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
     for one in parts_of(optimizer):
         step: Any = inspect.unwrap(type(one).step)
         closure = inspect.signature(step).parameters.get("closure")
-        needs = closure is not None and closure.default is inspect.Parameter.empty and type(one) not in TORCH
+        needs = closure is not None and closure.default is inspect.Parameter.empty and not is_torchs(one)
         if isinstance(one, LBFGS) or needs:
             raise ArgumentError(
                 f"`optimizer` must step from one gradient, but {type(one).__name__} evaluates the loss in its step.",
@@ -169,7 +169,7 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
     if strategy.layout.divides == "nothing" and not in_stages(model):
         return
     shards = strategy.layout.divides == "elements"
-    why = shard_refusal(Granularity.ELEMENT if shards else Granularity.PARAMETER, optimizer)
+    why = shard_refusal(optimizer, elements=shards)
     if not why and (told := [type(one).__name__ for one in parts_of(optimizer) if has_own_state_dict(one)]):
         why = f"{told[0]} has a `state_dict` of its own, of which the parts can't be put together"
     if why:
