@@ -131,7 +131,7 @@ def described_groups(optimizer: Optimizer) -> list[str]:
 def _described(model: nn.Module) -> list[_Parameter]:
     """Parameters of the model, on all ranks of a pipeline."""
     whole = unwrapped(model)
-    stages: Any = model if hasattr(type(model), "parameter_sizes") else None  # a `PipelineModel`
+    stages: Any = model if hasattr(model, "stage_modules") else None  # a `PipelineModel`
     aliases: dict[str, str] = {} if stages is None else stages.aliases
     norms = [module for module in whole.modules() if "Norm" in type(module).__name__]
     of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}

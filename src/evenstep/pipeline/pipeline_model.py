@@ -5,7 +5,6 @@ Layers are built, seeded and named one by one, so training does not depend on th
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -107,6 +106,10 @@ def register(root: nn.Module, name: str, module: nn.Module) -> None:
 class PipelineModel(nn.Module):
     """A model in stages.
 
+    Attributes:
+        names: of all layers.
+        sizes: numbers in each parameter of the whole model, in the order of the layers, tied ones once.
+
     Args:
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
             method `layers()`. Functions are called for the layers of this rank only.
@@ -146,32 +149,31 @@ class PipelineModel(nn.Module):
             stages_per_rank = stages_per_rank_for(split_at, ranks=pipeline.ranks)
         chain = self.schedule.layout(pipeline.ranks, stages_per_rank)
         self._places = cut(layers, stages=chain.stages, split_at=split_at)
-        self._names = [layer.name for layer in layers.layers]
-        stages = ", ".join(self._names[places[0]] for places in self._places)
-        _check_alike(f"the schedule {schedule}, stages at {stages}, and layers {', '.join(self._names)}", pipeline)
+        self.names = [layer.name for layer in layers.layers]
+        stages = ", ".join(self.names[places[0]] for places in self._places)
+        _check_alike(f"the schedule {schedule}, stages at {stages}, and layers {', '.join(self.names)}", pipeline)
         self.carried = flows(layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(pipeline.rank)
         tied = [*layers.ties, *_shared(layers)]
         modules = {place: built(layers.layers[place], place, seed) for n in self.own for place in self._places[n]}
         _separate(modules.values())
-        # without the modules of the layers, which must not live on in ranks of other stages
-        self.layers = Layers(tuple(replace(layer, build=nn.Identity) for layer in layers.layers), layers.ties)
         self.stage_modules: dict[int, StageModule] = {}
         for stage in self.own:
             leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
-            if stage == self.last:
+            if stage == self.last_stage:
                 leaving.add(self._places[stage][-1])
             own = {place: modules[place] for place in self._places[stage]}
-            self.stage_modules[stage] = StageModule(self.layers, own, leaving)
+            self.stage_modules[stage] = StageModule(layers, own, leaving)
         for place, module in modules.items():
-            register(self, self._names[place], module)
-        held = self._held()
+            register(self, self.names[place], module)
+        held = _held(self.own_layers(), self.names, pipeline)
         self.ties = tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(tied, list(held)))
+        self.sizes = {name: size for name, (_, size) in held.items() if name not in self.aliases}
         equalise(self.ties, named_parameters(self), pipeline)
 
     @property
-    def last(self) -> int:
+    def last_stage(self) -> int:
         """The stage whose output goes to the task's loss."""
         return self.layout.stages - 1
 
@@ -184,53 +186,42 @@ class PipelineModel(nn.Module):
         """Numbers in the whole model's parameters, tied ones once, and in the trained ones. All ranks call it."""
         mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
         trained = set[str]().union(*self.mesh.pipeline.gather(mine))
-        sizes = self.parameter_sizes()
-        return sum(sizes.values()), sum(size for name, size in sizes.items() if name in trained)
-
-    def parameter_sizes(self) -> dict[str, int]:
-        """Numbers in each parameter of the whole model, by layer, tied ones once. All ranks call it."""
-        copies = self.aliases
-        return {name: size for name, (_, size) in self._held().items() if name not in copies}
+        return sum(self.sizes.values()), sum(size for name, size in self.sizes.items() if name in trained)
 
     def described(self) -> dict[int, str]:
         """Names of the first and last layer of each stage of this rank."""
-        ends = {stage: (self._names[places[0]], self._names[places[-1]]) for stage, places in enumerate(self._places)}
+        ends = {stage: (self.names[places[0]], self.names[places[-1]]) for stage, places in enumerate(self._places)}
         return {stage: " … ".join(dict.fromkeys(ends[stage])) for stage in self.own}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model's output; TaskError if other ranks hold some of its stages."""
         if self.layout.ranks > 1:
             raise TaskError(
-                f"this rank holds {len(self.own)} of the model's {self.layout.stages} stages, so the model can't be "
-                f"called here; evaluate with the trainer, or load a checkpoint on one process."
+                "a model whose stages are on several ranks can't be called; evaluate with the trainer, or load a "
+                "checkpoint on one process."
             )
         values: dict[int, Any] = {}
         for stage in self.own:
             module = self.stage_modules[stage]
             received = {place: [value] * module.uses[place] for place, value in values.items()}
             values |= module(received, kwargs or args)
-        return values[len(self._names) - 1]
-
-    def get_submodule(self, target: str) -> nn.Module:
-        """A part of the model by its name, which may begin like an attribute, such as `layers`."""
-        first, _, rest = target.partition(".")
-        parts = children_of(self)
-        return parts[first].get_submodule(rest) if first in parts else super().get_submodule(target)
+        return values[len(self.names) - 1]
 
     def own_layers(self) -> dict[str, nn.Module]:
         """This rank's layers by name, as they are called."""
         return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
-    def _held(self) -> dict[str, tuple[int, int]]:
-        # rank and size of each parameter of the whole model, in the order of the layers
-        mine = [
-            (self._names.index(layer), f"{layer}.{name}", one.numel())
-            for layer, module in self.own_layers().items()
-            for name, one in named_parameters(unwrapped(module)).items()
-        ]
-        everybody = enumerate(self.mesh.pipeline.gather(mine))
-        found = [(place, rank, name, size) for rank, theirs in everybody for place, name, size in theirs]
-        return {name: (rank, size) for _, rank, name, size in sorted(found, key=lambda one: one[0])}
+
+def _held(layers: Mapping[str, nn.Module], names: list[str], pipeline: Group) -> dict[str, tuple[int, int]]:
+    """Rank and size of each parameter of the whole model, in the order of the layers."""
+    mine = [
+        (names.index(layer), f"{layer}.{name}", one.numel())
+        for layer, module in layers.items()
+        for name, one in named_parameters(unwrapped(module)).items()
+    ]
+    everybody = enumerate(pipeline.gather(mine))
+    found = [(place, rank, name, size) for rank, theirs in everybody for place, name, size in theirs]
+    return {name: (rank, size) for _, rank, name, size in sorted(found, key=lambda one: one[0])}
 
 
 def _check_alike(given: str, group: Group) -> None:
@@ -285,7 +276,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tuple[str, ...]]:
     joined: list[set[str]] = []
-    for group in groups:
+    for group in map(set, groups):
         unknown = [name for name in group if name not in names]
         if unknown:
             raise ArgumentError(
@@ -293,8 +284,8 @@ def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tup
                 f"{first_of(names)}.",
                 field="ties",
             )
-        apart = [other for other in joined if not other & set(group)]
-        joined = [*apart, set(group).union(*(other for other in joined if other & set(group)))]
+        touching = [other for other in joined if other & group]
+        joined = [*(other for other in joined if other not in touching), group.union(*touching)]
     return sorted(tuple(sorted(group, key=names.index)) for group in joined if len(group) > 1)
 
 

@@ -114,7 +114,7 @@ class Stage:
         if model is not None:
             self.sources = model.layout.sources(index)
             self.carried = {there: model.carried[index, there] for there in model.layout.destinations(index)}
-            self.gives_loss = index == model.last
+            self.gives_loss = index == model.last_stage
             self._is_first_here, self._is_last_here = index == model.own[0], index == model.own[-1]
         self.takes_batch = self.gives_loss or self.takes_inputs
         self._collect = reducer.collect if reducer.collects or type(reducer) is not Reducer else None

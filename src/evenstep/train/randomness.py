@@ -205,7 +205,7 @@ def layers_of(model: nn.Module) -> Sequence[Layer]:
     if is_chain(model):
         return Layers.of(model).layers
     if isinstance(model, PipelineModel):
-        return model.layers.layers
+        return [Layer(name, nn.Identity) for name in model.names]
     method = getattr(model, "layers", None)
     kinds = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     parameters = signature(method).parameters.values() if ismethod(method) else ()

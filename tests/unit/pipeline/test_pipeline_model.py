@@ -73,7 +73,7 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
         model[3].weight = model[0].weight
         staged = PipelineModel(model, mesh=Mesh.of(group, pipeline=2))
         weight = dict(staged.named_parameters())[f"{3 * group.rank}.weight"]
-        return staged.ties, list(staged.parameter_sizes()), weight.detach()
+        return staged.ties, list(staged.sizes), weight.detach()
 
     (ties, names, first), (other_ties, other_names, second) = on_ranks(2, act)
     assert ties == other_ties

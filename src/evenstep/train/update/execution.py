@@ -44,7 +44,7 @@ class Norms:
         self._pipeline = Group() if stages is None else stages.mesh.pipeline
         dtypes = {dtype for theirs in self._pipeline.gather(formats) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)
-        self._slots = {} if stages is None else {name: slot for slot, name in enumerate(stages.parameter_sizes())}
+        self._slots = {} if stages is None else {name: slot for slot, name in enumerate(stages.sizes)}
         self._counted = {self._slots[name]: one for name, one in (trained or {}).items() if name in self._slots}
         self._zero = torch.zeros((), dtype=self._dtype or next(iter(dtypes)), device=device)
 
