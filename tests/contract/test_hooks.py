@@ -91,12 +91,6 @@ def train(bus: Bus, folder: Path, first: int, *, fail_at: int = 0) -> None:
 
 
 @every_hook
-def test_it_is_final_and_documented_with_an_example(kind: type[Hook]) -> None:
-    assert getattr(kind, "__final__", False)
-    assert ">>>" in (kind.__doc__ or "")
-
-
-@every_hook
 def test_training_twice_works_with_one_instance(kind: type[Hook], tmp_path: Path) -> None:
     trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)

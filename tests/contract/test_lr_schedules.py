@@ -2,7 +2,6 @@
 
 import math
 import pickle
-import random
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import (
-    LR_SCHEDULES,
     Constant,
     Cosine,
     CosineRestarts,
@@ -123,32 +121,6 @@ def test_one_that_rises_again_stays_at_most_one_and_has_a_first_rate(schedule: L
     assert pickle.loads(pickle.dumps(schedule)) == schedule
 
 
-@pytest.mark.parametrize("kind", LR_SCHEDULES)
-def test_every_name_is_of_a_schedule_whose_warm_up_begins_above_zero(kind: str):
-    needed = {
-        "wsd": {"decay_updates": 2},
-        "cosine_restarts": {"period_updates": 4},
-        "triangular": {"period_updates": 8},
-        "step": {"every": 4},
-        "multiplicative": {"factors": (0.5,)},
-        "listed": {"factors": ((1, 1.0),)},
-    }
-    warm = {} if kind == "triangular" else {"warmup_updates": 4}
-    schedule = LR_SCHEDULES[kind](**needed.get(kind, {}), **warm)
-    schedule.check(20)
-    assert [schedule(update, 20) > 0 for update in (1, 2, 3, 4)] == [True] * 4
-
-
-@settings(deadline=None)
-@given(schedules())
-def test_it_is_pure_whatever_the_order_of_calls(case: tuple[LrSchedule, int]):
-    schedule, updates = case
-    expected = factors(schedule, updates)
-    order = list(range(updates)) * 2
-    random.Random(0).shuffle(order)
-    assert [schedule(index + 1, updates) for index in order] == [expected[index] for index in order]
-
-
 @pytest.mark.parametrize("schedule", ENDLESS, ids=lambda schedule: type(schedule).__name__)
 def test_a_schedule_without_an_end_needs_no_length(schedule: LrSchedule):
     schedule.check(None)
@@ -174,10 +146,3 @@ def test_the_last_update_has_exactly_the_end_factor(kind: type[LrSchedule]):
     for end_factor in (0.0, 0.1, 0.3, 1 / 3, 0.7, 1.0):
         for updates in (2, 3, 7, 100, 12_345):
             assert kind(warmup_updates=1, end_factor=end_factor)(updates, updates) == end_factor
-
-
-@pytest.mark.parametrize("kind", [Linear, Cosine, Polynomial])
-@pytest.mark.parametrize("warmup", [0, 1, 5])
-def test_a_run_that_is_all_warm_up_ends_at_the_full_lr(kind: type[LrSchedule], warmup: int):
-    updates = max(warmup, 1)
-    assert kind(warmup_updates=warmup, end_factor=0.0)(updates, updates) == 1

@@ -1,4 +1,4 @@
-"""Every optimizer of torch.optim, through the trainer, against the same optimizer in a plain loop."""
+"""Every optimizer of torch.optim, through the trainer: that of a plain loop, and resumed with the same bits."""
 
 from typing import Any
 
@@ -6,50 +6,42 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Task, Trainer, Training
-from evenstep.errors import ArgumentError
-from refused import refused
+from evenstep import MapData, Trainer, Training
+from kit import flat, trainer_of
+from same import assert_same
 
 NAMES = sorted(
     name
     for name, value in vars(torch.optim).items()
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS")
 )
-FUSED = ["SGD", "Adam", "AdamW", "Adagrad"]
 SPARSE = "SparseAdam"
 
 
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
-
-
 class Bag(nn.Module):
-    def __init__(self, sparse: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.words = nn.EmbeddingBag(7, 1, mode="sum", sparse=sparse)
+        self.words = nn.EmbeddingBag(7, 1, mode="sum", sparse=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.words(x)
 
 
-def made(name: str) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+def made(name: str) -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     if name == SPARSE:
-        data = [(torch.randint(7, (3,), generator=generator), torch.tensor(float(n % 5))) for n in range(24)]
-        return Bag(sparse=True), data
-    dense = nn.Sequential(nn.Linear(4, 8, bias=name != "Muon"), nn.Tanh(), nn.Linear(8, 1, bias=name != "Muon"))
-    return dense, [(torch.randn(4, generator=generator), torch.tensor(float(n % 5))) for n in range(24)]
+        model: nn.Module = Bag()
+        inputs = [torch.randint(7, (3,), generator=generator) for _ in range(24)]
+    else:
+        model = nn.Sequential(nn.Linear(4, 8, bias=name != "Muon"), nn.Tanh(), nn.Linear(8, 1, bias=name != "Muon"))
+        inputs = [torch.randn(4, generator=generator) for _ in range(24)]
+    data = [(one, torch.tensor(float(n % 5))) for n, one in enumerate(inputs)]
+    return model, getattr(torch.optim, name)(model.parameters(), lr=0.01), data
 
 
-def optimizer_of(name: str, model: nn.Module, **more: Any) -> torch.optim.Optimizer:
-    return getattr(torch.optim, name)(model.parameters(), lr=0.01, **more)
-
-
-def plain_loop(name: str, clip: float | None, **more: Any) -> list[Tensor]:
-    model, data = made(name)
-    optimizer = optimizer_of(name, model, **more)
+def plain_loop(name: str, clip: float | None) -> Tensor:
+    model, optimizer, data = made(name)
     for update in range(5):
         batch = data[8 * (update % 3) :][:8]
         x, y = (torch.stack([sample[part] for sample in batch]) for part in (0, 1))
@@ -58,51 +50,29 @@ def plain_loop(name: str, clip: float | None, **more: Any) -> list[Tensor]:
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-    return [parameter.detach() for parameter in model.parameters()]
+    return flat(model)
 
 
-def trained(name: str, clip: float | None, **more: Any) -> list[Tensor]:
-    settle = more.pop("settle", None)
-    model, data = made(name)
-    Trainer(
-        model=model,
-        task=Square(),
-        optimizer=optimizer_of(name, model, **more),
-        data=MapData(data, global_batch_size=8, micro_batch_size=3, shuffle=False),
-        updates=5,
-        device="cpu",
-        train=Training(clip_norm=clip, settle_every_updates=settle),
-    ).train()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def assert_same(left: list[Tensor], right: list[Tensor]) -> None:
-    for a, b in zip(left, right, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
+def trained(name: str, clip: float | None, *, updates: int = 5, state: Any = None) -> Trainer:
+    model, optimizer, some = made(name)
+    data = MapData(some, global_batch_size=8, micro_batch_size=3, shuffle=False)
+    trainer = trainer_of(model, optimizer=optimizer, data=data, updates=updates, train=Training(clip_norm=clip))
+    if state is not None:
+        trainer.load_state_dict(state)
+    trainer.train()
+    return trainer
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "LBFGS"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_trains_as_in_a_plain_loop(name: str, clip: float | None) -> None:
-    if name == SPARSE and clip is not None:
-        assert_same(trained(name, clip=1e9), plain_loop(name, clip=None))  # torch can't clip sparse gradients
-    else:
-        assert_same(trained(name, clip), plain_loop(name, clip))
+    ours, theirs = (1e9, None) if name == SPARSE and clip else (clip, clip)  # torch can't clip sparse gradients
+    torch.testing.assert_close(flat(trained(name, ours).model), plain_loop(name, theirs), rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("settle", [None, 3])
-@pytest.mark.parametrize("name", FUSED)
-def test_fused_optimizers_clip_inside_their_kernel_to_the_same_parameters(name: str, settle: int | None) -> None:
-    assert_same(trained(name, 0.5, fused=True, settle=settle), plain_loop(name, 0.5))
-
-
-def test_an_optimizer_that_evaluates_the_loss_itself_is_refused_with_the_reason() -> None:
-    model, data = made("LBFGS")
-    with refused(ArgumentError, "optimizer"):
-        Trainer(
-            model=model,
-            task=Square(),
-            optimizer=torch.optim.LBFGS(model.parameters()),
-            data=MapData(data, global_batch_size=8),
-            updates=1,
-        )
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_resumes_with_the_same_bits(name: str) -> None:
+    state = trained(name, None, updates=2).state_dict()
+    straight, resumed = trained(name, None).state_dict(), trained(name, None, state=state).state_dict()
+    for part in ("model", "optimizer"):
+        assert_same(straight[part], resumed[part], part)

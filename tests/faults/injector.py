@@ -64,14 +64,6 @@ def memory_error() -> None:
     raise MemoryError("injected")
 
 
-def cuda_out_of_memory() -> None:
-    raise torch.AcceleratorError("CUDA error: out of memory (injected)")
-
-
-def cublas_out_of_memory() -> None:
-    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)` (injected)")
-
-
 def raised() -> None:
     raise ValueError("a bug of the user's")
 

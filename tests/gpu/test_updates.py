@@ -7,18 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from work import (
-    SAMPLES,
-    batches,
-    engine_of,
-    flat,
-    network,
-    no_waiting,
-    precision_of,
-    samples,
-    sha256,
-    trainer_of,
-)
+from work import SAMPLES, batches, engine_of, flat, network, no_waiting, precision_of, samples, sha256, trainer_of
 
 from evenstep import Ema, Engine, Failures, Training
 from evenstep.data import GlobalBatch

@@ -1,6 +1,5 @@
 """`evenstep train` on several ranks: the same run file, the same run."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -39,33 +38,11 @@ def test_launched_and_torchrun_and_one_process_end_at_the_same_bits(file: Path, 
     assert done[1].out.count("all 12 updates are done") == 1  # only the first rank speaks
 
 
-def test_sigterm_saves_on_all_ranks_and_resumes_on_one(file: Path, tmp_path: Path) -> None:
-    slow = ["--task.args.slow_s", "0.05", "--train.updates", "40"]
-    launcher = train(file, "--runs", tmp_path / "runs", "--launch.ranks", 2, *slow)
-    metrics = tmp_path / "runs/run/metrics.jsonl"
-    launcher.wait_for(lambda: metrics.exists() and metrics.read_text())
-    launcher.send_signal(signal.SIGTERM)
-    stopped = launcher.ended()
-    assert stopped.code == 75, stopped
-    assert "death signal" not in stopped.err  # which torch's launcher says, in words of its own
-    assert [*(tmp_path / "runs/run/checkpoints").glob("step-*/manifest.json")], stopped
-    resumed = Script("-m", "evenstep", "resume", tmp_path / "runs/run", "--launch.ranks", 1, SLOW_S="0").ended()
-    assert resumed.code == 0, resumed
-    assert "all 40 updates are done" in resumed.out
-
-
 def test_a_rank_that_fails_gives_its_exit_code_and_its_words(file: Path, tmp_path: Path) -> None:
     end = train(file, "--runs", tmp_path / "runs", "--launch.ranks", 2, "--task.args.fail", "true").ended()
     assert end.code == 1
     assert "rank 1 does not like this batch" in end.err
     assert not (tmp_path / "runs/run").exists()
-
-
-def test_a_strategy_for_one_process_is_refused_on_several(file: Path, tmp_path: Path) -> None:
-    single = ["--parallel.strategy", "single", "--parallel.reduction", "fast"]
-    end = train(file, "--runs", tmp_path / "runs", "--launch.ranks", 2, *single).ended()
-    assert end.code == 2, end
-    assert '`strategy` is "single"' in end.err
 
 
 def test_a_rank_that_is_killed_does_not_stop_a_run_that_goes_on_without_it(file: Path, tmp_path: Path) -> None:

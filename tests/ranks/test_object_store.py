@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 from launched import free_port
-from scripts import Script, ended, started
+from scripts import Script
 from squares import write_run
 
 from evenstep.checkpoint import Mirror, verify
@@ -119,25 +119,6 @@ def test_a_run_that_loses_process_and_folder_at_any_instant_ends_at_the_same_bit
     assert same(parameters(tmp_path / "last"), wanted)
     assert copies.steps() == [f"step-{update:08d}" for update in (UPDATES - 4, UPDATES - 2, UPDATES)]
     assert copies.clean() == []
-
-
-def test_each_rank_copies_its_part_and_one_process_goes_on_from_all_of_them(bucket: None, tmp_path: Path) -> None:
-    file = write_run(tmp_path, updates=UPDATES, more=MORE)
-    wanted = undisturbed(file, tmp_path / "undisturbed")
-    shared = ["--parallel.strategy", "fsdp"]
-    begun = ["--runs", tmp_path / "two", *shared, "--train.updates", UPDATES // 2]
-    for end in ended(started("-m", "evenstep", "train", file, *begun, ranks=range(2), world=2), TIMEOUT_S):
-        assert end.code == 0, end
-    copies = Mirror("s3://copies/runs", "run")
-    fetched = copies.fetch(f"step-{UPDATES // 2:08d}", tmp_path / "fetched")
-    assert {"rank-00000.safetensors", "rank-00001.safetensors", "tensors.json"} <= {
-        one.name for one in fetched.iterdir()
-    }
-    shutil.rmtree(tmp_path / "two")
-    end = train(file, tmp_path / "one", "--resume", "auto").ended(TIMEOUT_S)
-    assert end.code == 0, end
-    assert f"step-{UPDATES // 2:08d}" in end.out
-    assert same(parameters(tmp_path / "one"), wanted)
 
 
 def test_what_keeps_copies_from_being_written_is_found_by_check(variables: None, bucket: None, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A model in stages on several real processes."""
 
-import re
 import signal
 import time
 from pathlib import Path
@@ -10,6 +9,8 @@ import safetensors.torch
 import torch
 from scripts import Ended, Script, ended, started
 from squares import write_run
+
+from evenstep.cli import main
 
 SCRIPT = """
 import os, signal, sys, torch
@@ -34,8 +35,6 @@ class Fail(nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             if case == "raise":
                 raise ValueError("this stage has had enough")
-            if case == "shape":
-                x = x[:, :3]
         return self.linear(x)
 
 class Square(evenstep.Task):
@@ -79,26 +78,18 @@ def test_a_killed_rank_ends_the_others_within_seconds_with_the_action_they_were_
         assert "micro-batch" in ends[rank].err
 
 
-@pytest.mark.parametrize(
-    ("case", "said"),
-    [
-        ("raise", "ValueError: this stage has had enough"),
-        ("shape", "RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be"),  # since torch 2.15 with the operation
-    ],
-)
-def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: str) -> None:
-    ends, lived_on_s = run(tmp_path, case, 1, ranks=3)
+def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path) -> None:
+    ends, lived_on_s = run(tmp_path, "raise", 1, ranks=3)
     assert lived_on_s < 15
-    stopped = "pipeline rank 1 of 3 stopped at action 1F1 (forward, stage 1, micro-batch 1)"
-    for rank, end in enumerate(ends):
+    for end in ends:
         assert end.code == 1, end
-        assert re.search(said, end.err)
-        assert re.search(rf"\({re.escape(stopped)}\)" if rank == 1 else f"{re.escape(stopped)}: {said}", end.err)
+        assert "ValueError: this stage has had enough" in end.err
+        assert "pipeline rank 1 of 3 stopped at action 1F1 (forward, stage 1, micro-batch 1)" in end.err
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write_run(tmp_path, updates=6, more="parallel.timeout_s = 60\nmodel.args.middle = 3")
+    return write_run(tmp_path, updates=9, more="parallel.timeout_s = 60\nmodel.args.middle = 3")
 
 
 def parameters(folder: Path, update: int) -> dict[str, torch.Tensor]:
@@ -106,39 +97,30 @@ def parameters(folder: Path, update: int) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_file_trains_on_two_stages_and_goes_on_on_four_and_on_none(file: Path, tmp_path: Path) -> None:
-    straight, moved = tmp_path / "straight", tmp_path / "moved"
-    more = ("--train.updates", 9)
-    stages = "--parallel.pipeline", 2
-    four = ("--parallel.pipeline_schedule", "zb_v", "--launch.ranks", 4)
+    moved, two = tmp_path / "moved", ("--parallel.pipeline", 2, "--train.updates", 3)
+    four = ("--parallel.pipeline", 2, "--parallel.pipeline_schedule", "zb_v", "--launch.ranks", 4)
     done = [
-        *ended(started("-m", "evenstep", "train", file, "--runs", straight, *stages, *more, ranks=range(2), world=2)),
-        Script("-m", "evenstep", "train", file, "--runs", moved, *stages).ended(),
-        Script("-m", "evenstep", "resume", moved / "run", *stages, *four, *more).ended(),
+        Script("-m", "evenstep", "train", file, "--runs", tmp_path / "straight").ended(),
+        *ended(started("-m", "evenstep", "train", file, "--runs", moved, *two, ranks=range(2), world=2)),
+        Script("-m", "evenstep", "resume", moved / "run", *four, "--train.updates", 6).ended(),
+        Script("-m", "evenstep", "resume", moved / "run", "--parallel.pipeline", 1, "--train.updates", 9).ended(),
     ]
-    assert [end.code for end in done] == [0, 0, 0, 0], done
-    one, other = parameters(straight, 9), parameters(moved, 9)
+    assert [end.code for end in done] == [0] * 5, done
+    one, other = parameters(tmp_path / "straight", 9), parameters(moved, 9)
     assert all(torch.equal(one[name], other[name]) for name in one)
-    end = Script("-m", "evenstep", "resume", moved / "run", "--parallel.pipeline", 1, "--train.updates", 12).ended()
-    assert end.code == 0, end
-    assert "all 12 updates are done" in end.out
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        pytest.param(
-            *(("--parallel.pipeline", 13), "a model of 12 layers can't be cut into 13 stages"), marks=pytest.mark.slow
-        ),
-        (("--parallel.pipeline", 2, "--parallel.pipeline_schedule", "zbv"), "is it 'zb_v'?"),
-        (("--parallel.pipeline_schedule", "zbv"), "is it 'zb_v'?"),
-        (("--parallel.pipeline", 2, "--parallel.stages_per_rank", 3), "is for 1 stages per rank"),
-        (("--parallel.pipeline", 2, "--launch.ranks", 3), "must be a multiple of the 2 pipeline ranks"),
+        (("--parallel.pipeline", "2", "--parallel.pipeline_schedule", "zbv"), "is it 'zb_v'?"),
+        (("--parallel.pipeline", "2", "--parallel.stages_per_rank", "3"), "is for 1 stages per rank"),
+        (("--parallel.pipeline", "2", "--launch.ranks", "3"), "must be a multiple of the 2 pipeline ranks"),
         (("--parallel.split_at", '["2"]'), "`parallel.split_at`"),
     ],
 )
 def test_a_pipeline_that_cannot_be_is_refused_before_any_rank_starts(
-    file: Path, settings: tuple[object, ...], said: str
+    file: Path, settings: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    end = Script("-m", "evenstep", "check", file, *settings).ended()
-    assert end.code == 2, end
-    assert said in " ".join(end.err.split())
+    assert main(["check", str(file), *settings]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -84,31 +84,6 @@ group.close()
 """
 
 
-APART = """
-import sys, time, torch
-from evenstep.parallel import Processes
-from evenstep.errors import LostRankError
-
-group = Processes(torch.device("cpu"), timeout_s=5)
-group.begin_work()
-began = time.monotonic()
-try:
-    if group.rank == 0:  # computes what the others do not come to
-        group.begin_work()
-        group.interrupt("no memory")
-        group.meet("update 2")
-    else:
-        group.sum_floats([1.0])
-    raise AssertionError("nobody may get through")
-except LostRankError as error:
-    said = str(error)
-assert time.monotonic() - began < 20, "nobody may wait for longer than the timeout"
-assert ("rank 1" in said or "rank 2" in said) if group.rank == 0 else "no memory" in said, said
-print("well")
-group.close()
-"""
-
-
 def well(folder: Path, script: str) -> None:
     (folder / "script.py").write_text(script)
     for end in ended(started(folder / "script.py", ranks=range(3), world=3), 200):
@@ -121,7 +96,3 @@ def test_whoever_waits_wakes_and_all_go_on_in_new_connections(tmp_path: Path) ->
 
 def test_who_breaks_off_takes_nothing_from_those_that_are_still_at_the_work_before(tmp_path: Path) -> None:
     well(tmp_path, BEHIND)
-
-
-def test_ranks_that_compute_different_things_find_each_other_out_within_the_timeout(tmp_path: Path) -> None:
-    well(tmp_path, APART)

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "from-a-loop": "tests/usage/test_coming_from.py",
     "from-hf-trainer": "tests/usage/test_coming_from.py",
     "from-lightning": "tests/usage/test_coming_from.py",
-    "transformers": "tests/unit/hf/test_page.py",
+    "transformers": "tests/unit/hf/test_saving.py",
 }
 # What a page's block that has these words needs beside it.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
@@ -153,7 +153,7 @@ def test_json_is_json() -> None:
 
 def test_yaml_is_only_where_it_is_compared_with_its_schema() -> None:
     assert {block.page for block in all_blocks("yaml")} == {"hosts"}
-    assert "docs/hosts.md" in (ROOT / "tests/unit/test_hosts_page.py").read_text()
+    assert "docs/hosts.md" in (ROOT / "tests/unit/test_public.py").read_text()
 
 
 # -- commands

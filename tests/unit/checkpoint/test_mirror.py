@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from evenstep.checkpoint import (
-    AsyncWriter,
-    CheckpointReader,
-    Mirror,
-    verify,
-    write_checkpoint,
-)
+from evenstep.checkpoint import AsyncWriter, CheckpointReader, Mirror, verify, write_checkpoint
 from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]

@@ -1,5 +1,8 @@
-"""Old checkpoints go, never the only sound one, and never by halves."""
+"""Folders of checkpoints: one run each, old ones go, never the only sound one."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep.checkpoint import (
+    LOCK,
     clean_leftovers,
     complete_checkpoints,
+    locked,
     retain,
     verify,
     write_checkpoint,
 )
+from evenstep.errors import CheckpointError
 from newest import newest_checkpoint
 
 State = Callable[[int], dict[str, object]]
@@ -66,3 +72,27 @@ def test_an_interrupted_replacement_is_undone_or_finished(folder: Path, state: S
     assert len(clean_leftovers(folder)) == 1
     assert names(folder) == ["step-00000004"]
     assert verify(folder).update == 4
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from evenstep.checkpoint.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_process_is_refused_while_it_lives_and_taken_over_when_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(CheckpointError), locked(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(20)
+        with locked(tmp_path) as said:
+            assert said.startswith(f"took over the lock of process {holder.pid} on ")
+    assert not (tmp_path / LOCK).exists()

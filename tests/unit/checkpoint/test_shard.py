@@ -11,7 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep.checkpoint import AsyncWriter, CheckpointReader, Mirror, Shard, read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint import (
+    AsyncWriter,
+    CheckpointReader,
+    Mirror,
+    Shard,
+    read_checkpoint,
+    tensor_file,
+    verify,
+    write_checkpoint,
+)
 from evenstep.checkpoint.manifest import UnreadableError
 from evenstep.errors import CheckpointError
 
@@ -93,6 +102,25 @@ def test_ranks_with_other_tensors_are_an_error_on_all(folder: Path, on_ranks: On
         with pytest.raises(CheckpointError):
             write_checkpoint(folder, 3, mine, group=group)
 
+    on_ranks(2, write)
+    assert not list(folder.iterdir())
+
+
+def test_a_disk_that_is_full_on_one_rank_is_an_error_on_all_and_leaves_nothing(
+    folder: Path, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = tensor_file.save
+
+    def full(path: Path, values: Any) -> None:
+        if path.name.startswith("rank-00001"):
+            raise OSError(28, "No space left on device")
+        save(path, values)
+
+    def write(group: Any) -> None:
+        with pytest.raises(CheckpointError):
+            write_checkpoint(folder, 3, state(group), group=group)
+
+    monkeypatch.setattr(tensor_file, "save", full)
     on_ranks(2, write)
     assert not list(folder.iterdir())
 

@@ -60,9 +60,7 @@ keys = st.one_of(st.text(max_size=6), st.integers(), st.sampled_from(["$tensor",
 trees = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(keys, inner, max_size=3),
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(keys, inner, max_size=3)
     ),
     max_leaves=12,
 )

@@ -56,22 +56,3 @@ def test_a_sound_run_holds_in_every_row_and_nothing_is_written(evenstep: Run, re
     assert lines[-1].startswith("3 rows hold")
     after = {path for path in recipe.rglob("*") if "__pycache__" not in path.parts}
     assert after - before == {recipe / "out", recipe / "out/proof.json"}
-
-
-def test_what_depends_on_the_cut_is_named_and_gives_exit_code_1(evenstep: Run, recipe: Path) -> None:
-    (recipe / "normed.py").write_text(
-        "from torch import nn\n"
-        "class Normed(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.first, self.norm, self.last = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)\n"
-        "    def forward(self, x):\n"
-        "        return self.last(self.norm(self.first(x)))\n"
-    )
-    arguments = ("--model.target", "normed.py:Normed", "--rows", "cuts 4", "--json", "proof.json")
-    done = evenstep("prove", "run.toml", *arguments, "--updates", "1")
-    assert done.code == 1, done.out + done.err
-    said = json.loads((recipe / "proof.json").read_text())["rows"][0]
-    assert said["holds"] is False and said["value"] > said["bound"]
-    assert "module `norm`" in said["causes"][0]
-    assert "FAILS" in done.out and "module `norm`" in " ".join(done.out.split())

@@ -70,14 +70,7 @@ def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: 
 
 
 def test_help_imports_nothing_that_a_command_needs() -> None:
-    heavy = [
-        "torch",
-        "pydantic",
-        "rich",
-        "safetensors",
-        "evenstep.config",
-        "evenstep.tools.report",
-    ]
+    heavy = ["torch", "pydantic", "rich", "safetensors", "evenstep.config", "evenstep.tools.report"]
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -85,19 +85,6 @@ def test_a_resumed_run_ends_with_the_same_parameters(evenstep: Run, recipe: Path
     assert all(torch.equal(value, again[name]) for name, value in whole.items())
 
 
-def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(evenstep: Run) -> None:
-    assert evenstep("train", "run.toml", "--train.updates", "4").code == 0
-    added = ["--hooks.early_stop.patience_evaluations", "3", "--train.ema.decay", "0.9"]
-    more = evenstep("resume", "runs/tiny", "--train.updates", "5", *added, "--checkpoint.best.metric", "valid/loss")
-    assert more.code == 0, more.err
-    assert "changed     train.updates 4 -> 5, " in more.out
-    assert "hook `Best` is new" in more.out and "hook `EarlyStop` is new" in more.out
-    keys = ("hooks.early_stop", "checkpoint.best", "train.ema")
-    dropped = evenstep("resume", "runs/tiny", "--train.updates", "6", *(f"--{key}=none" for key in keys))
-    assert dropped.code == 0, dropped.err
-    assert "hook `Best` is gone" in dropped.out and "the average of the parameters is dropped" in dropped.out
-
-
 RAISES = """
 class Regress(Regress):
     def loss(self, output, batch):
@@ -160,6 +147,19 @@ def test_a_resume_with_another_rate_is_refused_unless_it_starts_there_and_says_s
     done = evenstep(command, "run.toml", "--name", "second", "--resume", "runs/tiny", *rate)
     assert done.code == 0, done.err
     assert command == "check" or "the optimizer's `lr` was 0.01 and is now 0.5" in done.out
+
+
+def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(evenstep: Run) -> None:
+    assert evenstep("train", "run.toml", "--train.updates", "4").code == 0
+    added = ["--hooks.early_stop.patience_evaluations", "3", "--train.ema.decay", "0.9"]
+    more = evenstep("resume", "runs/tiny", "--train.updates", "5", *added, "--checkpoint.best.metric", "valid/loss")
+    assert more.code == 0, more.err
+    assert "changed     train.updates 4 -> 5, " in more.out
+    assert "hook `Best` is new" in more.out and "hook `EarlyStop` is new" in more.out
+    keys = ("hooks.early_stop", "checkpoint.best", "train.ema")
+    dropped = evenstep("resume", "runs/tiny", "--train.updates", "6", *(f"--{key}=none" for key in keys))
+    assert dropped.code == 0, dropped.err
+    assert "hook `Best` is gone" in dropped.out and "the average of the parameters is dropped" in dropped.out
 
 
 def test_a_process_among_some_that_may_be_lost_does_not_train_alone(

@@ -130,13 +130,7 @@ def test_a_file_with_the_name_of_another_module_is_a_fault(recipe: Path, faults:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("layers", "2.5"),
-        ("sizes", "[1, 0.5]"),
-        ("label", "0.5"),
-        ("shape", "{ width = 1, hight = 2 }"),
-        ("layrs", "2"),
-    ],
+    [("layers", "2.5"), ("sizes", "[1, 0.5]"), ("label", "0.5"), ("shape", "{ width = 1, hight = 2 }"), ("layrs", "2")],
 )
 def test_arguments_are_checked_against_the_signature(faults: Faults, key: str, value: str) -> None:
     (fault,) = faults(f"--model.args.{key}", value)

@@ -9,7 +9,7 @@ import pytest
 from annotated_types import Interval
 
 import evenstep
-from evenstep.config.load import may_change, schema
+from evenstep.config.load import schema
 from evenstep.config.run import DataTable, ParallelTable
 from evenstep.errors import ArgumentError
 from evenstep.options import Training
@@ -125,17 +125,3 @@ def test_a_table_has_the_defaults_of_what_is_made_of_it(table: Any, constructor:
     common = (there.keys() & here.keys()) - {"collate"}
     assert common
     assert {name: here[name] for name in common} == {name: there[name] for name in common}
-
-
-@pytest.mark.parametrize(
-    ("key", "may"),
-    [
-        ("train.ema.decay", True),
-        ("train.clip_norm", False),
-        ("tasks.box.data.num_workers", True),
-        ("hooks", True),
-        ("seed", False),
-    ],
-)
-def test_a_resumed_run_may_have_other_values_of_some_keys(key: str, may: bool) -> None:
-    assert may_change(key) is may

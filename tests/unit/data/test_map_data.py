@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from itertools import chain, islice
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -21,9 +22,12 @@ from torch.utils.data import (
     default_collate,
 )
 
-from evenstep.data import Data, GlobalBatch, MapData, Position, ReadOptions, data_of
+import kit
+from evenstep.data import GlobalBatch, MapData, Position, ReadOptions, StreamData, data_of
 from evenstep.data.batching import cut_by_pairs
 from evenstep.data.dataset import draws_nothing, rows_of
+from evenstep.data.split import num_arrived, samples_in
+from evenstep.data.tree import pin
 
 
 class Noisy(Dataset[tuple[int, float, float, float]]):
@@ -255,14 +259,9 @@ def test_rows_are_those_of_the_default_collate_function() -> None:
     assert not draws_nothing(Own(torch.zeros(3)))
 
 
-def drawn(data: Data, count: int, **read: Any) -> list[list[int]]:
-    batches = islice(data.batches(ReadOptions(seed=1, **read)), count)
-    return [[sample for one in batch.microbatches for sample in one.samples] for batch in batches]
-
-
 def test_samples_are_drawn_in_proportion_to_their_weights() -> None:
     data = MapData(range(5), global_batch_size=5, sampling=[1.0, 0.0, 2.0, 5.0, 0.0])
-    counts = Counter(chain(*drawn(data, 2000)))
+    counts = Counter(chain(*updates(data, 2000)))
     assert set(counts) == {0, 2, 3}
     assert counts[0] / 10_000 == pytest.approx(1 / 8, abs=0.01)
     assert counts[3] / 10_000 == pytest.approx(5 / 8, abs=0.01)
@@ -272,9 +271,9 @@ def test_samples_are_drawn_in_proportion_to_their_weights() -> None:
 def test_draws_resume_anywhere_and_are_divided_among_ranks(replacement: bool) -> None:
     weights = WeightedRandomSampler([1.0, 2.0, 3.0, 4.0] * 5, 12, replacement=replacement)
     data = MapData(range(20), global_batch_size=4, sampling=weights)
-    whole = drawn(data, 9)
-    assert drawn(data, 5, start=Position(epoch=1, batch=1)) == whole[4:]
-    ranks = [drawn(data, 9, rank=rank, ranks=2) for rank in range(2)]
+    whole = updates(data, 9)
+    assert updates(data, 5, start=Position(epoch=1, batch=1)) == whole[4:]
+    ranks = [updates(data, 9, rank=rank, ranks=2) for rank in range(2)]
     assert [one + other for one, other in zip(*ranks, strict=True)] == whole
     assert whole[:3] != whole[3:6]
     if not replacement:
@@ -287,5 +286,81 @@ def test_draws_resume_anywhere_and_are_divided_among_ranks(replacement: bool) ->
 def test_a_loader_that_draws_is_taken_over(sampler: Any) -> None:
     data = data_of(DataLoader([0.0, 1.0, 2.0], batch_size=4, sampler=sampler, drop_last=True), "data")
     assert data.num_batches(0, seed=1) == 2
-    found = set(chain(*drawn(data, 10)))
+    found = set(chain(*updates(data, 10)))
     assert found == ({1, 2} if isinstance(sampler, WeightedRandomSampler) else {0, 1, 2})
+
+
+class Part:
+    """Stands for anything that can be pinned, without an accelerator."""
+
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+def test_every_part_is_pinned_and_every_type_kept() -> None:
+    batch = defaultdict(list, inputs=(Part(), [3, "text"]), more=OrderedDict(x=Part()), none=None)
+    assert pin(batch) == {"inputs": ("pinned", [3, "text"]), "more": {"x": "pinned"}, "none": None}
+    assert (type(pin(batch)), type(pin(batch)["more"])) == (defaultdict, OrderedDict)
+
+
+def test_samples_that_collate_left_out_have_not_arrived() -> None:
+    put_in = 3
+    samples = [(torch.zeros(4), torch.zeros(1))] * put_in
+    assert num_arrived(default_collate(samples[1:]), samples) == put_in - 1
+    assert num_arrived(default_collate(samples), samples) == num_arrived(list(samples), samples) == put_in
+    assert num_arrived(samples[1:], samples) == put_in - 1
+    assert num_arrived((torch.zeros(0, 4), torch.zeros(0, 1)), samples) == 0
+    assert num_arrived(torch.zeros(4, put_in), samples) == put_in  # features first
+
+
+def sample(number: int) -> tuple[Tensor, Tensor] | None:
+    is_lost = number % 3 == 1 or 8 <= number < 12
+    return None if is_lost else (torch.full((4,), number / 32), torch.tensor(number / 16))
+
+
+def without_lost(samples: list[Any]) -> Any:
+    good = [one for one in samples if one is not None]
+    return default_collate(good) if good else (torch.zeros(0, 4), torch.zeros(0))
+
+
+def model() -> nn.Linear:
+    return kit.filled(nn.Linear(4, 1))
+
+
+def plain_loop() -> nn.Linear:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for begin in range(0, 32, 8):
+        x, y = without_lost([sample(number) for number in range(begin, begin + 8)])
+        optimizer.zero_grad()
+        (((trained(x).squeeze(-1) - y) ** 2).sum() / len(x)).backward()
+        optimizer.step()
+    return trained
+
+
+@pytest.mark.parametrize(("kind", "micro_batch_size"), [("map", 4), ("stream", 2)])
+def test_a_collate_function_that_drops_samples_trains_as_the_good_samples(kind: str, micro_batch_size: int) -> None:
+    sizes: Any = {"global_batch_size": 8, "micro_batch_size": micro_batch_size, "collate": without_lost}
+    samples = [sample(number) for number in range(32)]
+    data = MapData(samples, shuffle=False, **sizes) if kind == "map" else StreamData(samples, **sizes)
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    kit.trainer_of(trained, optimizer=optimizer, data=data, updates=4).train()
+    assert torch.allclose(trained.weight, plain_loop().weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (torch.zeros(8, 3), 8),
+        (torch.tensor(5.0), 1),
+        ((torch.zeros(8, 3), torch.zeros(8)), 8),
+        ({"inputs": torch.zeros(8, 3), "mask": torch.zeros(8, 1)}, 8),
+        (({"inputs": torch.zeros(8, 3)}, torch.zeros(8)), 8),
+        (((torch.zeros(3, 5, 5), torch.zeros(3, 9, 4)), ({"boxes": 1}, {"boxes": 2})), 2),
+        (["a", "b", "c"], 3),
+        ({}, 0),
+    ],
+)
+def test_samples_of_a_ready_made_batch(batch: object, expected: int) -> None:
+    assert samples_in(batch) == expected

@@ -7,17 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.data import (
-    AllTasks,
-    Data,
-    MapData,
-    Mixing,
-    Mixture,
-    Position,
-    ReadOptions,
-    RoundRobin,
-    Sampled,
-)
+from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Position, ReadOptions, RoundRobin, Sampled
 
 SIZES = {"a": 7, "b": 3, "c": 5}
 

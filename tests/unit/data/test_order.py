@@ -1,13 +1,10 @@
 """Orders, cuts and shares of samples, and generators that data leaves as they were."""
 
-import random
 from dataclasses import replace
 from itertools import chain, pairwise
-from math import isqrt
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -15,25 +12,6 @@ from numpy.typing import NDArray
 from evenstep.data import ReadOptions
 from evenstep.data.batching import cut_by_tokens, shuffle_batches
 from evenstep.data.order import Enciphered, order, order_of
-from evenstep.data.seeding import seed_generators, undisturbed
-from evenstep.keys import mix
-
-
-def enciphered(place: int, num_samples: int, order_key: int) -> int:
-    """The sample at a place by the definition, one number at a time."""
-    low = isqrt(num_samples - 1) + 1
-    high = -(-num_samples // low)
-    rounds = 0 if num_samples == 1 else 8 + 2 * min(8, 128 // num_samples)
-    number = place
-    while True:
-        right, left = divmod(number, low)
-        for turn in range(rounds):
-            size = high if turn % 2 else low
-            hashed = (mix(mix(order_key + turn) ^ right) >> 32) * size >> 32
-            left, right = right, (left + hashed) % size
-        number = right * low + left
-        if number < num_samples:
-            return number
 
 
 def deviation(counts: NDArray[np.int64], expected: float, freedom: int) -> float:
@@ -45,14 +23,6 @@ def deviation(counts: NDArray[np.int64], expected: float, freedom: int) -> float
 def orders(num_samples: int, epochs: int) -> NDArray[np.int64]:
     """`[epochs, num_samples]`."""
     return np.stack([order(num_samples, seed=7, epoch=epoch) for epoch in range(epochs)])
-
-
-@given(data=st.data(), num_samples=st.integers(1, 10**12), order_key=st.integers(0, 2**63 - 1))
-def test_a_sample_is_its_place_enciphered_by_the_definition(
-    data: st.DataObject, num_samples: int, order_key: int
-) -> None:
-    place = data.draw(st.integers(0, num_samples - 1))
-    assert Enciphered(num_samples, order_key)(place, place + 1).tolist() == [enciphered(place, num_samples, order_key)]
 
 
 @given(num_samples=st.integers(0, 3000), order_key=st.integers(0, 2**63 - 1))
@@ -143,27 +113,3 @@ def test_ranks_run_whole_blocks(num_microbatches: int, ranks: int, blocks: int) 
         assert max(map(len, held)) - min(map(len, held)) <= 1
     else:
         assert shares == [replace(one, blocks=None).share(n) for one in options]
-
-
-def draws() -> tuple[float, float, float]:
-    return float(torch.rand(())), float(np.random.rand()), random.random()
-
-
-@pytest.mark.parametrize("error", [None, KeyError])
-def test_generators_go_on_as_if_nothing_was_drawn_in_between(error: type[Exception] | None) -> None:
-    with undisturbed():
-        seed_generators(7)
-        expected = [draws(), np.random.randn(), np.random.randn(), draws()]
-        seed_generators(7)
-        actual: list[object] = [draws(), np.random.randn()]  # numpy now holds back a second normal number
-        try:
-            with undisturbed():
-                seed_generators(8)
-                draws()
-                np.random.randn()
-                if error is not None:
-                    raise error
-        except KeyError:
-            pass
-        actual += [np.random.randn(), draws()]
-    assert actual == expected

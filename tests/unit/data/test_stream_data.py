@@ -1,6 +1,5 @@
 """Streams of samples, of batches and of updates, on one rank and on several."""
 
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain, islice
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.data import Batch, GlobalBatch, Position, ReadOptions, StreamData, UpdateData, batches_in
+from evenstep.data import GlobalBatch, Position, ReadOptions, StreamData, UpdateData
 from evenstep.errors import DataError
 
 
@@ -243,23 +242,6 @@ def test_ranks_that_read_the_same_items_from_streams_of_their_own_say_so_once(to
 
 
 # --- Ready-made updates.
-
-Named = namedtuple("Named", "images labels")
-
-
-@pytest.mark.parametrize(
-    ("item", "expected"),
-    [
-        ({"x": 1}, [("", {"x": 1})]),
-        (Named([1], "box"), [("", Named([1], "box"))]),
-        (Batch(task="box", data=(1, 2)), [("box", (1, 2))]),
-        (([1], "box"), [("box", [1])]),
-        (([1], [2]), [("", [1]), ("", [2])]),
-        ((Named(1, 2), ([1], "box")), [("", Named(1, 2)), ("box", [1])]),
-    ],
-)
-def test_a_tuple_is_several_batches_and_everything_else_is_one(item: Any, expected: list[tuple[str, Any]]) -> None:
-    assert [(batch.task, batch.data) for batch in batches_in(item)] == expected
 
 
 class Updates(Counting):

@@ -1,7 +1,6 @@
 """Metrics as exact sums over ranks, and texts and images that a run shows."""
 
 import io
-import json
 from fractions import Fraction
 from typing import Any
 
@@ -22,9 +21,7 @@ ENTRIES = st.lists(
 
 
 @given(entries=ENTRIES)
-def test_a_written_value_is_sum_over_sum(
-    entries: list[tuple[int, str, float, int, bool]],
-) -> None:
+def test_a_written_value_is_sum_over_sum(entries: list[tuple[int, str, float, int, bool]]) -> None:
     storage = Storage()
     for update, name, total, weight, on_device in entries:
         if on_device:
@@ -43,9 +40,7 @@ def test_a_written_value_is_sum_over_sum(
 
 
 @given(
-    entries=st.lists(
-        st.tuples(st.floats(-1e9, 1e9), st.floats(0.001, 1e6), st.integers(0, 3)), min_size=1, max_size=12
-    ),
+    entries=st.lists(st.tuples(st.floats(-1e9, 1e9), st.floats(0.001, 1e6), st.integers(0, 3)), min_size=1, max_size=12)
 )
 def test_bits_do_not_depend_on_the_ranks(entries: list[tuple[float, float, int]]) -> None:
     storages = [Storage() for _ in range(4)]
@@ -102,24 +97,6 @@ def test_metrics_stay_pending_when_a_rank_is_lost() -> None:
     storage.put("train/loss", 8.0, 2, update=3)
     storage.follow(2)  # others have heard of it, and this rank alone has not
     assert not storage.settle()
-
-
-def test_the_history_goes_around_through_json() -> None:
-    storage = Storage()
-    for update in range(2000):
-        storage.put("a", update / 7, 3, update=update)
-        storage.put("b", 1.0, update=update)
-    storage.settle()
-    fresh = Storage()
-    fresh.put("stale", 1.0, update=9999)
-    fresh.load_state_dict(json.loads(json.dumps(storage.state_dict())))
-    assert fresh.settle() == []
-    assert fresh.names() == ("a", "b")
-    assert fresh.latest("a") == storage.latest("a")
-    assert fresh.history("b") == storage.history("b")[-1000:]
-    fresh.put("a", 1.0, update=2000)
-    fresh.settle()
-    assert fresh.latest("a") == (2000, "a", 1.0, 1.0)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7)])

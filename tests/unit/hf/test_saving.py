@@ -1,5 +1,6 @@
 """Folders as the hub has them: what a run writes, transformers and peft read, and what they write a run begins with."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,7 @@ import kit
 from evenstep import Best, Checkpointing, MapData, Trainer, load_weights
 from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import CheckpointError
-from evenstep.integrations.hf import (
-    CausalLM,
-    Packing,
-    SavePretrained,
-    from_config,
-    from_pretrained,
-    save_pretrained,
-)
+from evenstep.integrations.hf import CausalLM, Packing, SavePretrained, from_config, from_pretrained, save_pretrained
 
 from .conftest import DOCUMENTS, LLAMA
 
@@ -143,3 +137,26 @@ def test_what_is_there_stays_whole_until_there_is_something_newer(
 
 def fails(*arguments: Any, **options: Any) -> None:
     raise OSError(28, "no space left")
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "transformers.md"
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers for it
+def test_the_blocks_of_the_page_run(transformers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+            exec(compile(block, PAGE.name, "exec"), names)
+    tokens = torch.tensor([[1, 5, 9]])
+    with names["adapted"].disable_adapter():  # they stand within `read`
+        assert torch.equal(scores_of(names["read"], tokens), scores_of(names["model"], tokens))
+    torch.testing.assert_close(
+        scores_of(names["again"], tokens), scores_of(names["adapted"], tokens), rtol=0, atol=1e-6
+    )
+    assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
+
+
+def scores_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=tokens).logits

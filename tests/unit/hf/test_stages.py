@@ -30,11 +30,7 @@ GPT2 = {
     "attn_pdrop": 0.0,
 }
 SLIDING = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
-MODELS = {
-    "gpt2": GPT2,
-    "llama": LLAMA,
-    "qwen2": {**LLAMA, "model_type": "qwen2", **SLIDING},
-}
+MODELS = {"gpt2": GPT2, "llama": LLAMA, "qwen2": {**LLAMA, "model_type": "qwen2", **SLIDING}}
 
 
 def trained(model: nn.Module, strategy: Any = None) -> dict[str, Tensor]:

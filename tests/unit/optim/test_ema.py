@@ -48,28 +48,7 @@ def test_the_average_follows_its_formula(start: int, every: int, warmup: bool, o
         assert averaged(average, model) == pytest.approx(expected, rel=1e-14)
 
 
-def test_a_skipped_update_moves_nothing_and_a_resumed_average_has_the_same_bits() -> None:
-    model, other = line(), line()
-    average, again = Average(Ema(decay=0.99), model), Average(Ema(decay=0.99), other)
-    for update in range(1, 9):
-        moved(model, update**0.5)
-        average.after_update(update)
-        if update == 5:
-            average.after_update(update, torch.tensor(1.0))
-            again.load_state_dict({name: one.clone() for name, one in average.state_dict().items()})
-    for update in range(6, 9):
-        moved(other, update**0.5)
-        again.after_update(update)
-    assert torch.equal(average.state_dict()["weight"], again.state_dict()["weight"])
-
-
-@pytest.mark.parametrize(
-    ("format", "wide"),
-    [
-        (torch.bfloat16, torch.float32),
-        (torch.float64, torch.float64),
-    ],
-)
+@pytest.mark.parametrize(("format", "wide"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
 def test_narrow_numbers_are_averaged_in_wider_ones(format: torch.dtype, wide: torch.dtype) -> None:
     model = line()
     model.register_buffer("table", torch.zeros(2).to(format))

@@ -1,15 +1,17 @@
-"""Parameter groups: who is in which, and that each is stepped as a plain loop over parameters would."""
+"""Parameter groups and tuples of optimizers: each parameter is stepped as a plain loop would."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import kit
-from evenstep import ParameterGroup, grouped_optimizer
+from evenstep import ParameterGroup, Training, grouped_optimizer
 from evenstep.errors import ArgumentError
+from evenstep.optim.optimizers import joined
+from evenstep.optim.schedules import InverseSqrt
 from refused import refused
 
 
@@ -102,3 +104,56 @@ def test_a_tied_parameter_is_meant_by_each_of_its_names() -> None:
     both = {name: ParameterGroup(patterns=(f"{name}.*",), lr_factor=3.0) for name in ("head", "embed")}
     with refused(ArgumentError, "patterns"):
         grouped_optimizer(model, lr=0.1, groups=both)
+
+
+def both(model: nn.Module, **more: Any) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
+    return torch.optim.Adam(matrices, lr=0.02, **more), torch.optim.AdamW(others, lr=0.01, **more)
+
+
+def both_by_hand(clip_norm: float | None, **more: Any) -> Tensor:
+    model = kit.net()
+    optimizers = both(model, **more)
+    for update in range(1, 5):
+        start = 8 * ((update - 1) % 2)
+        x, y = kit.stacked(kit.points(16)[start : start + 8])
+        (((model(x).squeeze(-1) - y) ** 2).sum() / 8).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        for one, lr in zip(optimizers, (0.02, 0.01), strict=True):
+            one.param_groups[0]["lr"] = lr * InverseSqrt(warmup_updates=2)(update, 4)
+            one.step()
+            one.zero_grad()
+    return kit.flat(model)
+
+
+@pytest.mark.parametrize(("clip_norm", "fused"), [(None, False), (0.5, True), (0.5, False)])
+def test_two_optimizers_over_one_model_step_as_two_optimizers_by_hand(clip_norm: float | None, fused: bool) -> None:
+    model = kit.net()
+    kit.trainer_of(
+        model,
+        optimizer=both(model, fused=fused),
+        data=kit.data(16, micro=None, shuffle=False),
+        updates=4,
+        train=Training(clip_norm=clip_norm),
+        lr_schedule=InverseSqrt(warmup_updates=2),
+    ).train()
+    torch.testing.assert_close(kit.flat(model), both_by_hand(clip_norm, fused=fused), rtol=1e-6, atol=1e-8)
+
+
+class OwnStateDict(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "more": 1}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda model: (torch.optim.SGD(model.parameters()), torch.optim.Adam(model[0].parameters())),
+        lambda model: (OwnStateDict(model.parameters()),),
+    ],
+)
+def test_shared_parameters_and_own_state_dicts_are_refused(given: Any) -> None:
+    with refused(ArgumentError, "optimizer"):
+        joined(given(kit.net()))

@@ -220,35 +220,13 @@ def test_it_is_that_of_pytorch_whose_patience_is_one_less(seed: int) -> None:
         min_lr=0.01,
         eps=0.0,
     )
-    ours = Plateau(
-        mode=mode,
-        factor=0.5,
-        patience_evaluations=patience,
-        min_delta=delta,
-        min_factor=0.01,
-    )
+    ours = Plateau(mode=mode, factor=0.5, patience_evaluations=patience, min_delta=delta, min_factor=0.01)
     for update in range(1, 80):
         value = 1 + draw.random()
         theirs.step(value)
         ours.evaluated(value, update=update)
         assert ours(update, None) == optimizer.param_groups[0]["lr"]
     assert ours.state["multiplier"] < 1
-
-
-def test_what_it_remembers_is_saved_and_taken_back() -> None:
-    values = [1.0, 0.9, 0.95, 0.91, 0.8, 0.9, 0.9, 0.9, 0.9]
-    whole, first = (Plateau(factor=0.5, patience_evaluations=3) for _ in range(2))
-    for update, value in enumerate(values, start=1):
-        whole.evaluated(value, update=update)
-    for cut in range(len(values)):
-        first.load_state_dict({})
-        for update, value in enumerate(values[:cut], start=1):
-            first.evaluated(value, update=update)
-        second = Plateau(factor=0.5, patience_evaluations=3)
-        second.load_state_dict(first.state_dict())
-        for update, value in enumerate(values[cut:], start=cut + 1):
-            second.evaluated(value, update=update)
-        assert second.state_dict() == whole.state_dict()
 
 
 def sgd(*rates: float, **more: object) -> SGD:

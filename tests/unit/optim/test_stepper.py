@@ -1,19 +1,21 @@
 """Optimizers that step parameters of 16 bits in float32: with master weights, and rounded stochastically."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep.errors import OutOfMemoryError
 from evenstep.keys import branch
 from evenstep.optim import rounded
-from evenstep.optim.apply import build_apply
+from evenstep.optim.apply import build_apply, norms
+from evenstep.optim.apply import gradients as gradients_of
 from evenstep.optim.optimizers import joined, parts_of
 from evenstep.optim.rounded import RoundedStepper, round_into
 from evenstep.optim.stepper import MasterStepper, Stepper
@@ -213,3 +215,92 @@ def test_which_way_is_keyed_by_update_and_parameter() -> None:
         round_into(drawn[-1], wide, branch=key)
     assert torch.equal(drawn[0], drawn[-1])
     assert not any(torch.equal(drawn[0], other) for other in drawn[1:-1])
+
+
+def squared_norm(grads: list[torch.Tensor]) -> torch.Tensor:
+    return norms(grads).square().sum()
+
+
+def parameters_of(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), (2, 2)]
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    return parameters
+
+
+def plain_sgd(lr: float, divisor: float, clip: float | None) -> list[Tensor]:
+    """g' = g/divisor · min(1, c/(‖g/divisor‖ + 1e-6)), then plain SGD, in float64."""
+    parameters = parameters_of()
+    grads = [p.grad.double() / divisor for p in parameters if p.grad is not None]
+    norm = math.sqrt(sum(float((grad**2).sum()) for grad in grads))
+    factor = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+    return [p.detach().double() - lr * factor * grad for p, grad in zip(parameters, grads, strict=True)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("defer", [False, True])
+@given(st.floats(0.5, 65536.0), st.sampled_from([None, 0.1, 1.0, 1e6]))
+@settings(max_examples=20, deadline=None)
+def test_plain_sgd_gets_the_gradient_unscaled_and_clipped_exactly_once(
+    fused: bool, defer: bool, divisor: float, clip: float | None
+) -> None:
+    parameters = parameters_of()
+    optimizer = torch.optim.SGD(parameters, lr=0.5, fused=fused)
+    grads = gradients_of(parameters)
+    build_apply(Stepper(optimizer), clip_norm=clip, device=CPU, defer=defer)(grads, squared_norm(grads), divisor)
+    for parameter, wanted in zip(parameters, plain_sgd(0.5, divisor, clip), strict=True):
+        torch.testing.assert_close(parameter.detach().double(), wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_a_first_step_has_the_bits_of_a_later_step() -> None:
+    """A verdict that stays on the device is read at the first step of each start."""
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(64, generator=generator) for _ in range(4)]
+
+    def trained(stops_after: int) -> Tensor:
+        parameter = nn.Parameter(torch.zeros(64))
+        optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
+        apply = build_apply(Stepper(optimizer), clip_norm=0.3, device=CPU, defer=True)
+        for number, value in enumerate(values):
+            if number == stops_after:
+                apply = build_apply(Stepper(optimizer), clip_norm=0.3, device=CPU, defer=True)
+            parameter.grad = value.clone()
+            apply(gradients_of([parameter]), squared_norm([value]), 3.0)
+        return parameter.detach()
+
+    for stops_after in (1, 2, 3):
+        assert torch.equal(trained(stops_after), trained(4))
+
+
+class OwnStep(torch.optim.SGD):
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        look(self)
+        super().step()
+
+
+def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        assert parameter.grad is not None
+        parameter.grad.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize(("by", "defer"), [("step", False), ("hook", True), ("hook of one of several", False)])
+def test_code_that_looks_at_gradients_before_the_kernel_gets_what_is_to_be_stepped(by: str, defer: bool) -> None:
+    """By value, say: 0.01 in gradients that are still multiplied by a loss scale is not 0.01."""
+
+    def stepped(fused: bool) -> list[Tensor]:
+        parameters = parameters_of()
+        kind = OwnStep if by == "step" else torch.optim.SGD
+        optimizer: torch.optim.Optimizer = kind(parameters, lr=1.0, fused=fused)
+        if by != "step":
+            optimizer.register_step_pre_hook(look)
+        if by == "hook of one of several":
+            optimizer = joined((optimizer,))
+        grads = gradients_of(parameters)
+        build_apply(Stepper(optimizer), clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1024.0)
+        return [parameter.detach() for parameter in parameters]
+
+    for mine, wanted in zip(stepped(fused=True), stepped(fused=False), strict=True):
+        torch.testing.assert_close(mine, wanted)

@@ -1,3 +1,5 @@
+"""Sums of gradients over ranks, in their order and in buckets."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -5,8 +7,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Ddp
 from evenstep.parallel.blocks import Dealing, Gradients, Place, added, begin_sum, blocks_of, hold, packed
 
 PARAMETERS = [torch.zeros(3), torch.zeros(2, 2)]
@@ -75,26 +79,31 @@ def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
         assert torch.equal(total.view(torch.int32), wanted.view(torch.int32))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_as_many_bytes_are_sent_as_in_a_ring(on_ranks: Callable[..., list[Any]], ranks: int) -> None:
-    """2(R - 1)/R of the tensor from each rank, where each rank holds one node."""
-    elements = 840
-    dealing = Dealing(tuple(range(ranks)), tuple(range(ranks)))
+class Heads(nn.Module):
+    """A trunk and two heads, of which a micro-batch uses one."""
 
-    def act(group: Any) -> int:
-        sent = 0
-        plain = group.begin_send
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(3, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 1) for _ in range(3)])
 
-        def counted(tensor: Tensor, rank: int, channel: int = 0) -> Any:
-            nonlocal sent
-            sent += tensor.numel()
-            return plain(tensor, rank, channel)
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.trunk(x).tanh()).sum()
 
-        group.begin_send = counted
-        like = torch.empty(0, dtype=torch.bfloat16)  # which two ranks do not add as the backend does
-        flat = torch.ones(elements, dtype=like.dtype)
-        total = begin_sum(group, dealing, [flat], like=like, elements=elements)()()
-        assert torch.equal(total, torch.full_like(flat, float(ranks)))
-        return sent
 
-    assert set(on_ranks(ranks, act)) == {2 * (ranks - 1) * elements // ranks}
+def heads(seed: int) -> Heads:
+    generator = torch.Generator().manual_seed(seed)
+    model = Heads().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+@pytest.mark.parametrize("more", [{"sparse": True}, {"max_norm": 0.5}])
+def test_embeddings_that_each_rank_would_change_by_itself_are_refused(on_ranks: Any, more: Any) -> None:
+    def act(group: Any) -> None:
+        with pytest.raises(ArgumentError):
+            Ddp(group).reducer(nn.Sequential(nn.Embedding(3, 2, **more))).wrap()
+
+    on_ranks(2, act)

@@ -1,15 +1,23 @@
-"""Ranks as threads, or as this test itself, around one real store."""
+"""Membership of ranks around one real store, and connections that are formed anew."""
 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+import torch
+from launched import on_ranks
+from through_host_programs import Elsewhere, of_the_host
+from torch import Tensor
+from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from evenstep.parallel import membership
+from evenstep.parallel import Processes, membership, renewable
 from evenstep.parallel.membership import Membership
+from evenstep.parallel.processes import place_of
+from evenstep.parallel.renewable import RenewableNccl
 
 
 @pytest.fixture
@@ -140,3 +148,69 @@ def test_a_meeting_ends_when_a_rank_has_failed_for_good(store: TCPStore) -> None
         second.fail("rank 1 failed")
         assert meeting.result(timeout=20) == ([], [])
     leave([first, second])
+
+
+class Said:
+    """Stands in for NCCL and its device: notes what is asked of both, and in which order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
+        self.calls: list[Any] = []
+
+        def connect(*given: Any) -> Any:
+            self.calls.append(("connect", store.add("epoch 0/came", 0), given[-1]))
+            return SimpleNamespace(abort=lambda: self.calls.append("abort"))
+
+        monkeypatch.setattr(renewable, "nccl_around", connect)
+        monkeypatch.setattr(renewable, "group_around", lambda *given: SimpleNamespace())
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: self.calls.append(("set", device)))
+
+
+def test_nccl_connects_once_all_ranks_have_come_and_not_in_the_first_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = Said(monkeypatch, store := HashStore())
+    store.add("epoch 0/came", 1)  # the other rank
+    RenewableNccl(store, 0, 2, timedelta(seconds=5))
+    assert said.calls == [("connect", 2, torch.device("cuda:3"))]
+    with pytest.raises(RuntimeError, match="1 of 2 ranks came"):
+        RenewableNccl(HashStore(), 0, 2, timedelta(seconds=0.01))
+    assert len(said.calls) == 1
+
+
+def test_nccl_is_aborted_by_a_thread_that_works_with_the_device_of_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said(monkeypatch, store := HashStore())
+    group = RenewableNccl(store, 0, 1, timedelta(seconds=5))
+    passed = iter([False, True])
+    group._abort(group._backend, cast("Any", SimpleNamespace(query=lambda: said.calls.append("look") or next(passed))))
+    assert said.calls[1:] == [("set", torch.device("cuda:3")), "look", "look", "abort"]
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_what_comes_back_is_written_at_the_end_and_not_before(comes_back: bool) -> None:
+    tensor: Any = Elsewhere(torch.ones(3))
+
+    group: Any = Processes.__new__(Processes)
+    group._share_devices, group._members = True, SimpleNamespace()
+
+    def begin(one: Tensor) -> Any:
+        return SimpleNamespace(wait=lambda: one.mul_(4))
+
+    finish = group._begin("sum", tensor, begin, comes_back=comes_back)
+    assert tensor.held.tolist() == [1, 1, 1]
+    finish()
+    assert tensor.held.tolist() == ([4, 4, 4] if comes_back else [1, 1, 1])
+
+
+def test_ranks_are_at_one_place_where_host_and_device_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = {0: "aa", 1: "bb"}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda one: SimpleNamespace(uuid=uuids[one.index]))
+    first, second = place_of(torch.device("cuda:0")), place_of(torch.device("cuda:1"))
+    assert first == place_of(torch.device("cuda:0")) != second
+    assert 0 <= first < 2**63 and 0 <= second < 2**63
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert place_of(torch.device("cuda:0")) != first
+
+
+def test_the_hosts_own_tensors_go_by_gloo_also_where_devices_have_nccl() -> None:
+    assert on_ranks(2, of_the_host) == [[3.0, 3.0]] * 2

@@ -134,9 +134,7 @@ def cases(draw: st.DrawFn, max_microbatches: int = 7) -> tuple[str, Layout, list
 
 
 @given(cases())
-def test_every_schedule_ends_with_the_exact_gradient_and_the_proved_peak(
-    case: tuple[str, Layout, list[int]],
-) -> None:
+def test_every_schedule_ends_with_the_exact_gradient_and_the_proved_peak(case: tuple[str, Layout, list[int]]) -> None:
     name, layout, microbatches = case
     plans = SCHEDULES[name].plans(layout, microbatches)
     gradients, peaks = execute(plans, layout)

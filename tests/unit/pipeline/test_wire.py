@@ -86,29 +86,6 @@ def test_trees_of_all_forms_and_sizes_arrive_in_their_order(
             assert_same(arrived, tree)
 
 
-def test_a_form_travels_only_when_it_changes_and_a_second_piece_only_without_room(
-    on_ranks: Callable[..., list[Any]],
-) -> None:
-    pieces: list[tuple[int, int]] = []
-
-    def act(group: Any) -> None:
-        plain = group.begin_send
-        group.begin_send = lambda piece, rank, channel=0: (
-            pieces.append((channel, len(piece))),
-            plain(piece, rank, channel),
-        )[1]
-        sent_over(group, [(torch.ones(size), 3, True) for size in (2, 2, 40)], runs=2)
-
-    on_ranks(2, act)
-    first, second = pieces[:6], pieces[6:]
-    assert [channel for channel, _ in first] == [0, 1] * 3
-    formless = first[3][1]
-    assert formless == 64
-    assert first[1][1] > formless
-    assert [channel for channel, _ in second] == [0, 0, 0]
-    assert second[1][1] == 64 + formless
-
-
 @dataclass
 class Hidden:
     x: Tensor

@@ -1,29 +1,28 @@
 """Activations that are computed again: nothing that a user sees changes but the memory."""
 
 import gc
-import weakref
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from evenstep import Engine, Memory, Task, Training
-from evenstep.errors import TaskError
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.pipeline import PipelineModel
 from evenstep.train import Committed
-from evenstep.train.blocks import CheckpointedForward
-from kit import engine_of, filled
+from evenstep.train.blocks import CheckpointedForward, choose_modules
+from kit import Squares, engine_of, filled, points, stacked
 from refused import refused
 from same import assert_same
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from harness.live import Live
+
 BLOCKS, WIDTH, ROWS = 8, 32, 64
-
-
-class Square(Task):
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return ((output - batch[1]) ** 2).sum()
 
 
 class Block(nn.Module):
@@ -40,7 +39,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, blocks: int = BLOCKS) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1)
+        self.first, self.last = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 1)
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,17 +53,14 @@ def net(blocks: int = BLOCKS) -> Net:
     return filled(Net(blocks))
 
 
-def batches(count: int = 2, rows: int = ROWS) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(rows, 4, generator=generator), torch.randn(rows, 1, generator=generator)) for _ in range(count)
-    ]
+def batches(count: int = 2, rows: int = ROWS) -> list[list[Tensor]]:
+    return [stacked(points(rows, seed=seed, dtype=torch.float32)) for seed in range(count)]
 
 
 def engine(model: nn.Module, which: str = "none", task: Task | None = None) -> Engine:
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     train = Training(memory=Memory(checkpoint=which), check_loss=False)
-    return engine_of(model, task or Square(), optimizer=sgd, train=train)
+    return engine_of(model, task or Squares(), optimizer=sgd, train=train)
 
 
 def same_with(made: Any, which: str, updates: int = 2) -> Any:
@@ -76,35 +72,6 @@ def same_with(made: Any, which: str, updates: int = 2) -> Any:
             run.update(microbatches=batches())
     assert_same(kept.state_dict(), again.state_dict())
     return again
-
-
-class Allocated(TorchDispatchMode):
-    """Counts the memory of all tensors that are made inside and still there; `peak` is the most bytes at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = func(*args, **(kwargs or {}))
-        for one in tree_leaves(given):
-            if isinstance(one, Tensor):
-                self.see(one.untyped_storage())
-        return given
-
-    def see(self, memory: Any) -> None:
-        place = memory.data_ptr()
-        if place in self.known or not place:
-            return
-        self.known.add(place)
-        self.now += memory.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(memory, self.gone, place, memory.nbytes())
-
-    def gone(self, place: int, size: int) -> None:
-        self.known.discard(place)
-        self.now -= size
 
 
 def test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all() -> None:
@@ -119,10 +86,10 @@ def test_an_update_takes_a_fraction_of_the_memory() -> None:
     def peak_of(which: str) -> int:
         run = engine(net(), which)
         run.update(microbatches=batches(1))  # gradients and state are there
-        with Allocated() as allocated:
+        with Live(uncounted=[]) as live:
             run.update(microbatches=batches(1))
         gc.collect()
-        return allocated.peak
+        return live.peak
 
     kept, again, one_input = peak_of("none"), peak_of("blocks"), ROWS * WIDTH * 4
     assert kept > BLOCKS * 6 * one_input
@@ -133,7 +100,7 @@ def attention() -> nn.Module:
     """Projects queries, keys and values at once where they are the same tensor."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.2)
     return filled(
-        nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Linear(4, 8), layer, nn.Linear(8, 1), nn.Flatten(1)).float()
+        nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Linear(3, 8), layer, nn.Linear(8, 1), nn.Flatten(1)).float()
     )
 
 
@@ -148,13 +115,13 @@ def test_a_compiled_block_is_computed_again_as_compiled() -> None:
         inner = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)]
         for block in inner:
             block.compile(backend="aot_eager")
-        return filled(nn.Sequential(nn.Linear(4, WIDTH), *inner, nn.Linear(WIDTH, 1)))
+        return filled(nn.Sequential(nn.Linear(3, WIDTH), *inner, nn.Linear(WIDTH, 1)))
 
     again = same_with(made, "blocks")
     assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
 
-class Refusing(Square):
+class Refusing(Squares):
     """Of more rows than fit, some block runs out of memory when it is computed again."""
 
     def __init__(self, model: Net, rows: int) -> None:
@@ -194,6 +161,70 @@ def test_a_forward_that_writes_into_its_buffer_is_refused_by_name() -> None:
             self.seen += 1
             return super().forward(x)
 
-    run = engine(nn.Sequential(nn.Linear(4, WIDTH), Counts(), nn.Linear(WIDTH, 1)), "1")
+    run = engine(nn.Sequential(nn.Linear(3, WIDTH), Counts(), nn.Linear(WIDTH, 1)), "1")
     with refused(TaskError, "1"):
         run.update(microbatches=batches(1))
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+
+
+def blocks() -> nn.ModuleList:
+    return nn.ModuleList([block(), block()])
+
+
+class Own(nn.Module):
+    """A block of parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight
+
+
+def within(**parts: nn.Module) -> nn.Module:
+    """As in `transformers`: a dict of parts, one of which is the list of blocks."""
+    return nn.ModuleDict({"transformer": nn.ModuleDict(parts)})
+
+
+ENCODER_LAYER = nn.TransformerEncoderLayer(4, 2, batch_first=True)
+EMBEDDED = nn.ModuleDict({"wte": nn.Linear(2, 2), "h": blocks()})
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern", "names"),
+    [
+        (within(wte=nn.Linear(2, 2), h=blocks()), "blocks", ("transformer.h.0", "transformer.h.1")),
+        (nn.Sequential(nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)), "blocks", ("1", "2")),
+        (nn.Sequential(block(), nn.ModuleList([Own(), nn.Linear(2, 2), Own()])), "blocks", ("1.0", "1.2")),
+        (nn.TransformerEncoder(ENCODER_LAYER, 2), "blocks", ("layers.0", "layers.1")),
+        (nn.ModuleList([blocks(), blocks()]), "blocks", ("0.0", "0.1", "1.0", "1.1")),
+        (EMBEDDED, "h.*", ("h.0", "h.1")),  # and nothing inside of them
+        (EMBEDDED, "h.?.0", ("h.0.0", "h.1.0")),
+        (EMBEDDED, "*", ("wte", "h.0", "h.1")),  # the list itself is called by nobody
+        (EMBEDDED, "wte", ("wte",)),
+        (PipelineModel([nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)], stages_per_rank=2), "blocks", ("1", "2")),
+        (PipelineModel([nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)], stages_per_rank=2), "[03]", ("0", "3")),
+    ],
+)
+def test_blocks_and_patterns_choose_the_outermost_modules_that_are_called(
+    model: nn.Module, pattern: str, names: tuple[str, ...]
+) -> None:
+    chosen = choose_modules(model, pattern)
+    assert tuple(chosen) == names
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [
+        (nn.ModuleDict({"h": blocks()}), "g.*"),
+        (nn.ModuleDict({"h": blocks()}), "h"),
+        (PipelineModel(nn.Sequential(block(), block()), stages_per_rank=2), "blocks"),
+    ],
+)
+def test_a_pattern_that_fits_nothing_is_refused(model: nn.Module, pattern: str) -> None:
+    with refused(ArgumentError, "memory.checkpoint"):
+        choose_modules(model, pattern)

@@ -1,17 +1,20 @@
 """Trainers that are refused when they are built: launched without a strategy, or sharing with the wrong ranks."""
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
-from evenstep import Trainer
+import evenstep
+from evenstep import Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Group, Mesh, Single
 from evenstep.pipeline import PipelineModel
 from evenstep.train.checks import check_model
-from kit import data, filled, line, trainer_of
+from kit import data, engine_of, filled, line, trainer_of
 from refused import refused
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -102,3 +105,34 @@ def test_a_strategy_by_name_is_that_of_the_replicas_of_a_model_in_stages(on_rank
         return on_ranks(ranks, act)
 
     assert norms(lambda mesh: "ddp") == norms(lambda mesh: "auto") == norms(lambda mesh: FAST(mesh.data))
+
+
+MOST = 8
+OWN = str(Path(evenstep.__file__).parent)
+
+
+class Seen(nn.Linear):
+    """Notes the frames that called its forward in training."""
+
+    frames: list[str] = []  # noqa: RUF012
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and not self.frames:
+            frame: Any = sys._getframe()
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(OWN):
+                    self.frames.append(f"{Path(frame.f_code.co_filename).stem}:{frame.f_code.co_qualname}")
+                frame = frame.f_back
+        return super().forward(input)
+
+
+def test_frames_from_train_to_forward() -> None:
+    trainer_of(Seen(3, 1), updates=1, train=Training(check_loss=False)).train()
+    assert Seen.frames[-1] == "trainer:Trainer.train"
+    assert len(Seen.frames) <= MOST, "\n".join(Seen.frames)
+
+
+@pytest.mark.parametrize("make", [trainer_of, engine_of])
+def test_trainer_and_engine_have_few_public_members(make: Any) -> None:
+    members = [name for name in dir(make()) if not name.startswith("_")]
+    assert len(members) <= 20, members

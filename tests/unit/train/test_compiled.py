@@ -6,15 +6,13 @@ its compiler make machine code of them.
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Checkpointing, Ema, Engine, Trainer, Training
+from evenstep import Engine, Training
 from evenstep.contrib.compiled_update import compilations
 from evenstep.errors import ArgumentError
 from evenstep.options import Memory
@@ -22,7 +20,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train import Aborted, Committed
 from evenstep.train.blocks import compiled_parts
-from kit import FailAt, Squares, data, engine_of, filled, flat, points, stacked, trainer_of
+from kit import Squares, engine_of, filled, flat, points, stacked
 from refused import refused
 from same import assert_same
 
@@ -198,39 +196,6 @@ def test_statistics_of_aborted_updates_are_taken_back() -> None:
     assert_same(before, model.state_dict())
 
 
-def trainer(folder: Path, compile: Any, *hooks: Any) -> Trainer:
-    return trainer_of(
-        chain(blocks=2) if compile == "model" else filled(nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.3))),
-        *hooks,
-        data=data(40, size=8, micro=4, dtype=torch.float32),
-        lr_schedule={"kind": "cosine", "warmup_updates": 3},
-        train=Training(compile=compile, clip_norm=1.0, ema=Ema(decay=0.9, every_updates=2)),
-        checkpoint=Checkpointing(every_updates=3),
-        folder=folder,
-    )
-
-
-def same_when_it_is_stopped(folder: Path, compile: str) -> None:
-    straight = trainer(folder / "straight", compile)
-    straight.train()
-    with pytest.raises(ValueError, match="injected"):
-        trainer(folder / "stopped", compile, FailAt(6)).train()
-    rmtree(folder / "stopped" / "checkpoints" / "step-00000005")  # which a process that is killed can't save
-    torch.compiler.reset()  # as in a new process
-    resumed = trainer(folder / "stopped", compile)
-    resumed.resume()
-    assert resumed.progress.update == 3
-    resumed.train()
-    for part in ("model", "ema", "progress", "optimizer"):
-        assert_same(straight.state_dict()[part], resumed.state_dict()[part], part)
-
-
-@pytest.mark.usefixtures("as_found")
-@pytest.mark.parametrize("compile", ["model", "update"])
-def test_a_compiled_run_that_was_stopped_ends_with_the_bits_of_one_that_was_not(compile: str, tmp_path: Path) -> None:
-    same_when_it_is_stopped(tmp_path, compile)
-
-
 @pytest.mark.slow
 def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits() -> None:
     torch.compiler.reset()
@@ -238,6 +203,3 @@ def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits(
     torch.compiler.reset()
     assert torch.equal(one, trained(chain(stages=3), updates=50))
     assert (one - eager).norm() / eager.norm() < 1e-6
-
-
-"""The unit roundoff of the format that each multiplies in."""

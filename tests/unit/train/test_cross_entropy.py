@@ -85,23 +85,6 @@ def test_inputs_of_16_bits_are_as_near_to_float64_as_the_plain_ones(dtype: torch
     assert value.dtype == torch.float32
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_makes_products_in_its_format_and_gradients_in_the_inputs(dtype: torch.dtype) -> None:
-    given = example(64, vocab=40, dtype=torch.float32)
-    exact_value, exact = taken(plain, {name: one.double() if name != "targets" else one for name, one in given.items()})
-    results: list[tuple[Tensor, Gradients]] = []
-    for loss, more in ((chunked_cross_entropy, {"chunk_tokens": 9}), (plain, {})):
-        with torch.autocast("cpu", dtype):
-            results.append(taken(loss, given, **more))
-    (value, gradients), (expected, others) = results
-    assert value.dtype == expected.dtype == torch.float32
-    torch.testing.assert_close(value.double(), exact_value, rtol=torch.finfo(dtype).eps, atol=0)
-    for one, other, right in zip(gradients, others, exact, strict=True):
-        assert one is not None and other is not None and right is not None and one.dtype == torch.float32
-        plain_error = (other.double() - right).norm()
-        assert (one.double() - right).norm() <= 1.1 * plain_error + 1e-6 * right.norm()
-
-
 def test_the_scores_of_all_tokens_are_never_in_memory() -> None:
     tokens, vocab, width, chunk = 256, 1000, 16, 16
     given = example(tokens, vocab, width, dtype=torch.float32)

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Evaluation, Hook, MapData, StreamData, Trainer
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import StopFile, TimeBudget
-from kit import data, history, net, points, saved_updates, stacked, trainer_of
+from evenstep.parallel import Ddp
+from kit import Squares, data, history, net, points, saved_updates, stacked, trainer_of
 from refused import refused
+from threads import ends_of_ranks
 
 
 class Slow(nn.Linear):
@@ -138,3 +140,25 @@ def test_a_signal_breaks_off_waiting_for_data(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         trainer.train()
     assert time.monotonic() - began < 5 and saved_updates(tmp_path) == [trainer.progress.update] == [1]
+
+
+@pytest.mark.parametrize("does", ["evaluate", "predict"])
+def test_the_others_learn_at_once_why_one_rank_can_not_go_on(does: str) -> None:
+    def act(group: Any) -> None:
+        class Fails(Squares):
+            def loss(self, output: Any, batch: Any) -> Tensor:
+                if group.rank == 1 and self.now.is_evaluating:
+                    raise KeyError("boom")
+                return super().loss(output, batch)
+
+            def predict(self, output: Any, batch: Any) -> Any:
+                if group.rank == 1:
+                    raise KeyError("boom")
+                return output
+
+        trainer = trainer_of(task=Fails(), evaluations=data(8, micro=2), strategy=Ddp(group))
+        getattr(trainer, does)(*([data(8, micro=2)] if does == "predict" else []))
+
+    first, second = ends_of_ranks(2, act)
+    assert isinstance(second, KeyError) and isinstance(first, LostRankError)
+    assert "KeyError" in str(first)

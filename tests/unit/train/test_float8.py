@@ -1,16 +1,13 @@
 """Linear layers in float8, emulated: their products, and that all else of a run knows nothing of it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Memory, Training
+from evenstep import Engine
 from evenstep.cli.check import footprint
-from evenstep.errors import CheckpointError
-from evenstep.pipeline import PipelineModel
 from evenstep.precision import Float8Mixed
 from evenstep.train import Aborted, Committed
 from kit import Squares, cut, engine_of, filled, points, stacked, train
@@ -95,37 +92,3 @@ def test_a_layer_keeps_its_parameters_names_hooks_and_references() -> None:
     assert calls
     assert {str(one.dtype) for one in engine.state_dict()["model"].values()} == {"torch.float32"}
     assert sum(footprint(engine).values()) == 20 * sum(one.numel() for one in model.parameters())
-
-
-def with_blocks_in_stages(schedule: str) -> Callable[[], nn.Module]:
-    def made() -> nn.Module:
-        return PipelineModel(net(), stages_per_rank=2, schedule=schedule)
-
-    return made
-
-
-@pytest.mark.parametrize(
-    ("model", "more"),
-    [
-        (net, {"train": Training(memory=Memory(checkpoint="blocks"))}),
-        (with_blocks_in_stages("sequential"), {}),
-    ],
-    ids=["computed again", "in stages"],
-)
-def test_the_bits_are_those_of_the_plain_run(model: Callable[[], nn.Module], more: Any) -> None:
-    assert torch.equal(values(train(of(model(), **more), range(3))), values(train(of(net()), range(3))))
-
-
-def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped() -> None:
-    ema = lambda: Training(ema=Ema(decay=0.9), clip_norm=0.5)  # noqa: E731
-    first = train(of(net(), train=ema()), range(2))
-    saved = first.state_dict()
-    resumed = of(net(), train=ema())
-    resumed.load_state_dict(saved)
-    train(resumed, range(2, 4))
-    train(first, range(2, 4))
-    assert torch.equal(values(resumed), values(first))
-    with pytest.raises(CheckpointError):
-        of(net(), "bf16-mixed", train=ema()).load_state_dict(saved)
-    other = of(net(), Float8Mixed(emulate=True, recipe="tensorwise"), train=ema())
-    assert "recipe" in str(other.state.changed_settings(saved))

@@ -1,7 +1,6 @@
 """Models of 16 bits: the format of each part, and that nothing of it is lost, late or done twice."""
 
 import gc
-import math
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +13,9 @@ from evenstep.cli.check import footprint
 from evenstep.precision import PRECISIONS, Bf16True
 from evenstep.train import Committed
 from kit import Squares, engine_of, filled, points, stacked, train
-from same import assert_same
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 MASTERS = FORMATS[:2]
-FP16 = ("16-mixed", "16-true", "16-true-no-master")
 DTYPES = {name: PRECISIONS[name].format for name in FORMATS}
 
 
@@ -94,23 +91,6 @@ def test_gradients_of_many_micro_batches_are_added_in_float32(name: str) -> None
     engine = of(name, model, task=Straight(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
     outcome = engine.update(microbatches=[torch.ones(1, 1)] * 512)
     assert isinstance(outcome, Committed) and outcome.grad_norm == 1.0
-
-
-@pytest.mark.parametrize("name", FP16)
-def test_an_overflow_advances_nothing_and_is_tried_again_at_half_the_scale(name: str) -> None:
-    def made(initial: float) -> dict[str, Any]:
-        kind: Any = PRECISIONS[name]
-        engine = of(kind(initial=initial), train=Training(ema=Ema(decay=0.5)))
-        assert isinstance(engine.update(batch()), Committed)
-        return engine.state_dict()
-
-    state = made(2.0**40)
-    lowered = float(state["precision"]["scale"])
-    assert lowered < 2.0**40 and math.log2(lowered).is_integer()
-    again = made(lowered)
-    for part in ("model", "ema"):
-        assert_same(state[part], again[part])
-    assert state["optimizer"]["state"]["0.weight"]["step"] == 1
 
 
 @pytest.mark.parametrize("name", FORMATS)

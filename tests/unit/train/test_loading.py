@@ -75,17 +75,6 @@ def as_shards(model: nn.Module, folder: Path) -> Path:
     return folder / "hub"
 
 
-def as_part(model: nn.Module, folder: Path) -> Path:
-    """As a module that holds the model by a name, compiled, saves it."""
-    held = {f"net._orig_mod.{name}": value for name, value in model.state_dict().items()}
-    save_file(held, folder / "held.safetensors")
-    return folder / "held.safetensors"
-
-
-def as_average(model: nn.Module, folder: Path) -> Path:
-    return as_pt(torch.optim.swa_utils.AveragedModel(model), folder)
-
-
 def as_wrapped(prefix: str) -> Callable[[nn.Module, Path], Path]:
     def save(model: nn.Module, folder: Path) -> Path:
         state = {name.replace("encoder.", f"encoder.{prefix}"): one for name, one in model.state_dict().items()}
@@ -101,7 +90,7 @@ def as_run(model: nn.Module, folder: Path) -> Path:
 
 
 WRAPPED = [as_wrapped(f"{name}.") for name in ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")]
-PLACES = [as_pt, as_training_state, as_safetensors, as_hub, as_shards, as_part, as_average, as_run, *WRAPPED]
+PLACES = [as_pt, as_training_state, as_safetensors, as_hub, as_shards, as_run, *WRAPPED]
 
 
 @pytest.mark.parametrize("save", PLACES)

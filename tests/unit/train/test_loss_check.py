@@ -1,9 +1,7 @@
 """The loss check before the first update: losses and weights that it refuses, those that pass, and no trace of it."""
 
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,7 @@ from torch.nn import functional as F
 from evenstep import Loss, MapData, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.precision import Bf16Mixed, Fp16Mixed
-from kit import Heard, filled
+from kit import filled
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 
@@ -139,40 +137,3 @@ def test_rounding_of_16_bits_is_no_fault_and_hides_none(precision: Any) -> None:
 )
 def test_losses_that_can_not_be_compared_pass(model: Any, micro: int) -> None:
     assert trainer_of(model=model(), micro=micro).train().update == 2
-
-
-def test_the_check_leaves_no_trace() -> None:
-    class Remembers(Sums):
-        def __init__(self) -> None:
-            self.centre = torch.zeros(3)
-
-        def loss(self, output: Any, batch: Any) -> Any:
-            self.centre.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
-            return super().loss(output, batch) + ((output - self.centre) ** 2).sum()
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"centre": self.centre}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.centre = state["centre"]
-
-    class Hears(Heard):
-        def __init__(self) -> None:
-            super().__init__()
-            self.begun: list[tuple[int, int]] = []
-
-        def before_microbatch(self, event: Any) -> None:
-            self.begun.append((event.update, event.microbatch))
-
-    def run(*, check_loss: bool) -> Any:
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(0)
-        model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.2), nn.Linear(3, 3))
-        task, hears = Remembers(), Hears()
-        trainer = trainer_of(task, model, hears, train=Training(check_loss=check_loss))
-        trainer.train()
-        records = [record[:3] for name in trainer.storage.names() for record in trainer.storage.history(name)]
-        values = [value.tolist() for value in (*model.state_dict().values(), task.centre)]
-        return values, hears.begun, hears.kinds, [record for record in records if "perf" not in record[1]]
-
-    assert run(check_loss=True) == run(check_loss=False)

@@ -25,7 +25,7 @@ from evenstep.optim.schedules import (
     Step,
 )
 from evenstep.train.build import lr_schedule_of
-from kit import engine_of, line, net, points, stacked
+from kit import engine_of, line, net, points
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 from same import assert_same
@@ -172,33 +172,3 @@ def test_a_table_names_its_kind_or_is_a_constant() -> None:
 def test_a_schedule_that_lacks_its_evaluations_groups_or_epochs_is_refused(act: Any, error: Any) -> None:
     with pytest.raises(error):
         act()
-
-
-def test_an_engine_saves_the_memory_of_a_plateau() -> None:
-    one, two = Plateau(patience_evaluations=1), Plateau(patience_evaluations=1)
-    first, second = (engine_of(line(), lr_schedule=schedule, updates=9) for schedule in (one, two))
-    first.update(stacked(POINTS))
-    for _ in range(2):
-        one.evaluated(1.0, update=1)
-    second.load_state_dict(first.state_dict())
-    second.update(stacked(POINTS))
-    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
-
-
-@pytest.mark.parametrize("stop", [3, 6])
-def test_batch_sizes_that_change_are_resumed_at_their_border(stop: int, tmp_path: Path) -> None:
-    """20 samples: by 4, which are 5 updates an epoch, then by 8."""
-    sizes = [(1, 4), (7, 8)]
-
-    def run(stop: int | None, folder: Path | None) -> Trainer:
-        some = MapData(POINTS, global_batch_size=sizes, micro_batch_size=3, shuffle=False)
-        trainer = trainer_of(Rates(stop), Constant(), data=some, folder=folder, epochs=3)
-        if folder:
-            trainer.resume()
-        trainer.train()
-        return trainer
-
-    whole = run(None, None)
-    assert whole.updates == whole.progress.update == 5 + 3 + 3
-    run(stop, tmp_path)
-    assert_same(whole.model.state_dict(), run(None, tmp_path).model.state_dict())

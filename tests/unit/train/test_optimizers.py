@@ -6,13 +6,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from evenstep import Checkpointing, Ema, Hook, Statistics, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped_step
 from evenstep.optim.schedules import CosineRestarts
-from evenstep.parallel import Ddp, Fsdp, Group, Single, Strategy, Zero1
+from evenstep.parallel import Fsdp, Group, Single, Strategy, Zero1
 from evenstep.precision import Fp16Mixed, FullPrecision
 from evenstep.train.checks import check_optimizer
 from kit import data, flat, net
@@ -175,12 +174,6 @@ class Averaging(torch.optim.Optimizer):
             group["training"] = training
 
 
-def evaluated(strategy: Strategy, *hooks: Hook) -> tuple[float, Tensor]:
-    one = trainer_of(Averaging, *hooks, strategy=strategy)
-    one.train()
-    return one.evaluate()["valid"]["loss"], flat(one.model)
-
-
 def test_an_optimizer_with_modes_trains_and_evaluates_in_the_right_mode() -> None:
     one = trainer_of(Averaging)
     one.train()
@@ -193,17 +186,6 @@ def test_an_optimizer_with_modes_trains_and_evaluates_in_the_right_mode() -> Non
             parameter.copy_(one.optimizer.state[parameter]["mean"])
     vars(one.optimizer)["eval"] = vars(one.optimizer)["train"] = lambda: None
     assert one.evaluate()["valid"]["loss"] == loss
-
-
-class Often(Hook):
-    def after_update(self, event: Any) -> None:
-        self.trainer.request_evaluate()
-
-
-def test_an_optimizer_with_modes_has_the_same_bits_however_often_it_is_evaluated_and_on_ranks(on_ranks: Any) -> None:
-    loss, values = evaluated(Ddp())
-    for theirs, parameters in (evaluated(Ddp(), Often()), *on_ranks(2, lambda group: evaluated(Zero1(group)))):
-        assert theirs == loss and torch.equal(values, parameters)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -219,3 +201,15 @@ def test_a_run_that_saves_takes_the_short_way_to_the_step_and_calls_hooks_on_it(
     hooked.optimizer.register_step_post_hook(lambda *_: called.append(1))
     hooked.train()
     assert len(called) == 4
+
+
+def test_another_kernel_than_the_one_that_saved_gets_its_count_as_it_needs_it() -> None:
+    def trained(state: Any, **kernel: bool) -> Trainer:
+        trainer = trainer_of(lambda parameters: torch.optim.AdamW(parameters, **kernel), updates=4 if state else 2)
+        if state:
+            trainer.load_state_dict(state)
+        trainer.train()
+        return trainer
+
+    fused = trained(trained(None, foreach=False).state_dict(), fused=True)
+    assert all(int(one["step"]) == 4 for one in fused.optimizer.state.values())

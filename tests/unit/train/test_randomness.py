@@ -63,8 +63,6 @@ class Noisy(nn.Module):
 
 
 DRAWS: dict[str, Callable[[], float]] = {
-    "numpy": lambda: float(np.random.rand()),
-    "random": random.random,
     "normal": lambda: float(np.random.randn()),
     "gauss": lambda: random.gauss(0, 1),
 }
@@ -193,17 +191,6 @@ class Net(nn.Module):
         return self.last(x)
 
 
-class Again(nn.Module):
-    """Computes its block again in the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Block()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False)
-
-
 class Draws(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + float(np.random.rand()) + random.random()
@@ -219,27 +206,9 @@ def shared() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 8), act, drop, nn.Linear(8, 8), act, drop, nn.Linear(8, 2))
 
 
-def checkpointed() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 8), Again(), Again(), nn.Linear(8, 2))
-
-
-def drawing() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 8), Draws(), nn.Dropout(0.2), Draws(), nn.Linear(8, 2))
-
-
-def compiled() -> nn.Module:
-    first: Any = torch.compile(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3)), backend="eager")
-    return nn.Sequential(first, nn.Dropout(0.2), nn.Linear(8, 2))
-
-
 def built(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return make()
-
-
-@pytest.mark.parametrize("make", [Net, sequence, shared, checkpointed, drawing, compiled])
-def test_a_plain_model_with_dropout_is_the_same_run_whole_and_in_stages(make: Callable[[], nn.Module]) -> None:
-    assert same(trained(built(make)), trained(PipelineModel(built(make), stages_per_rank=2)))
 
 
 def test_a_loss_that_draws_and_groups_of_parameters_change_nothing_about_that() -> None:

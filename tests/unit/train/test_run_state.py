@@ -1,6 +1,5 @@
 """Parts of a run's state beside its parameters: flags of modules, buffers, streams, equal replicas."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, StreamData, Trainer
+from evenstep import Hook, Trainer
 from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import ReplicaError
 from evenstep.events import Save
 from evenstep.parallel import Ddp, Zero1
-from kit import Squares, data, filled, saved_updates
+from kit import data, filled, saved_updates
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 from same import assert_same
@@ -80,74 +79,6 @@ def test_flags_of_a_part_that_is_built_otherwise_are_the_new_runs(tmp_path: Path
     resumed.train()
     assert resumed.model.body.training
     assert read_checkpoint(tmp_path).state["training"] == {}
-
-
-class Moving(nn.Module):
-    """A line whose forwards count in a buffer, beside one that only a hook sets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = filled(nn.Linear(3, 1))
-        self.register_buffer("forwards", torch.zeros(1))
-        self.register_buffer("chosen", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.forwards += 1
-        return self.line(x)
-
-
-@pytest.mark.parametrize("where", ["hook", "task"])
-def test_an_error_undoes_changes_of_buffers_by_forwards_and_not_those_of_hooks_before_it(where: str) -> None:
-    class Fails(Squares):
-        def loss(self, output: Tensor, batch: Any) -> Tensor:
-            if where == "task" and self.now.is_training and self.now.update == 3:
-                raise ValueError("injected")
-            return super().loss(output, batch)
-
-    class Chooses(Hook):
-        def after_update(self, event: Any) -> None:
-            if event.update == 2:
-                self.trainer.model.get_buffer("chosen").fill_(7.0)
-                if where == "hook":
-                    raise ValueError("injected")
-
-    trainer = trainer_of(None, 4, Chooses(), model=Moving(), task=Fails())
-    with pytest.raises(ValueError, match="injected"):
-        trainer.train()
-    state = trainer.state_dict()["model"]
-    assert (state["chosen"].item(), state["forwards"].item(), trainer.progress.update) == (7.0, 4.0, 2)
-
-
-class Stale:
-    """A stream whose `state_dict` is old right after `load_state_dict`, until it gives an item."""
-
-    at = begin = 0
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        begin, self.begin = self.begin, 0
-        for self.at in range(begin + 1, 17):
-            yield torch.full((3,), self.at / 16), torch.tensor(self.at / 8)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.begin, self.at = state["at"], 0
-
-
-def test_a_stream_with_an_old_state_after_loading_loses_no_sample(tmp_path: Path) -> None:
-    def run(updates: int, folder: Path | None, resumes: bool = False) -> Trainer:
-        trainer = trainer_of(folder, updates, data=StreamData(Stale(), global_batch_size=8))
-        if resumes:
-            trainer.resume()
-            trainer.save()
-        trainer.train()
-        assert trainer.progress.samples == 8 * updates
-        return trainer
-
-    whole = run(4, None)
-    run(1, tmp_path)
-    assert_same(whole.model.state_dict(), run(4, tmp_path, resumes=True).model.state_dict())
 
 
 class Drift(Hook):

@@ -1,18 +1,21 @@
 """Checkpoints of a run as its user meets them: in the background, after errors, on disks that fail."""
 
 import errno
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
-from evenstep import Checkpointing, Hook, Trainer
-from evenstep.checkpoint import complete_checkpoints, read_checkpoint, tensor_file
+from evenstep import Checkpointing, Failures, Hook, Trainer
+from evenstep.checkpoint import Mirror, complete_checkpoints, read_checkpoint, tensor_file
 from evenstep.checkpoint.background import Staging
-from evenstep.errors import CheckpointError, EvenstepError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError
 from evenstep.events import Save
 from evenstep.parallel import Zero1
 from kit import FailAt, Heard, Squares, noisy, saved_updates
@@ -177,8 +180,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     assert trainer.train().update == 9
 
 
-def test_a_failed_load_of_a_hook_blocks_training_until_another_state_is_loaded(tmp_path: Path) -> None:
-    class Refuses(Hook):
+@pytest.mark.parametrize("part", ["hook", "task"])
+def test_a_failed_load_blocks_training_until_another_state_is_loaded(tmp_path: Path, part: str) -> None:
+    class Refuses(Hook if part == "hook" else Squares):  # type: ignore[misc]
         refuses = True
 
         def state_dict(self) -> dict[str, Any]:
@@ -188,15 +192,18 @@ def test_a_failed_load_of_a_hook_blocks_training_until_another_state_is_loaded(t
             if self.refuses:
                 raise ValueError("not that")
 
-    whole, hook = trainer_of(tmp_path, Refuses()), Refuses()
+    def with_part(folder: Path, one: Any, **more: Any) -> Trainer:
+        return trainer_of(folder, one, **more) if part == "hook" else trainer_of(folder, task=one, **more)
+
+    whole, refusing = with_part(tmp_path, Refuses()), Refuses()
     whole.train()
     state = whole.state_dict()
-    trainer = trainer_of(tmp_path / "other", hook, updates=12)
+    trainer = with_part(tmp_path / "other", refusing, updates=12)
     with pytest.raises(ValueError, match="not that"):
         trainer.load_state_dict(state)
     with pytest.raises(EvenstepError):
         trainer.train()
-    hook.refuses = False
+    refusing.refuses = False
     trainer.load_state_dict(state)
     assert trainer.train().update == 12
 
@@ -214,3 +221,94 @@ def test_a_state_that_can_not_be_saved_is_found_after_the_first_update(tmp_path:
         trainer.train()
     assert trainer.progress.update == 1
     assert complete_checkpoints(tmp_path / "checkpoints") == []
+
+
+ADDRESS = "memory://copies"
+
+
+def mirrored(folder: Path, *hooks: Hook, checkpoint: Any = None, **more: Any) -> Trainer:
+    checkpoint = Checkpointing(every_updates=2, mirror=ADDRESS, **(checkpoint or {}))
+    return trainer_of_kit(noisy(), *hooks, folder=folder, checkpoint=checkpoint, **{"updates": 9} | more)
+
+
+@pytest.fixture(autouse=True)
+def _store() -> Iterator[None]:
+    MemoryFileSystem.store.clear()
+    yield
+    MemoryFileSystem.store.clear()
+
+
+def same_as_undisturbed(folder: Path) -> None:
+    undisturbed = trainer_of_kit(noisy(), updates=9)
+    undisturbed.train()
+    assert_same(read_checkpoint(folder).state["model"], undisturbed.model.state_dict())
+
+
+def copies() -> list[int]:
+    return [int(name.removeprefix("step-")) for name in Mirror(ADDRESS, "run").steps()]
+
+
+def test_a_run_whose_folder_is_lost_goes_on_from_the_newest_copy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="injected"):
+        mirrored(tmp_path / "first/run", FailAt(6)).train()
+    assert copies() == [2, 4, 5]  # the last after the error
+    shutil.rmtree(tmp_path / "first")
+    with pytest.raises(ArgumentError):  # a new run does not begin where another has copies
+        mirrored(tmp_path / "second/run").train()
+    trainer = mirrored(tmp_path / "second/run")
+    assert trainer.resume() == tmp_path / "second/run/checkpoints/step-00000005"
+    trainer.train()
+    same_as_undisturbed(tmp_path / "second/run")
+    assert copies() == [6, 8, 9]
+
+
+def test_of_the_folder_and_the_copies_the_newest_is_taken(tmp_path: Path) -> None:
+    mirrored(tmp_path / "run", updates=8).train()
+    for name in ("step-00000008", "step-00000006"):
+        shutil.rmtree(tmp_path / "run/checkpoints" / name)
+    newest = tmp_path / "run/checkpoints/step-00000008"
+    assert mirrored(tmp_path / "run").resume() == newest
+    Mirror(ADDRESS, "run").remove("step-00000008")
+    assert mirrored(tmp_path / "run").resume() == newest  # without a copy as well
+
+
+def test_a_rewind_removes_the_copies_of_updates_that_did_not_happen(tmp_path: Path) -> None:
+    damaged = tmp_path / "run/checkpoints/step-00000004/state.json"
+
+    class SpoilsOnce(Squares):
+        spoiled = False
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            spoils = self.now.is_training and self.now.update == 6 and not self.spoiled
+            self.spoiled = self.spoiled or spoils
+            return super().loss(output, batch) * (float("nan") if spoils else 1.0)
+
+    class Damage(Heard):
+        left: list[int] = []  # noqa: RUF012
+
+        def before_update(self, event: Any) -> None:
+            if event.update == 6 and not self.left:
+                damaged.write_bytes(damaged.read_bytes()[:-1] + b" ")
+
+        def on_incident(self, event: Any) -> None:
+            if event.kind == "rewind":
+                self.left = copies()
+
+    hook = Damage()
+    more: dict[str, Any] = {"failures": Failures(non_finite="rewind"), "checkpoint": {"asynchronous": False}}
+    mirrored(tmp_path / "run", hook, task=SpoilsOnce(), **more).train()
+    assert hook.left == [0, 2]
+    same_as_undisturbed(tmp_path / "run")
+
+
+def test_an_unreachable_mirror_does_not_restart_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*arguments: Any, **more: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(MemoryFileSystem, "find", unreachable)
+    trainer = mirrored(tmp_path / "run")
+    with pytest.raises(EvenstepError):
+        trainer.resume()
+    with pytest.raises(CheckpointError):
+        trainer.train()
+    assert saved_updates(tmp_path / "run") == []

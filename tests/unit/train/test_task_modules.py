@@ -221,19 +221,3 @@ def test_parameters_that_the_optimizer_does_not_hold_are_refused_and_the_model_i
     with refused(ArgumentError, field):
         trainer_of(model, task, optimizer=sgd_of(*model.parameters(), *held(task)))
     assert len(list(model.parameters())) == 4
-
-
-def test_frozen_parameters_and_parts_of_the_model_are_not_those_of_the_task() -> None:
-    class Tied(Task):
-        def __init__(self, model: Any) -> None:
-            self.head, self.model = model[2], model
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            return (output**2).sum() + (self.head.weight**2).sum() * len(output)
-
-    model, frozen = network(), Centers()
-    for one in frozen.parameters():
-        one.requires_grad_(False)
-    for task in (Tied(model), frozen):
-        trainer_of(model, task, optimizer=sgd_of(*model.parameters()), updates=1, train=Training()).train()
-        assert len(list(model.parameters())) == 4

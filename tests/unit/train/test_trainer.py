@@ -12,12 +12,10 @@ from evenstep import Ema, Evaluation, Hook, Logging, StreamData, Trainer, Traini
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.events import Best, Save
 from evenstep.optim.schedules import Linear
-from kit import FailAt, Heard, Squares, StopAt, data, history, net, noisy, points, saved_updates, stacked
+from kit import Heard, Squares, StopAt, data, history, net, noisy, points, saved_updates, stacked
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 from same import assert_same
-
-NEVER = Evaluation(every_epochs=99)  # only at the end
 
 
 def trainer_of(model: nn.Module | None = None, *hooks: Any, **more: Any) -> Trainer:
@@ -66,16 +64,11 @@ def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tm
         assert_same(resumed[part], undisturbed[part], part)
 
 
-def sgd_trainer() -> Trainer:
-    model = noisy()
-    return trainer_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-
-
 @pytest.mark.parametrize(
     "other",
     [
         lambda: trainer_of(nn.Sequential(nn.Linear(3, 9), nn.Linear(9, 1)).double()),
-        sgd_trainer,
+        lambda: trainer_of(model := noisy(), optimizer=torch.optim.SGD(model.parameters(), lr=0.1)),
         lambda: trainer_of(seed=1),
         lambda: trainer_of(data=data(size=6)),
         lambda: trainer_of(data=data(micro=4, shuffle=False)),
@@ -118,28 +111,6 @@ def test_a_best_of_the_last_evaluation_is_saved_too(tmp_path: Path) -> None:
     assert again.state_dict()["hooks"]["Best"]["best"][0][1] == 7
 
 
-@pytest.mark.parametrize("update", [1, 4])
-def test_after_a_failure_nothing_is_evaluated_but_the_last_committed_update_is_saved(
-    update: int, tmp_path: Path
-) -> None:
-    said: list[str] = []
-
-    class Listen(Hook):
-        def after_evaluate(self, event: Any) -> None:
-            said.append("evaluate")
-
-        def after_train(self, event: Any) -> None:
-            said.append(f"{event.outcome} {event.update} {event.error}")
-
-    hooks = [FailAt(update), Listen()]
-    trainer = trainer_of(None, *hooks, evaluations=valid(), evaluation=NEVER, folder=tmp_path)
-    with pytest.raises(ValueError, match="injected"):
-        trainer.train()
-    assert said == [f"failed {update - 1} injected"]
-    assert saved_updates(tmp_path) == ([] if update == 1 else [update - 1])
-    assert len(history(trainer, "train/loss")) == update - 1
-
-
 def test_an_error_in_an_update_leaves_the_model_of_the_last_committed_update() -> None:
     class FailsInSecond(Squares):
         calls = 0
@@ -170,11 +141,6 @@ def test_a_stop_that_is_requested_before_training_begins_is_not_lost() -> None:
 
 def batches(count: int) -> StreamData:
     return StreamData([tuple(stacked(points(6, seed=seed))) for seed in range(count)], batched=True)
-
-
-def test_a_stream_without_length_trains_and_ends_with_its_data() -> None:
-    result = trainer_of(epochs=1, data=batches(5), updates=None).train()
-    assert (result.update, result.outcome) == (5, "done")
 
 
 def test_a_stream_without_state_keeps_checkpoints_and_begins_its_epoch_again(tmp_path: Path) -> None:
@@ -250,18 +216,6 @@ def test_an_evaluation_after_training_reaches_the_writers_and_forgets_nothing(tm
     assert written() == [*before, (3, True)]
 
 
-def test_every_evaluation_of_every_set_is_written_also_in_a_second_training(tmp_path: Path) -> None:
-    sets = {name: data(count, size=4) for name, count in (("valid", 4), ("test", 8))}
-    log = Logging(every_updates=4, writers=["jsonl"])
-    trainer = trainer_of(evaluations=sets, evaluation=Evaluation(every_updates=3), log=log, folder=tmp_path)
-    trainer.train()
-    trainer.updates = 10
-    trainer.train()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    for name in sets:
-        assert [row["update"] for row in rows if f"{name}/loss" in row] == [3, 6, 7, 9, 10]
-
-
 def test_after_a_failed_evaluation_the_last_committed_update_is_saved(tmp_path: Path) -> None:
     class Fails(Squares):
         def loss(self, output: Any, batch: Any) -> Any:
@@ -290,14 +244,10 @@ def test_a_hook_logs_means_of_an_update_over_its_calls() -> None:
     assert history(trainer, "mine/level") == [2.0, 3.25]
 
 
-def test_a_used_folder_is_refused_resumed_or_numbered(tmp_path: Path) -> None:
+def test_a_used_folder_is_resumed_or_numbered(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     trainer_of(folder=folder, updates=3).train()
-    with pytest.raises(ArgumentError):
-        trainer_of(folder=folder).train()
-    again = trainer_of(folder=folder, resume="auto")
-    assert again.progress.update == 3
-    assert again.train().update == 7
+    assert trainer_of(folder=folder, resume="auto").progress.update == 3
     for name in ("x-2", "x-3"):
         new = trainer_of(folder=folder, resume="new", updates=1)
         assert new.folder == tmp_path / name and new.train().update == 1

@@ -1,18 +1,24 @@
 """Updates that are aborted, late or at once, and gradients that a hook replaces; overflows of the loss scale."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Failures, Hook, Loss, MapData, Trainer, Training
+from evenstep import Ema, Failures, Loss, MapData, Trainer, Training
 from evenstep.errors import NonFiniteError, TaskError
+from evenstep.events import Record
 from evenstep.precision import Fp16Mixed
 from evenstep.train import FailurePolicy
-from kit import Heard, Squares, Weighted, data, flat, history, line, net, noisy, points, samples, trainer_of
+from evenstep.train.failures import LossSpikes
+from evenstep.train.ledger import diagnose
+from kit import Heard, Squares, data, history, line, net, noisy, points, trainer_of
 from same import assert_same
 
 SCALE = 1024.0  # at which these gradients do not overflow
@@ -61,36 +67,6 @@ def test_a_skipped_update_leaves_no_trace_however_late_it_is_noticed(settle: int
     assert [record.update for record in trainer.storage.history("train/loss")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_state_of_a_task_from_an_aborted_update_is_rolled_back_even_if_found_late(in_place: bool) -> None:
-    class Remembers(Squares):
-        def __init__(self) -> None:
-            self.mean, self.ended = torch.zeros(()), [0]
-
-        def loss(self, output: Any, batch: Any) -> Tensor:
-            if self.now.is_training and in_place:
-                self.mean.mul_(0.9).add_(output.detach().mean())
-            elif self.now.is_training:
-                self.mean = self.mean * 0.9 + output.detach().mean()
-            return super().loss(output, batch)
-
-        def after_update(self, event: Any) -> None:
-            if event.committed:
-                self.ended.append(event.update)
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"mean": self.mean, "ended": self.ended}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.mean, self.ended = state["mean"], state["ended"]
-
-    tasks = [Remembers(), Remembers(), Remembers()]
-    for settle, task in zip((None, 2, 5), tasks, strict=True):
-        breaking(7, settle, task)
-        assert torch.isfinite(task.mean)
-        assert task.state_dict() == tasks[0].state_dict()
-
-
 @pytest.mark.parametrize("settle", [None, 5])
 def test_an_overflow_is_tried_again_with_the_same_batch_and_nothing_else_notices(settle: int | None) -> None:
     """Overflows are forced by a loss scale that float32 can't hold; the reference starts at a small one."""
@@ -113,24 +89,6 @@ def test_an_overflow_is_tried_again_with_the_same_batch_and_nothing_else_notices
         assert_same(state[part], calm[part])
 
 
-@pytest.mark.parametrize("more", [{"task": Weighted(late=True)}, {"train": Training(clip_norm=0.1)}])
-def test_a_gradient_replaced_by_a_hook_is_divided_and_clipped_like_the_original(more: Any) -> None:
-    class Halves(Hook):
-        def __init__(self, *, in_place: bool) -> None:
-            self.in_place = in_place
-
-        def before_step(self, event: Any) -> None:
-            for parameter in self.trainer.model.parameters():
-                parameter.grad = parameter.grad.mul_(0.5) if self.in_place else parameter.grad * 0.5
-
-    def ended(*hooks: Hook) -> Tensor:
-        model, some = net(), MapData(samples(24), global_batch_size=12, micro_batch_size=4)
-        trainer_of(model, *hooks, data=some, updates=3, **more).train()
-        return flat(model)
-
-    assert torch.equal(ended(Halves(in_place=True)), ended(Halves(in_place=False)))
-
-
 def test_a_loss_that_no_parameter_of_the_model_moves_stops_the_run() -> None:
     class Anew(Squares):
         def loss(self, output: Any, batch: Any) -> Loss:
@@ -149,24 +107,6 @@ def test_skipping_has_a_limit() -> None:
     with pytest.raises(NonFiniteError):
         trainer.train()
     assert (trainer.progress.update, trainer.progress.skipped) == (0, 3)
-
-
-@pytest.mark.parametrize("settle", [None, 5])
-def test_a_batch_without_weight_changes_nothing_of_the_updates_after_it(settle: int | None) -> None:
-    some = [(x, y, v * 0 if 12 <= n < 24 else v) for n, (x, y, v) in enumerate(samples(60))]
-    results: list[Tensor] = []
-    for part in (some, some[:12] + some[24:]):
-        model = net()
-        trainer_of(
-            model,
-            task=Weighted(),
-            data=MapData(part, global_batch_size=12, micro_batch_size=4, shuffle=False),
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1, fused=True),
-            updates=4,
-            train=Training(settle_every_updates=settle),
-        ).train()
-        results.append(flat(model))
-    assert torch.equal(*results)  # the keys of micro-batches are those of updates, so nothing else differs
 
 
 class Bad(Squares):
@@ -209,14 +149,94 @@ def test_a_bad_batch_in_16_mixed_gets_the_policy_and_the_scale_stays(in_backward
     assert trainer.state_dict()["precision"]["scale"] == SCALE
 
 
-def test_where_no_lower_scale_is_left_the_one_before_the_update_is_kept() -> None:
-    trainer = in_16_mixed(Bad(factor=100.0), Heard(), precision=Fp16Mixed(initial=2.0**60, floor=2.0**57))
-    with pytest.raises(NonFiniteError):
-        trainer.train()
-    assert trainer.state_dict()["precision"]["scale"] == 2.0**60
-
-
 def test_the_loss_scale_of_an_update_is_a_metric() -> None:
     trainer = in_16_mixed(Bad(), Heard(), precision=Fp16Mixed(initial=8.0, growth_updates=2))
     trainer.train()
     assert history(trainer, "train/loss_scale") == [8.0, 8.0, 16.0, 16.0, 32.0, 32.0]
+
+
+CALM = [1.0] * 8
+
+
+def first(spikes: LossSpikes, history: list[float], *values: float) -> int | None:
+    """The update of the first spike among `values`, which follow `history`."""
+    records = [Record(len(history) + place, "train/loss", value, 1.0) for place, value in enumerate(values, start=1)]
+    found = spikes.first(history, records)
+    return None if found is None else found.update
+
+
+@given(level=st.floats(0.1, 100), noise=st.lists(st.floats(-0.05, 0.05), min_size=32, max_size=32))
+def test_noise_is_no_spike_and_ten_times_the_level_is_one(level: float, noise: list[float]) -> None:
+    spikes, history = LossSpikes(window_updates=32), [level * (1 + part) for part in noise]
+    assert first(spikes, history, level * 1.05) is None
+    assert first(spikes, history, level, 10 * level) == 34
+
+
+@pytest.mark.parametrize(
+    ("window", "history", "values", "update"),
+    [(8, CALM, [math.nan], 9), (8, CALM, [0.0], None), (128, CALM, [99.0], None), (8, [], [1.0, math.nan], 2)],
+    ids=["not finite", "lower", "a mostly empty window", "a mean over nothing in the first updates"],
+)
+def test_a_spike_is_found(window: int, history: list[float], values: list[float], update: int | None) -> None:
+    assert first(LossSpikes(window_updates=window), history, *values) == update
+
+
+def test_a_spike_is_said_once_until_it_is_over() -> None:
+    spikes = LossSpikes(window_updates=8)
+    assert [first(spikes, CALM, value) is not None for value in (9.0, 9.0, 1.0, 9.0)] == [True, False, False, True]
+
+
+class Root(nn.Module):
+    """√x, whose derivative at 0 is infinite."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.sqrt()
+
+
+def zeroed(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    return model
+
+
+def summed(model: nn.Module) -> Callable[[], None]:
+    return lambda: model(torch.ones(3, 2)).sum().backward()
+
+
+class Infinite(nn.Module):
+    """Gives -inf for the first column, as a mask does."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.masked_fill(torch.tensor([True, False]), -torch.inf)
+
+
+class Ends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask = Infinite()
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.mask(inputs).softmax(-1))
+
+
+def spoiled(model: nn.Module, name: str) -> nn.Module:
+    nn.init.constant_(model.get_parameter(name), math.nan)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (spoiled(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "0.weight"), "the output of module `0` (Linear)"),
+        (spoiled(Ends(), "head.weight"), "the output of module `head` (Linear)"),
+        (spoiled(nn.Sequential(Infinite(), nn.Softmax(-1), nn.Linear(2, 1)), "2.bias"), "the output of module `2`"),
+        (nn.Sequential(zeroed(nn.Linear(2, 2)), Root(), nn.Linear(2, 1)), "but the gradients of 0.weight, 0.bias"),
+        (nn.Sequential(nn.Linear(2, 2), Infinite()), "the output of module `1` (Infinite)"),
+        (Ends(), "all numbers are finite"),
+    ],
+    ids=["first", "behind a mask", "behind a mask that a module removes", "gradients", "-inf to the end", "none"],
+)
+def test_the_first_module_that_is_not_finite_is_named(model: nn.Module, words: str) -> None:
+    assert words in diagnose(model, summed(model))[1]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

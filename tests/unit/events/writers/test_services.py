@@ -12,17 +12,7 @@ import torch
 from PIL import Image as Pillow
 
 from evenstep.errors import MissingExtraError
-from evenstep.events import (
-    Image,
-    MlflowWriter,
-    Record,
-    Shown,
-    TensorBoardWriter,
-    Text,
-    TrainEvent,
-    WandbWriter,
-    Writer,
-)
+from evenstep.events import Image, MlflowWriter, Record, Shown, TensorBoardWriter, Text, TrainEvent, WandbWriter, Writer
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,12 @@
-"""Which errors are recognised as running out of memory, by what each library says; and what is given back when."""
+"""Small parts: errors that are out of memory, keys of random numbers, sums over bytes."""
 
 import pytest
 import torch
 
 from evenstep.errors import OutOfMemoryError
+from evenstep.keys import key
 from evenstep.oom import is_out_of_memory
+from evenstep.tensors import byte_sum
 
 _ACCELERATOR = (
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
@@ -50,3 +52,21 @@ def test_out_of_memory_that_is_not_torch_s_class_is_recognised(name: str) -> Non
 @pytest.mark.parametrize("name", OTHER)
 def test_what_a_smaller_piece_does_not_mend_is_not_taken_for_it(name: str) -> None:
     assert not is_out_of_memory(OTHER[name])
+
+
+def test_keys_of_near_paths_and_of_names_differ() -> None:
+    low = {key(42, update, microbatch) & 0xFFFF for update in range(64) for microbatch in range(8)}
+    assert len(low) > 480  # 512 draws of 65536: about 2 collisions are expected
+    assert key(1, 5) != key(2, 4)
+    assert key(0, "1") != key(0, 1)
+    assert key(0, "a", "b") != key(0, "b", "a")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_byte_sum_changes_with_the_sign_of_each_element(dtype: torch.dtype) -> None:
+    values = torch.arange(1, 301).to(dtype)
+    before = byte_sum(values)
+    for place in range(300):
+        values[place].neg_()
+        assert byte_sum(values) != before
+        values[place].neg_()

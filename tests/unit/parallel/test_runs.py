@@ -1,0 +1,184 @@
+"""Runs on several ranks, as threads, with the bits of one process."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import kit
+from evenstep import Ema, MapData, Mixture, Trainer, Training
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
+from evenstep.data import RoundRobin
+from evenstep.parallel import Ddp, Group, Strategy, Zero1
+from evenstep.train.update.rollback import Buffers
+
+
+@given(
+    samples=st.integers(1, 23),
+    size=st.integers(1, 3),
+    blocks=st.integers(1, 9),
+    ranks=st.integers(2, 5),
+    kind=st.sampled_from([Ddp, Zero1]),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_parameters_have_the_bits_of_one_process_for_any_cut_and_blocks(
+    on_ranks: Callable[..., list[Any]], samples: int, size: int, blocks: int, ranks: int, kind: Any
+) -> None:
+    """Some samples weigh nothing: micro-batches of these alone are not run."""
+
+    def trained(strategy: Strategy) -> Tensor:
+        model = kit.net()
+        data = MapData(kit.samples(samples) * 2, global_batch_size=samples, micro_batch_size=size, shuffle=False)
+        train = Training(clip_norm=0.1)
+        kit.trainer_of(model, task=kit.Weighted(), data=data, updates=2, strategy=strategy, train=train).train()
+        return kit.flat(model)
+
+    alone = trained(Ddp(Group(), blocks=blocks))
+    for ours in on_ranks(ranks, lambda group: trained(kind(group, blocks=blocks))):
+        assert torch.equal(ours, alone)
+
+
+SIZES = {"a": 6, "b": 4, "c": 2}
+
+
+def mixture(micro: int = 2, **more: Any) -> Mixture:
+    sets = {
+        name: MapData(kit.samples(24, seed), global_batch_size=size, micro_batch_size=min(micro, size))
+        for seed, (name, size) in enumerate(SIZES.items())
+    }
+    return Mixture(sets, **more)
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "all in each": dict,
+    "one micro-batch per task": lambda: {"data": mixture(6)},
+    "one task at a time, ranks without work": lambda: {"data": mixture(6, mixing=RoundRobin())},
+    "uncertainty": lambda: {"train": Training(coefficients=Uncertainty(regression=("a",)))},
+    "PCGrad": lambda: {"train": Training(clip_norm=1.0, combine=PcGrad())},
+    "Aligned-MTL": lambda: {"train": Training(clip_norm=1.0, combine=AlignedMtl())},
+    "GradNorm": lambda: {"train": Training(clip_norm=1.0, combine=GradNorm())},
+}
+
+
+@pytest.mark.parametrize(("case", "ranks"), [*((case, 2) for case in CASES), ("PCGrad", 4)])
+def test_the_update_is_that_of_one_process(on_ranks: Callable[..., list[Any]], case: str, ranks: int) -> None:
+    def act(group: Any) -> dict[str, Tensor]:
+        model = kit.heads(*SIZES)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        given = {"data": mixture(), "train": Training(clip_norm=1.0), **CASES[case]()}
+        task = {name: kit.Regress(name) for name in SIZES}
+        trainer = kit.trainer_of(model, task=task, optimizer=optimizer, updates=4, strategy=Ddp(group), **given)
+        trainer.train()
+        return {**model.state_dict(), "loss": torch.tensor(kit.history(trainer, "train/a/loss")[-1])}
+
+    wanted, (first, *others) = act(Group()), on_ranks(ranks, act)
+    for name, value in wanted.items():
+        torch.testing.assert_close(first[name], value, rtol=1e-6 if case == "GradNorm" else 0, atol=0)
+        assert all(torch.equal(first[name], other[name]) for other in others), name
+
+
+OnRanks = Callable[..., list[Any]]
+
+
+def with_average(strategy: Strategy, optimizer: Callable[..., torch.optim.Optimizer], **more: Any) -> Trainer:
+    net = kit.net(nn.Linear(5, 5))
+    groups = [{"params": list(net[0].parameters()), "weight_decay": 0.1}, {"params": list(net[2:].parameters())}]
+    train = Training(clip_norm=0.3, ema=Ema(decay=0.9))
+    trainer = kit.trainer_of(net, optimizer=optimizer(groups, lr=0.01), strategy=strategy, train=train, **more)
+    trainer.train()
+    return trainer
+
+
+def assert_state(state: Any, wanted: Any) -> None:
+    assert list(state) == list(wanted)
+    for name, values in wanted.items():
+        for key, value in values.items():
+            assert torch.equal(torch.as_tensor(state[name][key]), torch.as_tensor(value)), name
+
+
+@pytest.mark.parametrize(("optimizer", "ranks"), [(torch.optim.AdamW, 8), (torch.optim.Adafactor, 3)])
+def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: OnRanks, optimizer: Any, ranks: int) -> None:
+    wanted = with_average(Ddp(), optimizer).state_dict()
+    for state in on_ranks(ranks, lambda group: with_average(Zero1(group), optimizer).state_dict()):
+        for part in ("model", "ema"):
+            assert all(torch.equal(state[part][name], value) for name, value in wanted[part].items())
+        assert_state(state["optimizer"]["state"], wanted["optimizer"]["state"])
+
+
+class Counts(nn.Module):
+    """Counts its forwards in a buffer, and uses the count."""
+
+    def __init__(self, *, persistent: bool = True, replaces: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+        self.replaces = replaces
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.replaces:
+            self.seen = self.seen + 1
+        elif self.training:
+            self.seen += 1
+        return x * (1 + 0.01 * self.seen)
+
+
+def state_of(made: nn.Module, strategy: Any) -> dict[str, Any]:
+    train = Training(ema=Ema(decay=0.5))
+    trainer = kit.trainer_of(made, strategy=strategy, updates=4, data=kit.data(size=6, micro=2), train=train)
+    trainer.train()
+    return trainer.state_dict()
+
+
+def check_equal(states: list[dict[str, Any]]) -> None:
+    for part in ("model", "ema"):
+        for name, value in states[0][part].items():
+            assert all(torch.equal(value, other[part][name]) for other in states[1:]), (part, name)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [(partial(Ddp, reduction="fast"), 2), (Ddp, 3)])
+def test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks(
+    on_ranks: OnRanks, strategy: Any, ranks: int
+) -> None:
+    """Three micro-batches per update, so that ranks have unequal numbers of them."""
+    wanted = state_of(kit.net(nn.BatchNorm1d(5, momentum=None)), None)["model"]
+    states = on_ranks(ranks, lambda group: state_of(kit.net(nn.BatchNorm1d(5, momentum=None)), strategy(group)))
+    check_equal(states)
+    got = states[0]["model"]
+    assert got["2.num_batches_tracked"] == wanted["2.num_batches_tracked"] == 12
+    for name in ("2.running_mean", "2.running_var"):
+        torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def norm_of_weights() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5, dtype=torch.float64)), nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    "part", [Counts, norm_of_weights, lambda: Counts(replaces=True), lambda: Counts(persistent=False)]
+)
+def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: OnRanks, part: Any) -> None:
+    def act(group: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        made = kit.net(part())
+        return state_of(made, Ddp(group)), {name: one.clone() for name, one in made.named_buffers()}
+
+    (state, own), (other_state, other) = on_ranks(2, act)
+    check_equal([state, other_state])
+    assert own and all(torch.equal(own[name], other[name]) for name in own)
+
+
+def test_a_replaced_buffer_is_averaged_and_rolled_back_like_a_changed_buffer() -> None:
+    changed, replaced = (state_of(kit.net(Counts(replaces=replaces)), None) for replaces in (False, True))
+    check_equal([changed, replaced])
+    made = kit.net(Counts(replaces=True))
+    buffers, kept = Buffers(made), made[2].seen
+    made(torch.ones(1, 3).double())
+    assert made[2].seen is not kept
+    buffers.restore(1.0)
+    assert made[2].seen is kept and kept == 0
+    with buffers.unchanged():
+        made(torch.ones(1, 3).double())
+    assert made[2].seen is kept and kept == 0 and not buffers.moved(kept)
