@@ -183,7 +183,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
 @pytest.mark.parametrize("part", ["hook", "task"])
 def test_a_failed_load_blocks_training_until_another_state_is_loaded(tmp_path: Path, part: str) -> None:
     class Refuses(Hook if part == "hook" else Squares):  # type: ignore[misc]
-        refuses = True
+        refuses = False
 
         def state_dict(self) -> dict[str, Any]:
             return {"seen": 1}
@@ -198,7 +198,7 @@ def test_a_failed_load_blocks_training_until_another_state_is_loaded(tmp_path: P
     whole, refusing = with_part(tmp_path, Refuses()), Refuses()
     whole.train()
     state = whole.state_dict()
-    trainer = with_part(tmp_path / "other", refusing, updates=12)
+    trainer, refusing.refuses = with_part(tmp_path / "other", refusing, updates=12), True
     with pytest.raises(ValueError, match="not that"):
         trainer.load_state_dict(state)
     with pytest.raises(EvenstepError):
