@@ -4,7 +4,6 @@ import ast
 import inspect
 import re
 import tomllib
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -147,22 +146,6 @@ def arguments(node: ast.FunctionDef | ast.ClassDef, classes: dict[str, ast.Class
     given = node.args
     every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
     return {one.arg for one in every if one is not None}
-
-
-_SCRIPT = Path(__file__).parents[2] / "website" / "reference.py"
-
-
-def _reference() -> Any:
-    spec = spec_from_file_location("reference", _SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_pages_are_those_that_the_schema_and_the_parser_make() -> None:
-    for path, page in _reference().PAGES.items():
-        assert path.read_text() == page(), f"{path.name} is out of date; run `python website/reference.py`"
 
 
 HOSTS_PAGE = Path(__file__).parents[2] / "docs/hosts.md"

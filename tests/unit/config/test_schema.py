@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -125,3 +127,19 @@ def test_a_table_has_the_defaults_of_what_is_made_of_it(table: Any, constructor:
     common = (there.keys() & here.keys()) - {"collate"}
     assert common
     assert {name: here[name] for name in common} == {name: there[name] for name in common}
+
+
+_SCRIPT = Path(__file__).parents[3] / "website" / "reference.py"
+
+
+def _reference() -> Any:
+    spec = spec_from_file_location("reference", _SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_are_those_that_the_schema_and_the_parser_make() -> None:
+    for path, page in _reference().PAGES.items():
+        assert path.read_text() == page(), f"{path.name} is out of date; run `python website/reference.py`"
