@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Real
 from typing import Any, TypeVar, cast
 
 from evenstep.errors import ArgumentError
@@ -22,26 +21,10 @@ def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = 
     return number
 
 
-def require_number(name: str, value: object, within: str = "(-inf, inf)") -> None:
-    """Raise ArgumentError unless `value` is a number in its range, such as "[0, 1)", which no NaN is in."""
-    is_number = not isinstance(value, bool) and isinstance(value, Real)
-    number = float(cast(Any, value)) if is_number else float("nan")
-    low, high = map(float, within[1:-1].split(","))
-    above = number >= low if within[0] == "[" else number > low
-    below = number <= high if within[-1] == "]" else number < high
-    if not (above and below):
-        raise ArgumentError(f"`{name}` must be a number in {within}, but is {said(value)}.", field=name)
-
-
 def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
     """Raise ArgumentError unless one of two arguments is given, the other None."""
     if (one is None) == (other is None):
         raise ArgumentError(f"`{first}` or `{second}`: give one of the two.", field=first)
-
-
-def require_word(name: str, value: object, words: Collection[str]) -> None:
-    """Raise ArgumentError unless `value` is one of `words`."""
-    choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
 
 
 def choose(argument: str, word: str, table: Mapping[str, T]) -> T:

@@ -8,7 +8,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache, wraps
 from inspect import Parameter, cleandoc, getsource, signature
 from itertools import pairwise
@@ -48,27 +48,23 @@ def option(kind: type[T]) -> type[T]:
     made: Any = dataclass(frozen=True, kw_only=True)(kind)
     made.__pydantic_config__ = STRICT | {"extra": getattr(kind, "extra", "forbid")}
     build = made.__init__
-    positional = [one.name for one in fields(made) if not one.kw_only]
 
     @wraps(build)
     def __init__(self: object, *args: Any, **kwargs: Any) -> None:
-        if not (args or kwargs):
-            build(self)
+        if args or not kwargs:
+            build(self, *args)  # Python refuses positional arguments
             return
         from pydantic import ValidationError
         from pydantic_core import ArgsKwargs
 
-        given = dict(zip(positional, args, strict=False)) | kwargs
         try:
-            checked = ArgsKwargs(args[len(positional) :], given)
-            arguments_of(made).validator.validate_python(checked, self_instance=self)
+            arguments_of(made).validator.validate_python(ArgsKwargs((), kwargs), self_instance=self)
         except ValidationError as error:
             cause = error.errors()[0].get("ctx", {}).get("error")
             if isinstance(cause, ArgumentError):
                 raise cause from None
-            (path, text), *_ = faults_of(
-                error, given, lambda path: advice(path[-1], signature(build).parameters)
-            ).items()
+            known = signature(build).parameters
+            (path, text), *_ = faults_of(error, kwargs, lambda path: advice(path[-1], known)).items()
             field = ".".join(path)
             raise ArgumentError(f"`{field}` of {made.__name__} {text}", field=field) from None
 

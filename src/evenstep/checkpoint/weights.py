@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evenstep import files
-from evenstep.arguments import format_name, require_word
+from evenstep.arguments import choose, format_name
 from evenstep.checkpoint.folders import checkpoints_folder, complete_checkpoints, disk_errors, is_complete, named_by
 from evenstep.checkpoint.read import CheckpointReader
 from evenstep.checkpoint.tensor_file import DTYPE_NAMES, SUFFIX, TensorFile, save
@@ -185,7 +185,7 @@ def export_weights(
     """
     to = Path(to).expanduser()
     if dtype is not None:
-        require_word("dtype", dtype, FORMATS)
+        choose("dtype", dtype, FORMATS)
     if to.suffix != SUFFIX:
         raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`.", field="to")
     if to.exists():

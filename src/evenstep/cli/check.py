@@ -17,7 +17,7 @@ from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import folder_of, where_to_begin
 from evenstep.cli.launch import on_ranks
 from evenstep.config.build import RunParts, build_parts
-from evenstep.config.load import OpenRun, open_run, settings_of
+from evenstep.config.load import OpenRun, from_arguments, open_run
 from evenstep.data import Data, MapData, Mixture
 from evenstep.events import Bus, EvaluateEvent, Hook, UpdateEvent
 from evenstep.events.hooks.target import MetricTarget
@@ -35,7 +35,7 @@ from evenstep.train.build_loop import writers_of
 
 def check(path: Path, settings: list[str]) -> int:
     """Check a run file; gives the exit code."""
-    with open_run(path, settings_of(settings)) as run:
+    with open_run(path, from_arguments(settings)) as run:
         folder = folder_of(run.config)
         if not is_launched():
             where_to_begin(run.config.resume, folder, None)
@@ -168,15 +168,10 @@ def _samples(name: str, data: Data) -> str:
 
 
 def footprint(engine: Engine) -> dict[str, int]:
-    """Bytes on this rank by use, without activations and temporary memory of reductions.
-
-    Gradients are those at their sum; "blocks" are the most partial sums of them in the last update.
-    """
-    parts, layout = engine.parts, engine.reducers.layout
+    """Bytes on this rank by use, without activations and partial sums; gradients are those at their sum."""
+    parts = engine.parts
     parameters, formats = named_parameters(engine.model), parts.averaged_as
-    trained = [one for one in parameters.values() if one.requires_grad]
-    held = [one.numel() if layout.exact else local_tensor(one).numel() for one in trained]  # whole until summed
-    gradients = sum(count * gradient_format(one).itemsize for count, one in zip(held, trained, strict=True))
+    trained = [local_tensor(one) for one in parameters.values() if one.requires_grad]
     moments: list[Tensor] = []
     for of_parameter in parts.optimizer.state.values():  # counts of steps are 0-dim
         mapped(dict(of_parameter), lambda one: moments.extend(inner_tensors(one)) if one.ndim else None)
@@ -187,8 +182,7 @@ def footprint(engine: Engine) -> dict[str, int]:
     return {
         "model": size(one for name, one in parameters.items() if name not in formats),
         "masters": size([*parts.stepper.masters.values(), *(parameters[name] for name in formats)]),
-        "gradients": gradients,
-        "blocks": gradients * engine.reducers.further_sets,
+        "gradients": sum(one.numel() * gradient_format(one).itemsize for one in trained),
         "optimizer": size(moments),
         "average": 0 if parts.average is None else size(parts.average.state_dict()[name] for name in parameters),
     }

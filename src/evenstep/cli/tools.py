@@ -20,7 +20,7 @@ from evenstep.cli.check import parameters_of
 from evenstep.cli.launch import on_ranks
 from evenstep.cli.train import train
 from evenstep.config.build import build_parts
-from evenstep.config.load import open_run, refused_at, schema, settings_of
+from evenstep.config.load import from_arguments, open_run, refused_at, schema
 from evenstep.errors import ConfigError
 from evenstep.parallel import Group, device_of_rank
 from evenstep.pipeline import PipelineModel
@@ -79,7 +79,7 @@ def recipes() -> dict[str, Path]:
 
 def summary(path: Path, settings: list[str], depth: int) -> int:
     """Print the modules of a run's model, to a depth, with shapes and numbers of parameters; gives the exit code."""
-    with open_run(path, settings_of(settings)) as run, closing(build_parts(run.config)) as parts:
+    with open_run(path, from_arguments(settings)) as run, closing(build_parts(run.config)) as parts:
         if isinstance(parts.model, PipelineModel):
             raise ConfigError("`parallel.pipeline` divides the model into stages; add `--parallel none`.")
         device = device_of_rank(parts.config.device)
@@ -139,7 +139,7 @@ def try_rates(path: Path, settings: list[str], *, lowest: float, highest: float,
     with refused_at("evenstep find-lr"):
         finder.check_range(**given)
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
-    with open_run(path, settings_of(settings)) as run:
+    with open_run(path, from_arguments(settings)) as run:
         if run.config.parallel.pipeline > 1:
             raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 

@@ -3,7 +3,6 @@
 All parts are built before the folder is made. A run that fails before its first update leaves no folder.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Collection, Generator
@@ -23,12 +22,10 @@ from evenstep.config.load import (
     Setting,
     flat,
     from_arguments,
-    from_environment,
     may_change,
     open_run,
     read,
     settings_in,
-    settings_of,
 )
 from evenstep.errors import ConfigError
 from evenstep.events import Watchdog
@@ -39,12 +36,10 @@ from evenstep.process import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE, REQUEUE,
 from evenstep.train import Trainer
 from evenstep.train.trainer import idle_loop
 
-_OF_FOLDER = ("name", "runs", "resume", "reset")  # given by the folder of a run, not by the environment
-
 
 def train(path: Path, settings: list[str]) -> int:
     """Train a run file; gives the exit code."""
-    with open_run(path, settings_of(settings)) as run:
+    with open_run(path, from_arguments(settings)) as run:
         resume = run.config.resume
         again = ["--resume", "auto"] if resume == "never" else []  # a stopped job is queued again
         return _start(run, folder_of(run.config), resume, ["train", str(path), *settings], again)
@@ -57,8 +52,7 @@ def resume(folder: Path, settings: list[str]) -> int:
     """
     file = find_config(folder)
     begun = settings_in(BEGUN)
-    around = [one for one in from_environment(os.environ) if one.path[0] not in _OF_FOLDER]
-    own = [*around, *map(_from_here, from_arguments(settings))]
+    own = [*map(_from_here, from_arguments(settings))]
     before, after = flat(read(file, begun)), flat(read(file, [*begun, *own]))
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     unsafe = [f"`{key}`" for key in changed if not may_change(key)]

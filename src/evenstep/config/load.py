@@ -1,10 +1,9 @@
-"""Reads run files: TOML, then the environment, then the command line, the later the stronger.
+"""Reads run files: TOML, and over it the settings of the command line.
 
-Values from outside the file are read as TOML, and as text where they aren't TOML; `none` takes a key away.
+Their values are read as TOML, and as text where they aren't TOML; `none` takes a key away.
 """
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -25,7 +24,6 @@ from evenstep.errors import ArgumentError, ConfigError, EvenstepError, PlanError
 from evenstep.schema import arguments_of, faults_of, json_schema
 from evenstep.usual_words import KEYS
 
-PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
 
 
@@ -66,7 +64,7 @@ def open_run(path: Path, settings: "Sequence[Setting]" = ()) -> Generator[OpenRu
 
 
 class Setting(NamedTuple):
-    """One value from outside the file, as text."""
+    """One value of the command line, as text."""
 
     path: tuple[str, ...]
     text: str
@@ -83,16 +81,6 @@ class Setting(NamedTuple):
         except tomllib.TOMLDecodeError:
             return self.text
         return document["value"] if len(document) == 1 else self.text
-
-
-def from_environment(environ: Mapping[str, str]) -> list[Setting]:
-    """The settings among environment variables, such as `EVENSTEP_TRAIN__UPDATES=10`, tables before their keys."""
-    settings = [
-        Setting(tuple(name.removeprefix(PREFIX).lower().split("__")), text)
-        for name, text in environ.items()
-        if name.startswith(PREFIX)
-    ]
-    return sorted(settings, key=lambda setting: len(setting.path))
 
 
 def from_arguments(arguments: Sequence[str]) -> list[Setting]:
@@ -118,11 +106,6 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
 def settings_in(values: Mapping[str, object]) -> list[Setting]:
     """Settings of values by dotted keys."""
     return [Setting(tuple(key.split(".")), str(value)) for key, value in values.items()]
-
-
-def settings_of(arguments: Sequence[str]) -> list[Setting]:
-    """Settings of the environment, then of a command line."""
-    return [*from_environment(os.environ), *from_arguments(arguments)]
 
 
 def read(path: Path, settings: Sequence[Setting]) -> Tree:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast, final
 
-from evenstep.arguments import require_number, require_whole
+from evenstep.arguments import require_whole
 from evenstep.data import ReadOptions
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
@@ -43,8 +43,8 @@ class FoundLr:
 
 def check_range(*, lowest: float, highest: float, updates: int) -> None:
     """Raise ArgumentError unless the rates rise from `lowest` to `highest` in at least three updates."""
-    require_number("lowest", lowest, "(0, inf)")
-    require_number("highest", highest, f"({lowest}, inf)")
+    if not 0 < lowest < highest:
+        raise ArgumentError(f"`highest` must be above `lowest`, but they are {highest} and {lowest}.", field="highest")
     require_whole("updates", updates, at_least=3)
 
 

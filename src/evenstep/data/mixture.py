@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, final, get_args
 
-from evenstep.arguments import require_word
+from evenstep.arguments import choose
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position, ReadOptions
 from evenstep.data.from_loader import data_of
 from evenstep.errors import ArgumentError, DataError
@@ -151,7 +151,7 @@ class Mixture(Data):
         self.data: Mapping[str, Data] = {name: data_of(one, f"data[{name!r}]") for name, one in data.items()}
         for name, one in self.data.items():
             _check_task(name, one)
-        require_word("end", end, get_args(End))
+        choose("end", end, dict.fromkeys(get_args(End)))
         self.mixing = mixing or AllTasks()
         for option_name, given in vars(self.mixing).items():
             _check_names(option_name, given if isinstance(given, Mapping) else {}, self.data)

@@ -68,15 +68,6 @@ class Dealing:
         """The last micro-batch of each place to which `rank` adds, in ascending order."""
         return _ends(self, rank)
 
-    def further_sets(self, rank: int) -> int:
-        """Largest number of sets of gradients that `rank` holds beside its current block."""
-        held: dict[Place, Gradients] = {}
-        most = 0
-        for place in self.ends_of(rank).values():
-            most = max(most, len(held))
-            hold(held, place, [])
-        return most
-
     def combine(self, parts: Mapping[Place, T], place: Place, add: Callable[[T, T], T]) -> T | None:
         """Sum of the parts below a node; None without any."""
         if place in parts:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.arguments import first_of, require_number
+from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.group import Group, Interrupted
@@ -66,7 +66,6 @@ class Processes(Group):
         meeting_s: float | None = None,
         answer_s: float = ANSWER_S,
     ) -> None:
-        require_number("timeout_s", timeout_s, "(0, inf]")
         info = info or rank_info_of(os.environ)
         if info is None:
             raise ArgumentError("this process is no rank of a run; start it with torchrun, or with `--launch.ranks`.")

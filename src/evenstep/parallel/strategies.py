@@ -166,17 +166,10 @@ class Reducers:
         self.per_pass: list[ShardReducer] = []
         self.gather_per_plan = per_plan and isinstance(self.layout, Shards)
         self._all: list[Reducer] = []
-        self._dealing = Dealing()  # of the last update
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # replacement of each parameter
 
-    @property
-    def further_sets(self) -> int:
-        """The most sets of gradients that this rank held beside `.grad` in the last update."""
-        return self._dealing.further_sets(self.group.rank) if self.blocks else 0
-
     def begin(self, dealing: Dealing | None) -> None:
-        self._dealing = dealing or self._dealing
         for own in self._all:
             own.begin(dealing)
 

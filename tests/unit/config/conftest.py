@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from evenstep.config.load import from_arguments, from_environment, open_run
+from evenstep.config.load import from_arguments, open_run
 from evenstep.errors import ConfigError
 
 RUN = """
@@ -62,13 +62,12 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def faults(recipe: Path) -> Callable[..., list[str]]:
-    """The faults of the recipe with arguments, environment variables, or TOML added to its file."""
+    """The faults of the recipe with arguments or TOML added to its file."""
 
-    def read(*arguments: str, environ: dict[str, str] | None = None, added: str = "") -> list[str]:
+    def read(*arguments: str, added: str = "") -> list[str]:
         (recipe / "run.toml").write_text(RUN + added)
         try:
-            settings = [*from_environment(environ or {}), *from_arguments(arguments)]
-            with open_run(recipe / "run.toml", settings):
+            with open_run(recipe / "run.toml", from_arguments(arguments)):
                 return []
         except ConfigError as error:
             return error.faults

@@ -11,20 +11,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tomli_w import dumps
 
-from evenstep.config.load import OpenRun, all_keys, from_arguments, from_environment, open_run
+from evenstep.config.load import OpenRun, all_keys, from_arguments, open_run
 from evenstep.errors import ConfigError
 
 Faults = Callable[..., list[str]]
 
 
-def read(recipe: Path, *arguments: str, environ: dict[str, str] | None = None) -> OpenRun:
-    with open_run(recipe / "run.toml", [*from_environment(environ or {}), *from_arguments(arguments)]) as run:
+def read(recipe: Path, *arguments: str) -> OpenRun:
+    with open_run(recipe / "run.toml", from_arguments(arguments)) as run:
         return run
 
 
-def test_the_command_line_is_over_the_environment_is_over_the_file(recipe: Path) -> None:
-    environ = {"EVENSTEP_TRAIN__UPDATES": "20", "EVENSTEP_OPTIMIZER__LR": "0.2"}
-    train = read(recipe, "--train.updates", "30", environ=environ).config
+def test_the_command_line_is_over_the_file(recipe: Path) -> None:
+    train = read(recipe, "--train.updates", "20", "--optimizer.lr", "0.2", "--train.updates=30").config
     assert (train.train.updates, train.optimizer.lr, train.data.global_batch_size) == (30, 0.2, 8)
 
 
@@ -36,7 +35,7 @@ def test_a_value_is_read_as_toml_or_else_as_text(recipe: Path) -> None:
 def test_all_wrong_values_are_reported_at_once(faults: Faults) -> None:
     found = faults(
         *("--seed", "x", "--data.global_batch_size", "0", "--train.clipnorm", "5", "--failures.non_finite", "skp"),
-        environ={"EVENSTEP_DATA__SHUFLE": "true"},
+        *("--data.shufle", "true"),
     )
     assert [fault.split()[0] for fault in found] == [
         *("`seed`", "`data.global_batch_size`", "`data.shufle`", "`train.clipnorm`", "`failures.non_finite`")

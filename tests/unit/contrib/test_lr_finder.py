@@ -82,7 +82,7 @@ def test_it_stops_where_the_loss_diverges_and_suggests_less() -> None:
     ("given", "field"),
     [
         ({"lowest": 1.0, "highest": 0.1}, "highest"),
-        ({"lowest": 0.0}, "lowest"),
+        ({"lowest": 0.0}, "highest"),
         ({"updates": 2}, "updates"),
         ({"data": StreamData(iter(POINTS), global_batch_size=8)}, "find_lr"),
     ],

@@ -91,4 +91,4 @@ def test_a_layer_keeps_its_parameters_names_hooks_and_references() -> None:
     assert all(one is parameters[name] and one.dtype == torch.float32 for name, one in model.named_parameters())
     assert calls
     assert {str(one.dtype) for one in engine.state_dict()["model"].values()} == {"torch.float32"}
-    assert sum(footprint(engine).values()) == 20 * sum(one.numel() for one in model.parameters())
+    assert sum(footprint(engine).values()) == 16 * sum(one.numel() for one in model.parameters())

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evenstep.config.load import settings_of
+from evenstep.config.load import from_arguments
 from evenstep.errors import ConfigError, PlanError, clause
 from evenstep.pipeline import SCHEDULES, Layers, Layout, Plan, Schedule
 from evenstep.process import EXIT_DONE
@@ -102,7 +102,7 @@ def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.train.build import precision_of
     from evenstep.train.update.context import build_cast
 
-    with open_run(path, settings_of(settings)) as opened, closing(build_parts(opened.config)) as parts:
+    with open_run(path, from_arguments(settings)) as opened, closing(build_parts(opened.config)) as parts:
         parallel = opened.config.parallel
         device = device_of_rank(opened.config.device)
         layers = Layers.of(make_model(opened.config))

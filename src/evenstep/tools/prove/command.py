@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from evenstep.config.load import settings_of
+from evenstep.config.load import from_arguments
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import EXIT_DONE, EXIT_ERROR
 from evenstep.tools.prove.bench import RunFileBench
@@ -25,7 +25,7 @@ _WORDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("-", "d
 
 def run(path: Path, settings: list[str], *, rows: str, updates: int, ranks: int, json: Path | None) -> int:
     """Print a table, write it as JSON; the exit code is 1 if a row fails."""
-    bench = RunFileBench(path, settings_of(settings), {})
+    bench = RunFileBench(path, from_arguments(settings), {})
     config = bench.config
     bench.fit_tokens()  # raises once, and not in each row, if the run can't be built
     prover = Prover(

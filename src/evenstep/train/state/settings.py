@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import numpy as np
 from torch import Tensor
 
-from evenstep.arguments import require_word
+from evenstep.arguments import choose
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Reset, Training
@@ -164,7 +164,7 @@ def resets_of(given: object, source: object) -> tuple[Reset, ...]:
     """
     words = [given] if isinstance(given, str) else cast("Collection[Reset]", given)
     for word in words:
-        require_word("reset", word, get_args(Reset))
+        choose("reset", word, dict.fromkeys(get_args(Reset)))
     if words and source == "auto":
         raise ArgumentError(
             f"`reset` with 'auto' would reset {', '.join(words)} at each restart; give the path of the checkpoint, "

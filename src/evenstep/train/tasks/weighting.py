@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from torch import Tensor, nn
 
-from evenstep.arguments import advice, require_number
+from evenstep.arguments import advice
 from evenstep.errors import ArgumentError
 
 
@@ -26,8 +26,6 @@ class Coefficients:
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self._values = dict(values or {})
-        for name, value in self._values.items():
-            require_number(f"coefficients[{name!r}]", value, "(0, inf)")
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         """Get ready for the tasks of a run; gives the module whose parameters are learned, if there is one."""
