@@ -40,24 +40,13 @@ from evenstep.single_use import check_unused
 from evenstep.tensors import device_here, make_current, named_parameters, parameters_in
 from evenstep.train.agreement import check_shared
 from evenstep.train.blocks import (
-    check_compiled,
     choose_linear_layers,
     choose_modules,
     compile_model,
     convert_linear_layers,
     recompute,
 )
-from evenstep.train.checks import (
-    check_covers,
-    check_formats,
-    check_launched,
-    check_layers,
-    check_model,
-    check_optimizer,
-    check_own_models,
-    check_tasks,
-    check_whole_model,
-)
+from evenstep.train.checks import check_launched, check_model, check_parts
 from evenstep.train.cut import SplitLimit
 from evenstep.train.failures import Policies
 from evenstep.train.forwards import build_teacher
@@ -170,27 +159,18 @@ class Parts:
         check_model(model)
         self.model, self.train, self.seed = model, train, seed
         self.may_cut = failures.out_of_memory == "retry"
-        self.policies = policies = Policies(failures)
+        self.policies = Policies(failures)
         self.optimizer = optimizer = joined(optimizer)
         self.tasks = tasks = named(task)
         self.precision = formats = precision_of(precision)
         self.strategy = sharing = strategy_of(strategy, device, model)
         self.group: Group = model.mesh.world if isinstance(model, PipelineModel) else sharing.data_group
-        check_covers(sharing, model)
-        check_own_models(sharing, policies, formats, averages=averages)
-        attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
-        check_optimizer(optimizer, model=model, strategy=sharing, precision=formats)
         self.device = device_here(device_of_rank("auto") if device == "auto" else device)
-        formats.check(self.device)
-        check_formats(formats, optimizer)
-        check_layers(model, strategy=sharing, precision=formats, train=train)
-        if train.compile == "model":
-            check_compiled(model, sharing)
         given = train.coefficients
         self.coefficients = factors = given if isinstance(given, Coefficients) else Coefficients(given)
         self.combine = combine = _combine_of(train.combine, tasks)
-        check_tasks(tasks, data, evaluations, learns=factors.are_learned or combine is not None, model=model)
-        check_whole_model(tasks, train.ema, model, sharing)
+        attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
+        check_parts(self, data, evaluations, averages=averages)
         for one in tasks.values():
             one.prepare(model)
         self.lr_schedule = schedule = lr_schedule_of(lr_schedule)

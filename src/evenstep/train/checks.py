@@ -5,7 +5,7 @@ The reason stands before each function: bits (updates would depend on the cut), 
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -16,18 +16,21 @@ from evenstep.arguments import advice
 from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
-from evenstep.optim.ema import Ema
 from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
 from evenstep.optim.sharing import is_torchs, shard_refusal
-from evenstep.options import SAVED_BY, Checkpointing, Training
+from evenstep.options import SAVED_BY, Checkpointing
 from evenstep.parallel import Group, Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision, SixteenBits
+from evenstep.train.blocks import check_compiled
 from evenstep.train.failures import Answer, Policies
 from evenstep.train.state.optimizer_state import parameter_names
-from evenstep.train.tasks.task import Task, evaluates_itself
+from evenstep.train.tasks.task import evaluates_itself
+
+if TYPE_CHECKING:
+    from evenstep.train.build import Parts
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 
@@ -60,8 +63,26 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         )
 
 
+def check_parts(parts: "Parts", data: Data | None, evaluations: Mapping[str, Data], *, averages: bool) -> None:
+    """Raise ArgumentError for parts of an engine that do not go together.
+
+    Args:
+        data: for training, and `evaluations` by name; None for a loop of one's own.
+        averages: a hook averages the models of ranks that train one each.
+    """
+    model, strategy, precision = parts.model, parts.strategy, parts.precision
+    _check_covers(strategy, model)
+    _check_own_models(parts, averages=averages)
+    check_optimizer(parts.optimizer, model=model, strategy=strategy, precision=precision)
+    precision.check(parts.device)
+    _check_layers(parts)
+    if parts.train.compile == "model":
+        check_compiled(model, strategy)
+    _check_tasks(parts, data, evaluations)
+
+
 # bits
-def check_covers(strategy: Strategy, model: nn.Module) -> None:
+def _check_covers(strategy: Strategy, model: nn.Module) -> None:
     group = strategy.group if strategy.group.part_of else strategy.data_group
     has_columns = not isinstance(model, PipelineModel) or _shares_columns(strategy.group, model.mesh)
     if (group.part_of and not in_stages(model)) or not has_columns:
@@ -79,9 +100,9 @@ def _shares_columns(group: Group, mesh: Mesh) -> bool:
 
 
 # bits
-def check_own_models(strategy: Strategy, policies: Policies, precision: Precision, *, averages: bool) -> None:
-    ranks = strategy.data_group.ranks
-    if ranks == strategy.group.ranks:
+def _check_own_models(parts: "Parts", *, averages: bool) -> None:
+    ranks = parts.strategy.data_group.ranks
+    if ranks == parts.strategy.group.ranks:
         return
     if not averages:
         raise ArgumentError(
@@ -89,7 +110,7 @@ def check_own_models(strategy: Strategy, policies: Policies, precision: Precisio
             f"add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
             field="strategy",
         )
-    if precision.retries_overflow or policies.non_finite.answer is not Answer.STOP:
+    if parts.precision.retries_overflow or parts.policies.non_finite.answer is not Answer.STOP:
         raise ArgumentError(
             "ranks that train a model each can't repeat or skip updates by themselves: use a precision without a loss "
             'scale, and `failures.non_finite = "stop"`.',
@@ -135,14 +156,14 @@ def check_material(model: nn.Module) -> None:
 
 
 # bits: a layer says in `evenstep_not_for` which runs it is not for
-def check_layers(model: nn.Module, *, strategy: Strategy, precision: Precision, train: Training) -> None:
-    holds_float32 = precision.keeps_masters and strategy.layout.divides == "elements"
+def _check_layers(parts: "Parts") -> None:
+    holds_float32 = parts.precision.keeps_masters and parts.strategy.layout.divides == "elements"
     kinds = {
-        "changing ranks": strategy.group.can_change,
-        "16 bits": isinstance(precision, SixteenBits) and not holds_float32,
-        "compile": train.compile != "off",
+        "changing ranks": parts.strategy.group.can_change,
+        "16 bits": isinstance(parts.precision, SixteenBits) and not holds_float32,
+        "compile": parts.train.compile != "off",
     }
-    for name, module in model.named_modules():
+    for name, module in parts.model.named_modules():
         not_for: Mapping[str, str] = getattr(module, "evenstep_not_for", {})
         for kind in not_for:
             if kinds[kind]:
@@ -166,6 +187,12 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
                 f"`optimizer` must step from one gradient, but {type(one).__name__} evaluates the loss in its step.",
                 field="optimizer",
             )
+    for one in moded(optimizer) if precision.format is not None else ():
+        raise ArgumentError(
+            f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' does "
+            f"not hold: use a mixed precision, or another optimizer.",
+            field="precision",
+        )
     if strategy.layout.divides == "nothing" and not in_stages(model):
         return
     shards = strategy.layout.divides == "elements"
@@ -178,36 +205,19 @@ def check_optimizer(optimizer: Optimizer, *, model: nn.Module, strategy: Strateg
         raise ArgumentError(f"{cut}, but {why}: {instead}.", field="optimizer")
 
 
-# bits
-def check_formats(precision: Precision, optimizer: Optimizer) -> None:
-    if precision.format is not None:
-        for one in moded(optimizer):
-            raise ArgumentError(
-                f"{type(one).__name__} evaluates other parameters than it trains, which precision '{precision.name}' "
-                f"does not hold: use a mixed precision, or another optimizer.",
-                field="precision",
-            )
-
-
 # --- the run
 
 
 # hours
-def check_saves(folder: object, checkpoint: Checkpointing) -> None:
-    asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None]
+def check_keeping(folder: object, policies: Policies, checkpoint: Checkpointing) -> None:
+    asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None] + policies.rewinding
     if asked and folder is None:
         raise ArgumentError(
-            f"`checkpoint` has `{asked[0]}`, but there is no `folder` to save in: give one, `folder='runs/first'`.",
+            f"`{asked[0]}` needs checkpoints, but there is no `folder` to save in: give one, `folder='runs/first'`.",
             field="folder",
         )
-
-
-# hours
-def check_keeping(folder: object, policies: Policies, checkpoint: Checkpointing) -> None:
     keep_last = checkpoint.keep_last
     for name in policies.rewinding:
-        if folder is None:
-            raise ArgumentError("a policy that rewinds needs checkpoints: give the run a `folder`.", field="folder")
         if keep_last is not None and keep_last < 2:
             raise ArgumentError(f"`{name}` rewinds, which needs `keep_last` 2 or more, but is {keep_last}.", field=name)
 
@@ -215,16 +225,9 @@ def check_keeping(folder: object, policies: Policies, checkpoint: Checkpointing)
 # --- the tasks
 
 
-# first hour
-def check_tasks(
-    tasks: Mapping[str, Task],
-    data: Data | None,
-    evaluations: Mapping[str, Data],
-    *,
-    learns: bool,
-    model: nn.Module,
-) -> None:
-    """Compare tasks with the data for training, None where a loop of one's own brings them, and with the model."""
+# first hour, hours
+def _check_tasks(parts: "Parts", data: Data | None, evaluations: Mapping[str, Data]) -> None:
+    model, tasks = parts.model, parts.tasks
     stream = data.moving_stream if isinstance(data, StreamData) else None
     given = {"`data`": data} | {f"the evaluation '{name}'": one for name, one in evaluations.items()}
     for what, one in given.items():
@@ -239,24 +242,21 @@ def check_tasks(
                 f"{what} reads the stream that `data` reads, but must not move it: give it its own.",
                 field="evaluations",
             )
-    if isinstance(model, PipelineModel) and learns:
+    is_staged = isinstance(model, PipelineModel)
+    if is_staged and (parts.coefficients.are_learned or parts.combine is not None):
         raise ArgumentError(
             "learned coefficients, `combine`, and `late_weight` beside other tasks can't be used in stages, where no "
             "rank holds the model.",
             field="combine",
         )
-
-
-# hours
-def check_whole_model(tasks: Mapping[str, Task], ema: Ema | None, model: nn.Module, strategy: Strategy) -> None:
     for name, task in tasks.items():
-        if task.uses_average and ema is None:
+        if task.uses_average and parts.train.ema is None:
             raise ArgumentError(
                 f"task `{name}` has `uses_average`, but the run has no average: give `train=Training(ema=Ema(…))`.",
                 field="ema",
             )
         needs = "uses_average" if task.uses_average else "evaluate" if evaluates_itself(task) else ""
-        if needs and (isinstance(model, PipelineModel) or strategy.layout.divides == "elements"):
+        if needs and (is_staged or parts.strategy.layout.divides == "elements"):
             raise ArgumentError(
                 f"task `{name}` calls the whole model (`{needs}`), which no rank holds in stages or shards; train with "
                 f"`ddp` or `zero1`, or evaluate its checkpoints on one process.",

@@ -112,12 +112,11 @@ class Trainer:
     ) -> None:
         from evenstep.train.build import Parts
         from evenstep.train.build_loop import build_loop, evaluations_of
-        from evenstep.train.checks import check_keeping, check_saves
+        from evenstep.train.checks import check_keeping
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
         check_length(updates, epochs)
-        check_saves(folder, checkpoint)
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         own = [hooks] if isinstance(hooks, Hook) else [*hooks]
         parts = Parts(
