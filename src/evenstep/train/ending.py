@@ -56,15 +56,12 @@ def _end_program(loop: "Loop", number: signal.Signals | None, *, is_done: bool) 
         return
     first, update = numbers[0], loop.engine.progress.update
     by = "Ctrl-C" if first == signal.SIGINT else first.name
-    where, process = "with nothing saved, as the trainer keeps no checkpoints", ""
+    where = "with nothing saved, as the trainer keeps no checkpoints"
     if loop.checkpointer.enabled:
         where = f"saved in {loop.checkpointer.folder.checkpoint_of(update)}"
-        process = ", in a new process after `resume()`"
     is_done = first in REQUEUE and any(done for _, done in everybody)
-    if is_done:
-        text = f"ended by {by}, after a hook had stopped the run for good at update {update}, {where}."
-    else:
-        text = f"stopped by {by} after update {update}, {where}; `train()` goes on from there{process}."
+    end = ", as a hook had stopped the run for good." if is_done else "; `train()` goes on from there, `resume()` too."
+    text = f"stopped by {by} after update {update}, {where}{end}"
     if first not in REQUEUE:
         raise KeyboardInterrupt(text)
     if loop.engine.group.rank == 0:

@@ -1,7 +1,6 @@
 """The engine: updates and evaluations of one model; `Trainer` is a loop around it.
 
-It reads no data, writes no files, and does not decide what to do about an abort. What makes updates is loaded when the
-first engine is built, so that importing all public names takes little longer than importing torch.
+What makes updates is loaded when the first engine is built: importing all public names is fast.
 """
 
 import logging
@@ -129,7 +128,7 @@ class Engine:
 
     @classmethod
     def of(cls, parts: "Parts", *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
-        """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `Parts.build`."""
+        """The engine of a trainer; arguments as of `Parts.build`."""
         engine = cls.__new__(cls)
         engine._build(parts, updates=updates, bus=bus, report=report)
         return engine
@@ -188,16 +187,16 @@ class Engine:
                 raise
 
     def _check_gradients(self) -> None:
-        """Other engines may leave gradients in this model, as in a GAN, but not before the first update of all."""
-        if self.progress.update == 0 and Engine._num_updates == self._num_before:
-            for name, parameter in self.model.named_parameters():
-                if parameter.grad is not None:
-                    raise TaskError(
-                        f"`{name}` has a gradient before the first update, which makes the backward itself: leave out "
-                        f"your `backward()`, or set gradients to None.",
-                        field=name,
-                    )
+        # other engines may leave gradients in this model, as in a GAN, but not before the first update of all
+        is_first = self.progress.update == 0 and Engine._num_updates == self._num_before
         Engine._num_updates += 1
+        for name, parameter in self.model.named_parameters() if is_first else ():
+            if parameter.grad is not None:
+                raise TaskError(
+                    f"`{name}` has a gradient before the first update, which makes the backward itself: leave out your "
+                    f"`backward()`, or set gradients to None.",
+                    field=name,
+                )
 
     def _alone(self, method: str) -> AbstractContextManager[None]:
         return drawing_alone(method) if self.group.ranks == 1 else nullcontext()
@@ -234,10 +233,7 @@ class Engine:
     def evaluate(self, batch: Any = _NONE, *, microbatches: Iterable[Any] | None = None) -> dict[str, float]:
         """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.
 
-        Evaluated are the parameters as of the last committed update, or what `Ema(evaluated=…)` says.
-
-        Args:
-            batch: as for `update`, and `microbatches`.
+        Arguments are as for `update`. The parameters are those of the last committed update, or their average.
         """
         given = _given(batch, microbatches)
         with self.ledger.together():
@@ -248,18 +244,14 @@ class Engine:
     def explain(self, aborted: Aborted) -> tuple[Incident, Exception]:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.
 
-        Returns:
-            The incident with all that was found out, and an error to raise that says what to do.
+        Gives the incident with all that was found out, and an error to raise that says what to do.
         """
         return self.ledger.explain(aborted)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names, such as gradients.
+        """‖v‖₂ of tensors such as gradients, by the names of the parameters that ranks hold in the same way.
 
         Norms are over all shards and stages, equal on all ranks, which call it together, and stay on the device.
-
-        Args:
-            values: by the name of a parameter of the optimizer, as far as this rank has it.
         """
         return self.parts.execution.norms.each(values)
 
@@ -295,10 +287,7 @@ def _given(batch: Any, microbatches: Iterable[Any] | None) -> Sequence[Any]:
 
 
 def global_batch(given: Sequence[Any], position: Position, group: Group) -> GlobalBatch:
-    """The global batch of the micro-batches that each rank of `group` gives; all ranks call it together.
-
-    Args:
-        given: this rank's micro-batches, or one `GlobalBatch`, which is taken as it is.
+    """The global batch of the micro-batches that each rank gives, or the `GlobalBatch` given; ranks call it together.
 
     >>> batch = global_batch((["a"], (["b", "c"], "box")), Position(batch=7), Group())
     >>> [(one.index, one.task) for one in batch.microbatches], batch.following
@@ -309,8 +298,7 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
     mine = [named_batch(one) for one in given]
     told = group.gather([(one.task, _num_samples(one.data)) for one in mine])
     everything = [one for theirs in told for one in theirs]
-    first = sum(len(theirs) for theirs in told[: group.rank])
-    numbered = [(first + place, one) for place, one in enumerate(mine)]
+    numbered = enumerate(mine, start=sum(len(theirs) for theirs in told[: group.rank]))
     # micro-batches of one task without a name are one batch, however many they are
     is_named = any(task for task, _ in everything)
     return GlobalBatch(

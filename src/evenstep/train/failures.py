@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import final
 
 from evenstep.arguments import choose, require_whole
-from evenstep.errors import NonFiniteError
 from evenstep.events import Incident, Record, Storage
 from evenstep.options import MAX_REWINDS, SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES, Failures
 
@@ -203,17 +202,3 @@ class Policies:
         if incident is None:
             return None
         return incident, None if spikes.policy is None else spikes.policy(incident)
-
-    def went_back(self) -> None:
-        """The run has gone back to before a spike."""
-        if self.spikes is not None:
-            self.spikes.in_spike = False
-
-
-def spike_error(incident: Incident, update: int) -> NonFiniteError:
-    """Error of a run that stops for a spike of the loss after `update` committed updates."""
-    return NonFiniteError(
-        f"{incident.message} The parameters are those after update {update}; go on from a checkpoint before the spike "
-        f"with a lower learning rate or clipped gradients, or let `failures.loss_spike` be rewind_past, which leaves "
-        f"out the data that caused it."
-    )

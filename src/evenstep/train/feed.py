@@ -85,9 +85,6 @@ class Feed:
     def take_again(self, batches: Sequence[GlobalBatch]) -> None:
         self._again.extendleft(reversed(batches))
 
-    def forget(self) -> None:
-        self._again.clear()
-
     def used(self, update: int, batch: GlobalBatch) -> None:
         """Remember that `update` was tried with `batch`."""
         self._followings.append((update, batch.following))

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 import torch
 
 from evenstep.data import GlobalBatch, Position
-from evenstep.errors import DataError
+from evenstep.errors import DataError, NonFiniteError
 from evenstep.events import EpochEvent, Hook, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.tensors import named_parameters
@@ -20,7 +20,7 @@ from evenstep.train.agreement import check_same_on_all_ranks, check_ties
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluate import Evaluator
-from evenstep.train.failures import Answer, spike_error
+from evenstep.train.failures import Answer
 from evenstep.train.feed import Feed
 from evenstep.train.progress import Result
 from evenstep.train.reporter import Reporter, report_faults
@@ -160,7 +160,6 @@ class Loop:
     def abandon(self) -> None:
         """Roll back uncommitted updates after an error."""
         dispatched = self.engine.progress.update
-        self.feed.forget()
         self.engine.ledger.abandon()
         if self.engine.progress.update != dispatched:
             self.requests.forget_actions()
@@ -181,7 +180,11 @@ class Loop:
         incident, answer = spike
         self.reporter.report(incident)
         if answer is Answer.STOP:
-            raise spike_error(incident, engine.progress.update)
+            raise NonFiniteError(
+                f"{incident.message} The parameters are those after update {engine.progress.update}; go on from a "
+                f"checkpoint before the spike with a lower learning rate or clipped gradients, or let "
+                f"`failures.loss_spike` be rewind_past, which leaves out the data that caused it."
+            )
         if answer is not None and answer.rewinds:
             raise self._rewind(incident, answer)
 
@@ -219,7 +222,8 @@ class Loop:
             pending = engine.ledger.add(engine.parts.compute(batch, engine.progress))
             self.feed.used(number, batch)
             self.feed.count_skipped(pending.skipped_samples)
-            if pending.is_known_aborted or self._settles(number):
+            many = self.engine.ledger.num_pending >= self.settle_every_updates
+            if many or pending.is_known_aborted or any(hook.needs_settled(number) for hook in self.settlers):
                 self.settle()
             lap("apply")  # or the rest of it, where the update is one graph
         self.number = 0
@@ -227,17 +231,12 @@ class Loop:
             engine.storage.discard_from(number)  # values that hooks put after it: it is made again
         lap("hooks")
 
-    def _settles(self, number: int) -> bool:
-        if self.engine.ledger.num_pending >= self.settle_every_updates:
-            return True
-        return any(hook.needs_settled(number) for hook in self.settlers)
-
     def _after(self, batch: GlobalBatch) -> Result | None:
         progress = self.engine.progress
-        if batch.ends_epoch:
+        is_written = progress.update % self.log_every_updates == 0
+        if is_written or batch.ends_epoch:
             self.settle()
-        if progress.update % self.log_every_updates == 0:
-            self.settle()
+        if is_written:
             self.write()
         if self.engine.progress.position.epoch != batch.position.epoch:
             return None  # evaluations and saves that are due come after the events of the epoch
@@ -305,7 +304,8 @@ class Loop:
         self.engine.storage.discard_from(self.engine.progress.update + 1)
         self.requests.forget_actions()
         self.checkpointer.go_back(rewind.update, str(rewind))
-        self.engine.parts.policies.went_back()
+        if self.engine.parts.policies.spikes is not None:
+            self.engine.parts.policies.spikes.in_spike = False
         if rewind.past is not None:
             self.feed.give_up(self.engine.progress.position, rewind.past)
 

@@ -61,7 +61,15 @@ class TrainedParameters:
         """Before an update: follow changes of `requires_grad`; ArgumentError if parameters were added or replaced."""
         self.check_groups()
         if not _are_same(list(chain.from_iterable(self._registries)), self._registered):
-            self._check_model()
+            now = named_parameters(self._model)
+            for name in {**now, **self._by_name}:
+                if now.get(name) is not self._by_name.get(name):
+                    raise ArgumentError(
+                        f"`{name}` was added to the model, taken out or replaced since the run was built: change "
+                        f"parameters in place, or build a new trainer.",
+                        field=name,
+                    )
+            self._read_model()
         flags = list(map(_requires_grad, self._parameters))
         if flags == self._flags:
             return
@@ -123,17 +131,6 @@ class TrainedParameters:
         modules = list(self._model.modules())
         self._registries = [held.values() for one in modules for held in (children_of(one), parameters_of(one))]
         self._registered = list(chain.from_iterable(self._registries))
-
-    def _check_model(self) -> None:
-        now = named_parameters(self._model)
-        for name in {**now, **self._by_name}:
-            if now.get(name) is not self._by_name.get(name):
-                raise ArgumentError(
-                    f"`{name}` was added to the model, taken out or replaced since the run was built: change "
-                    f"parameters in place, or build a new trainer.",
-                    field=name,
-                )
-        self._read_model()
 
 
 def _are_same(now: Sequence[object], before: Sequence[object]) -> bool:  # of C functions: it runs in every update

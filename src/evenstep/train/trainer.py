@@ -206,10 +206,9 @@ class Trainer:
         self.storage.put(name, value * weight, weight, update=self._loop.number or self.progress.update)
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
-        """Stop at the end of this update.
+        """Stop at the end of this update, for a reason that the result and the logs will give.
 
         Args:
-            reason: what the result and the logs will say.
             requeue: whether the run is to be started again later, to go on from there (exit code 75).
         """
         self._loop.requests.request_stop(reason, requeue=requeue)
@@ -232,21 +231,27 @@ class Trainer:
         from evenstep.train.ending import emergency_save
 
         loop, writers = self._loop, self._loop.reporter.writers
+        end = Result()
+
+        def ended(error: BaseException | None = None) -> TrainEvent:
+            outcome = end.outcome if error is None else "failed"
+            update, metrics = self.progress.update, self._latest()
+            return replace(begin, update=update, outcome=outcome, reason=end.reason, error=error, metrics=metrics)
+
         with self._opened():
             config = loop.checkpointer.state.config
             begin = TrainEvent(update=self.progress.update, updates=self.updates, resumed=self._resumed, config=config)
             writers.event("train_begin", begin)
             loop.checkpointer.begin_run(self._settings)
-            end = Result()
-            with loop.engine.bus.span("train", lambda: begin, lambda error: self._ended(begin, end, error)):
+            with loop.engine.bus.span("train", lambda: begin, ended):
                 try:
                     if loop.engine.parts.policies.rewinding and not loop.checkpointer.folder.newest_first():
                         loop.checkpointer.save()  # something to go back to
                     end = self._run()
-                    writers.event("train_end", self._ended(begin, end, None))
+                    writers.event("train_end", ended())
                 except BaseException as raised:
                     error = self._group.explained(raised)
-                    emergency_save(error, loop, end=lambda: writers.event("train_end", self._ended(begin, end, error)))
+                    emergency_save(error, loop, end=lambda: writers.event("train_end", ended(error)))
                     if error is raised:
                         raise
                     raise error from raised
@@ -281,16 +286,6 @@ class Trainer:
         finally:
             self._is_training = False
 
-    def _ended(self, begin: TrainEvent, end: Result, error: BaseException | None) -> TrainEvent:
-        return replace(
-            begin,
-            update=self.progress.update,
-            outcome=end.outcome if error is None else "failed",
-            reason=end.reason,
-            error=error,
-            metrics=self._latest(),
-        )
-
     def _latest(self) -> dict[str, float]:
         return {name: record.value for name in self.storage.names() if (record := self.storage.latest(name))}
 
@@ -315,7 +310,10 @@ class Trainer:
         if data is None or isinstance(data, str):
             self._check_evaluates(data)
             sets = self.evaluations if data is None else {data: self.evaluations[data]}
-            with self._together(loop.evaluator), self._writing():
+            with self._together(loop.evaluator), ExitStack() as opened:
+                if self._has_trained and not loop.checkpointer.is_named:  # else writers would forget what comes later
+                    opened.enter_context(loop.checkpointer.folder.hold())
+                    opened.enter_context(loop.reporter.writers.opened(self.folder, self.progress.update))
                 loop.write_known()
                 return loop.evaluator(sets)
         batches = data_of(data, "data")
@@ -337,16 +335,6 @@ class Trainer:
         batches = data_of(data, "data")
         with self._together(batches):
             return self._loop.evaluator.predict(batches)
-
-    @contextmanager
-    def _writing(self) -> Generator[None]:
-        """Open the writers when training is over, unless another state was loaded since: they would forget the rest."""
-        loop = self._loop
-        if not self._has_trained or loop.checkpointer.is_named:
-            yield
-            return
-        with loop.checkpointer.folder.hold(), loop.reporter.writers.opened(self.folder, self.progress.update):
-            yield
 
     @contextmanager
     def _together(self, reader: "Data | Evaluator | None" = None) -> Generator[None]:

@@ -71,12 +71,10 @@ class Combine(ABC):
 
     The g_t are whole: summed over all micro-batches and ranks, divided by their weights and the loss scale, times their
     λ_t. Methods are in `contrib.multitask`, which also computes the separate gradients.
-
-    Attributes:
-        needs_products: True if the method reads inner products and losses.
     """
 
     needs_products: bool = True
+    """True if the method reads inner products and losses."""
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         """Get ready for the tasks of a run; gives the module whose buffers must be saved, if there is one."""
