@@ -105,9 +105,10 @@ class Evaluator:
 
     def predict(self, data: Data) -> list[Prediction]:
         """Predictions for one epoch of `data`, for the first rank one per micro-batch; see `Trainer.predict`."""
-        group = self._parts.execution.group
+        execution = self._parts.execution
+        group = execution.group
         found: list[Prediction] = []
-        epoch = one_epoch(data.batches, self._parts.model, self._context, group)
+        epoch = one_epoch(data.batches, self._parts.model, self._context, execution.reducers.group)
         with self._running("evaluate"), self._parameters(average=self._passes[0][1]), epoch as batches:
             for batch in batches:
                 self._report_faults(batch)
