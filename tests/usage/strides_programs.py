@@ -1,6 +1,5 @@
 """Runs of models whose parameters do not lie in memory row by row."""
 
-
 import torch
 from launched import group_of_ranks, strategy_named
 from norms_programs import UPDATES, Square
