@@ -1,13 +1,11 @@
 """Builds engines from the arguments of `Engine` and `Trainer`, in one order.
 
-`Parts` checks arguments; `Parts.build` moves, converts and shares the model.
+`Parts` takes arguments; `Parts.build` moves, converts and shares the model.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -46,7 +44,6 @@ from evenstep.train.blocks import (
     convert_linear_layers,
     recompute,
 )
-from evenstep.train.checks import check_launched, check_model, check_parts
 from evenstep.train.cut import SplitLimit
 from evenstep.train.failures import Policies
 from evenstep.train.forwards import build_teacher
@@ -118,11 +115,7 @@ def _combine_of(given: Combine | str | None, tasks: Mapping[str, Task]) -> Combi
 
 @final
 class Parts:
-    """Parts of an engine: checked objects of its arguments, and what `build` makes of them.
-
-    Args:
-        data: for training, and `evaluations` by name; none for a loop of one's own.
-        averages: a hook averages the models of ranks that train one each.
+    """Parts of an engine: objects of its arguments, and what `build` makes of them.
 
     Attributes:
         group: all ranks of the run.
@@ -151,12 +144,7 @@ class Parts:
         device: str | torch.device,
         train: Training,
         failures: Failures = Failures(),
-        data: Data | None = None,
-        evaluations: Mapping[str, Data] = MappingProxyType({}),
-        averages: bool = False,
     ) -> None:
-        check_launched(strategy, model, os.environ)
-        check_model(model)
         self.model, self.train, self.seed = model, train, seed
         self.may_cut = failures.out_of_memory == "retry"
         self.policies = Policies(failures)
@@ -170,7 +158,6 @@ class Parts:
         self.coefficients = factors = given if isinstance(given, Coefficients) else Coefficients(given)
         self.combine = combine = _combine_of(train.combine, tasks)
         attach_modules(model, tasks, {id(one) for one in parameters_in(optimizer)})
-        check_parts(self, data, evaluations, averages=averages)
         for one in tasks.values():
             one.prepare(model)
         self.lr_schedule = schedule = lr_schedule_of(lr_schedule)

@@ -4,8 +4,10 @@ The reason stands before each function: bits (updates would depend on the cut), 
 """
 
 import inspect
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -25,12 +27,10 @@ from evenstep.pipeline import PipelineModel, pipeline_of
 from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision, SixteenBits
 from evenstep.train.blocks import check_compiled
+from evenstep.train.build import Parts
 from evenstep.train.failures import Answer, Policies
 from evenstep.train.state.optimizer_state import parameter_names
 from evenstep.train.tasks.task import evaluates_itself
-
-if TYPE_CHECKING:
-    from evenstep.train.build import Parts
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 
@@ -39,7 +39,7 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 
 
 # first hour, hours: N separate runs
-def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
+def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str] = os.environ) -> None:
     given = strategy if isinstance(strategy, Strategy) else None
     if isinstance(given, Single):
         return
@@ -63,7 +63,13 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         )
 
 
-def check_parts(parts: "Parts", data: Data | None, evaluations: Mapping[str, Data], *, averages: bool) -> None:
+def check_parts(
+    parts: Parts,
+    data: Data | None = None,
+    evaluations: Mapping[str, Data] = MappingProxyType({}),
+    *,
+    averages: bool = False,
+) -> None:
     """Raise ArgumentError for parts of an engine that do not go together.
 
     Args:
@@ -100,7 +106,7 @@ def _shares_columns(group: Group, mesh: Mesh) -> bool:
 
 
 # bits
-def _check_own_models(parts: "Parts", *, averages: bool) -> None:
+def _check_own_models(parts: Parts, *, averages: bool) -> None:
     ranks = parts.strategy.data_group.ranks
     if ranks == parts.strategy.group.ranks:
         return
@@ -156,7 +162,7 @@ def check_material(model: nn.Module) -> None:
 
 
 # bits: a layer says in `evenstep_not_for` which runs it is not for
-def _check_layers(parts: "Parts") -> None:
+def _check_layers(parts: Parts) -> None:
     holds_float32 = parts.precision.keeps_masters and parts.strategy.layout.divides == "elements"
     kinds = {
         "changing ranks": parts.strategy.group.can_change,
@@ -226,7 +232,7 @@ def check_keeping(folder: object, policies: Policies, checkpoint: Checkpointing)
 
 
 # first hour, hours
-def _check_tasks(parts: "Parts", data: Data | None, evaluations: Mapping[str, Data]) -> None:
+def _check_tasks(parts: Parts, data: Data | None, evaluations: Mapping[str, Data]) -> None:
     model, tasks = parts.model, parts.tasks
     stream = data.moving_stream if isinstance(data, StreamData) else None
     given = {"`data`": data} | {f"the evaluation '{name}'": one for name, one in evaluations.items()}

@@ -99,7 +99,10 @@ class Engine:
         train: Training = Training(),
     ) -> None:
         from evenstep.train.build import Parts
+        from evenstep.train.checks import check_launched, check_model, check_parts
 
+        check_launched(strategy, model)
+        check_model(model)
         if updates is not None:
             check_length(updates, None)
         parts = Parts(
@@ -113,6 +116,7 @@ class Engine:
             device=device,
             train=train,
         )
+        check_parts(parts)
         schedule = parts.lr_schedule
         if schedule is not None and "epochs" in schedule.needs:
             raise ArgumentError(

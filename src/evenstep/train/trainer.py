@@ -112,10 +112,12 @@ class Trainer:
     ) -> None:
         from evenstep.train.build import Parts
         from evenstep.train.build_loop import build_loop, evaluations_of
-        from evenstep.train.checks import check_keeping
+        from evenstep.train.checks import check_keeping, check_launched, check_model, check_parts
 
         for name in unknown:
             raise unknown_argument("Trainer", name, signature(Trainer.__init__).parameters)
+        check_launched(strategy, model)
+        check_model(model)
         check_length(updates, epochs)
         batches, sets = data_of(data, "data"), evaluations_of(evaluations)
         own = [hooks] if isinstance(hooks, Hook) else [*hooks]
@@ -130,10 +132,9 @@ class Trainer:
             device=device,
             train=train,
             failures=failures,
-            data=batches,
-            evaluations=sets,
-            averages=any(one.averages_ranks for one in own if isinstance(one, Hook)),
         )
+        averages = any(one.averages_ranks for one in own if isinstance(one, Hook))
+        check_parts(parts, batches, sets, averages=averages)
         check_keeping(folder, parts.policies, checkpoint)
         self._group = parts.group
         self._is_training = self._has_trained = self._resumed = False
