@@ -22,10 +22,10 @@ import torch._dynamo  # which the first optimizer imports, in more than a second
 from torch import nn
 
 import evenstep
-from evenstep.contrib.elastic import Elastic, ElasticRank, Lighthouse
+from evenstep.contrib.elastic import Elastic, Lighthouse
 from evenstep.contrib.elastic.membership import coordination
 from evenstep.events import Evaluate, JsonlWriter, Save
-from evenstep.parallel import Ddp, Group
+from evenstep.parallel import Ddp, Group, RankInfo
 
 LIMIT_S = 200
 STRATEGIES = {"ordered": Ddp, "ddp": partial(Ddp, reduction="fast")}
@@ -151,7 +151,7 @@ def process(number: int, port: int) -> int:
         if is_ordinary():
             train(Group(), number)
         else:
-            place = ElasticRank(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
+            place = RankInfo(rank=number, ranks=WHAT["count"], address=f"http://localhost:{port}")
             group = Elastic(Lighthouse(place), timeout_s=WHAT.get("timeout_s", 60))
             train(group, number)
             group.close()

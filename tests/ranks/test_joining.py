@@ -37,8 +37,7 @@ def said(scripts: list[Script]) -> list[str]:
 
 def test_those_who_do_not_come_are_named_to_all_who_did(script: Path) -> None:
     for text in said(started(script, 4, ranks=[0, 2], world=4)):
-        assert "ranks 1, 3 of 4 did not come to 127.0.0.1" in text
-        assert "within 4 s. Look at what the missing ones say" in text
+        assert "rank 1, 3 did not come to 127.0.0.1" in text and "within 4 s; look at" in text
         assert text.startswith("EvenstepError: rank")
 
 

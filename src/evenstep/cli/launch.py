@@ -35,7 +35,7 @@ from evenstep.parallel.rank_info import (
     NUM_PORTS,
     NUMBER,
     RESTARTS,
-    ElasticRank,
+    RankInfo,
     elastic_rank_of,
     is_launched,
 )
@@ -88,7 +88,7 @@ def joined(config: RunConfig) -> Generator[Group]:
     is_one_of_several = info is not None and info.ranks > 1
     if config.launch.lost_rank == "continue" and (place is not None or is_one_of_several):
         group = _elastic(config, place)
-    elif place is not None and place.count > 1:
+    elif place is not None and place.ranks > 1:
         raise ConfigError('`launch.lost_rank` must be "continue" for a process with REPLICA_GROUP_ID; set it.')
     elif is_one_of_several:
         with refused_at("device"):
@@ -104,7 +104,7 @@ def joined(config: RunConfig) -> Generator[Group]:
         group.close()
 
 
-def _elastic(config: RunConfig, place: ElasticRank | None) -> Group:
+def _elastic(config: RunConfig, place: RankInfo | None) -> Group:
     if place is None or device_of_rank(config.device).type != "cpu":
         raise ConfigError(
             '`launch.lost_rank` "continue" is for CPUs and for ranks that `--launch.ranks` starts; use "stop".'

@@ -175,7 +175,12 @@ class Mesh:
         1
         """
         require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
-        check_pipelines(world.ranks, pipeline)
+        if world.ranks % pipeline:
+            raise ArgumentError(
+                f"`ranks` must be a multiple of the {pipeline} pipeline ranks, but is {world.ranks}; start another "
+                f"number of ranks, or change `pipeline`.",
+                field="ranks",
+            )
         return cls(world, pipeline)
 
     def _part(self, lines: list[list[int]]) -> Group:
@@ -186,13 +191,3 @@ class Mesh:
         alone = Group()
         alone.part_of = self.world.ranks
         return alone
-
-
-def check_pipelines(ranks: int, pipeline: int) -> None:
-    """Raise ArgumentError unless so many ranks can be divided into pipelines of `pipeline` ranks."""
-    if ranks % pipeline:
-        raise ArgumentError(
-            f"`ranks` must be a multiple of the {pipeline} pipeline ranks, but is {ranks}; start another number of "
-            f"ranks, or change `pipeline`.",
-            field="ranks",
-        )

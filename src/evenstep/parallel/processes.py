@@ -14,14 +14,12 @@ from datetime import timedelta
 from functools import partial
 from time import sleep
 from typing import Any, TypeVar, cast, final
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.arguments import first_of
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.group import Group, Interrupted
@@ -80,24 +78,24 @@ class Processes(Group):
         self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
         self._global_ranks = list(range(self.ranks))  # the global ranks of this group
         self._meeting_place = "the launcher" if info.store_is_served else "rank 0"
-        holds_store = self.rank == 0 and not info.store_is_served
         store = connect(info, meeting_s or timeout_s)
         self._table = Connections(PrefixStore("group", store), self.rank, self.ranks, self._timeout)
+        holds_store = self.rank == 0 and not info.store_is_served
+        self._members = Membership(
+            store, self.rank, self.ranks, self._table.breaker, answer_s=answer_s, holds_store=holds_store
+        )
         try:
-            self._members = Membership(
-                store, self.rank, self.ranks, self._table.breaker, answer_s=answer_s, holds_store=holds_store
-            )
-        except RuntimeError as error:  # torch's DistError
-            raise EvenstepError(f"{info} found the others, but {self._meeting_place} is gone.") from error
-        try:
-            self._meet_first(info, store, meeting_s or timeout_s)
-            self._connect()
+            places = self._meet_first(info, store, meeting_s or timeout_s)
+            self._connect(shares_devices=len(set(places)) < self.ranks)
         except BaseException:
             self._members.leave(waits=holds_store)
             raise
 
-    def _meet_first(self, info: RankInfo, store: Store, timeout_s: float) -> None:
-        """Wait for all ranks; they raise the same error if one does not come, or was started otherwise."""
+    def _meet_first(self, info: RankInfo, store: Store, timeout_s: float) -> list[bytes]:
+        """Wait for all ranks; they raise the same error if one does not come, or was started otherwise.
+
+        Gives the accelerator of each rank, or a text of its own.
+        """
         members, me = self._members, f"rank {self.rank} ({this_process()})"
         terms = {"WORLD_SIZE": str(self.ranks), "evenstep": __version__, "torch": torch.__version__}
         first = json.loads(store.compare_set("terms", "", json.dumps(terms | {"who": me})))
@@ -107,41 +105,33 @@ class Processes(Group):
                 f"all ranks must be started alike, but {name} is {terms[name]} for {me} and {first[name]} for "
                 f"{first['who']}."
             )
-        met, missing = ([], []) if different else members.meet(me.encode(), timeout_s)
+        place = place_of(self.device) if self.device.type == "cuda" else me
+        met, missing = ([], []) if different else members.meet(place.encode(), timeout_s)
         if missing:
-            members.fail(
-                f"rank{'s' * (len(missing) > 1)} {first_of(missing, 16)} of {self.ranks} did not come to "
-                f"{info.address}:{info.port} within {timeout_s:g} s. Look at what the missing ones say, and at "
-                f"WORLD_SIZE."
-            )
+            members.fail(self._absent(missing, f"did not come to {info.address}:{info.port} within {timeout_s:g} s"))
         if not met:
             fault = members.failure() or self._absent(None)
             raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{info}: {fault}")
         members.epoch += 1
+        return met
 
-    def _connect(self) -> None:
+    def _connect(self, *, shares_devices: bool) -> None:
         try:
             self._hosts = self._devices = self._table.get(GLOO, self._global_ranks)
-            self._share_devices = self.device.type == "cuda" and self._on_one_device(place_of(self.device))
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
                 f"rank {self.rank} of {self.ranks} met the others, but could not connect to each of them within "
                 f"{self._timeout_s:g} s: {str(error).splitlines()[0]} Check the firewall, and name the network in "
                 f"GLOO_SOCKET_IFNAME."
             ) from error
-        self._has_devices = self.device.type == "cuda" and not self._share_devices
+        self._share_devices = shares_devices
+        self._has_devices = self.device.type == "cuda" and not shares_devices
         if self._has_devices:
             self._devices = self._table.get(NCCL, self._global_ranks)
         self._parts = [self]  # with those that were split off
         self._has_failed = False
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it
-
-    def _on_one_device(self, place: int) -> bool:
-        places = torch.zeros(self.ranks, dtype=torch.int64)
-        places[self.rank] = place
-        dist.all_reduce(places)
-        return len(set(cast("list[int]", places.tolist()))) < self.ranks
 
     def at(self, update: int) -> None:
         self._members.update = update
@@ -350,10 +340,9 @@ class Processes(Group):
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
 
 
-def place_of(device: torch.device) -> int:
-    """A number that ranks on the same accelerator of the same machine have in common."""
-    here = torch.cuda.get_device_properties(device).uuid
-    return crc32(socket.gethostname().encode()) << 31 | crc32(str(here).encode()) >> 1
+def place_of(device: torch.device) -> str:
+    """Name that ranks on the same accelerator of the same machine have in common."""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
 
 
 def launched_group(device: torch.device) -> Group:

@@ -37,23 +37,15 @@ class RankInfo:
         return f"rank {self.rank} of {self.ranks}"
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticRank:
-    """Number of a process in a run that can lose and regain processes."""
+def elastic_rank_of(environ: Mapping[str, str]) -> RankInfo | None:
+    """The place of a process that may be lost and come back, in torchft's own names; None where there is none.
 
-    number: int  # a process that comes back keeps it
-    count: int  # of processes that were started
-    lighthouse: str  # its address
-
-
-def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
-    """The place that the environment gives to this process, in torchft's own names; None where it gives none."""
+    Its address is that of the lighthouse, and its rank a number that it keeps when it comes back.
+    """
     if ADDRESS not in environ or NUMBER not in environ:
         return None
     count = _number(environ, COUNT, least=1)
-    number = _number(environ, NUMBER, below=count)
-    return ElasticRank(number=number, count=count, lighthouse=environ[ADDRESS])
+    return RankInfo(rank=_number(environ, NUMBER, below=count), ranks=count, address=environ[ADDRESS])
 
 
 def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:

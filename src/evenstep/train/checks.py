@@ -44,9 +44,9 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
     if isinstance(given, Single):
         return
     elastic = elastic_rank_of(environ)
-    if elastic is not None and elastic.count > 1 and not (given is not None and given.group.can_change):
+    if elastic is not None and elastic.ranks > 1 and not (given is not None and given.group.can_change):
         raise ArgumentError(
-            f"this process was started as {elastic.number} of {elastic.count} that may come and go, but `strategy` "
+            f"this process was started as {elastic.rank} of {elastic.ranks} that may come and go, but `strategy` "
             f"knows only ranks that stay: give `Ddp(Elastic(…))`, or `Single()` for separate runs.",
             field="strategy",
         )

@@ -10,10 +10,10 @@ import torch
 
 import kit
 from evenstep import StreamData, Trainer
-from evenstep.contrib.elastic import Elastic, ElasticRank
+from evenstep.contrib.elastic import Elastic
 from evenstep.contrib.elastic.membership import Peer, _enough
 from evenstep.errors import ArgumentError, LostRankError
-from evenstep.parallel import Ddp, Group, Strategy, Zero1
+from evenstep.parallel import Ddp, Group, RankInfo, Strategy, Zero1
 
 
 def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
@@ -24,7 +24,7 @@ class Answers:
     """A lighthouse that gives these answers, one after the other, then the last one for ever."""
 
     def __init__(self, *answers: list[Peer], number: int = 0, count: int = 2) -> None:
-        self.place = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
+        self.place = RankInfo(rank=number, ranks=count, address="http://localhost:1")
         self.name = f"{number}"
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ class Lonely:
     name = "0"
 
     def __init__(self, number: int) -> None:
-        self.place = ElasticRank(number=number, count=2, lighthouse="http://localhost:1")
+        self.place = RankInfo(rank=number, ranks=2, address="http://localhost:1")
 
     def close(self) -> None: ...
 

@@ -24,7 +24,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, Missing
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
-from evenstep.parallel.rank_info import ElasticRank, RankInfo, this_process
+from evenstep.parallel.rank_info import RankInfo, this_process
 
 T = TypeVar("T")
 _HEARTBEAT_S = 0.1
@@ -75,13 +75,11 @@ class Peer:
 class Lighthouse:
     """One process's access to the lighthouse; alive from the first question until `close`."""
 
-    def __init__(self, place: ElasticRank) -> None:
+    def __init__(self, place: RankInfo) -> None:
         self.place = place
-        self.name = f"{place.number:06d}:{this_process()}:{monotonic()}"
+        self.name = f"{place.rank:06d}:{this_process()}:{monotonic()}"
         try:
-            self._client = coordination().LighthouseClient(
-                place.lighthouse, connect_timeout=timedelta(seconds=_ANSWER_S)
-            )
+            self._client = coordination().LighthouseClient(place.address, connect_timeout=timedelta(seconds=_ANSWER_S))
         except _ERRORS as error:
             raise self._silent(error) from error
         self._ended = Event()
@@ -101,7 +99,7 @@ class Lighthouse:
                 step=update,
                 world_size=1,
                 shrink_only=False,
-                data={"number": self.place.number, "tries": tries, "patient": patient},
+                data={"number": self.place.rank, "tries": tries, "patient": patient},
             )
         except _ERRORS as error:
             raise self._silent(error) from error
@@ -121,7 +119,7 @@ class Lighthouse:
 
     def _silent(self, error: Exception) -> LostRankError:
         return LostRankError(
-            f"the lighthouse at {self.place.lighthouse} gives no answer: {str(error).splitlines()[0]} "
+            f"the lighthouse at {self.place.address} gives no answer: {str(error).splitlines()[0]} "
             f"It runs in the launcher, or where `torchft_lighthouse` was started."
         )
 
@@ -158,16 +156,16 @@ class Elastic(Group):
     def __init__(self, lighthouse: Lighthouse, *, timeout_s: float) -> None:
         mine = lighthouse.place
         self._lighthouse, self._timeout_s = lighthouse, timeout_s
-        self._now: _Alone | Processes = _Alone(mine.number, mine.count)
-        self.rank, self.ranks, self.count = mine.number, mine.count, mine.count
+        self._now: _Alone | Processes = _Alone(mine.rank, mine.ranks)
+        self.rank, self.ranks, self.count = mine.rank, mine.ranks, mine.ranks
         self.members: dict[str, int] = {}
         self._formed: list[Peer] = []
         self._asked: list[Peer] = []  # the members of the next group, if they are known
         self._tries = self._update = 0
         self._has_begun, self._built_at = False, monotonic()
         # the first process lets the others find each other; it takes part in every group
-        self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if mine.number == 0 else None
-        host = "localhost" if "localhost" in mine.lighthouse else gethostname()
+        self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if mine.rank == 0 else None
+        host = "localhost" if "localhost" in mine.address else gethostname()
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
 
     def join(self, update: int) -> None:
