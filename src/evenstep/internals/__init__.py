@@ -1,7 +1,4 @@
-"""Names of torch that it does not promise to keep, each with the reason.
-
-As found in torch 2.11 to 2.15; `tests/unit/test_internals.py` fails when torch changes any of it.
-"""
+"""Private names of torch, as found in torch 2.11 to 2.15; `tests/unit/test_internals.py` fails when torch changes any."""
 
 import logging
 import warnings
@@ -145,17 +142,9 @@ def compiled_in_place(module: nn.Module) -> bool:
     return cast("Any", module)._compiled_call_impl is not None
 
 
-def _live(name: str) -> Callable[[nn.Module], Any]:
-    def held_by(module: nn.Module) -> Any:
-        own = getattr(module, name)
-        return own if isinstance(own, dict) else dict(own.items())
-
-    return held_by
-
-
-children_of = cast("Callable[[nn.Module], dict[str, nn.Module]]", _live("_modules"))
-parameters_of = cast("Callable[[nn.Module], dict[str, nn.Parameter | None]]", _live("_parameters"))
-buffers_of = cast("Callable[[nn.Module], dict[str, Tensor | None]]", _live("_buffers"))
+children_of = cast("Callable[[nn.Module], dict[str, nn.Module]]", attrgetter("_modules"))
+parameters_of = cast("Callable[[nn.Module], dict[str, nn.Parameter | None]]", attrgetter("_parameters"))
+buffers_of = cast("Callable[[nn.Module], dict[str, Tensor | None]]", attrgetter("_buffers"))
 
 
 def places_of(

@@ -158,12 +158,8 @@ def begin_slice(
 ) -> Callable[[], Tensor]:
     """Begin to sum this rank's slice of a flat tensor over ranks, in the order of the tree; call the result for it.
 
-    Each rank adds one slice, so as many bytes are sent as in a ring all-reduce.
-
-    Args:
-        flats: this rank's nodes, in the order of `dealing.nodes_of`; all ranks begin their sums in one order.
-        slices: for each rank, the elements that it adds.
-        like: a tensor of the device and format of the sum.
+    `flats` are this rank's nodes, and `slices` the elements that each rank adds: as many bytes are sent as in a ring
+    all-reduce.
     """
     first, end = slices[group.rank]
     places = [dealing.nodes_of(rank) for rank in range(group.ranks)]

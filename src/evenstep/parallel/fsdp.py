@@ -186,8 +186,7 @@ class ShardReducer(Reducer):
     def pad_passes(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str, last: bool) -> None:
         """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
 
-        `run` leaves no metrics and changed buffers; only micro-batches of one `kind` go through the same parts of a
-        model; after the `last` kind follow no other passes in this accumulation.
+        Micro-batches of one `kind` go through the same parts of a model; after the `last` kind no other passes follow.
         """
         example: Any = work[0] if work else self._examples.get(kind)
         ranks, here = self.group.ranks, self.group.rank

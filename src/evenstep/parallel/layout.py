@@ -21,15 +21,9 @@ _ALIGNED = 64  # bytes: kernels may add by alignment
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardedTensorRef:
-    """Description of a tensor that one rank holds.
+    """Description of a tensor that one rank holds."""
 
-    Args:
-        local: its values on `owner`; elsewhere a tensor without elements, of the same dtype.
-        shape: of the whole tensor, the same on all ranks.
-        owner: the rank that holds it.
-    """
-
-    local: Tensor
+    local: Tensor  # its values on `owner`; elsewhere a tensor without elements, of the same dtype
     shape: tuple[int, ...]
     owner: int
 
@@ -46,20 +40,12 @@ def mapped(tree: Any, act: Callable[[Any], Any], kinds: tuple[type, ...] = (Tens
 
 
 class ParameterLayout:
-    """Every rank holds every tensor whole.
+    """Every rank holds every tensor whole."""
 
-    Attributes:
-        divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
-            of each.
-        exact: norms have the bits of one process.
-        num_shards: into how many parts the state is cut.
-        shard_index: number of this rank's part; ranks with equal numbers hold copies of one part.
-    """
-
-    divides: Literal["nothing", "parameters", "elements"] = "nothing"
-    exact: bool = True
-    num_shards: int = 1
-    shard_index: int = 0
+    divides: Literal["nothing", "parameters", "elements"] = "nothing"  # between ranks, each of which steps its share
+    exact: bool = True  # norms have the bits of one process
+    num_shards: int = 1  # parts of the state
+    shard_index: int = 0  # number of this rank's part; ranks with equal numbers hold copies of one part
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -93,6 +79,12 @@ class ParameterLayout:
     def optimizer_state(self, states: States) -> States:
         """The optimizer state of all parameters, from this rank's; what one rank holds is a `ShardedTensorRef`."""
         return states
+
+    def deal(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` hold the parameters that this rank steps."""
+
+    def fetch_parameters(self) -> None:
+        """Get the parameters that other ranks have stepped; all ranks call it together."""
 
 
 @final
@@ -199,10 +191,9 @@ class Owners(ParameterLayout):
         return {name: one for theirs in everybody for name, one in theirs.items()}
 
     def deal(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let `optimizer` hold the parameters that this rank steps: the largest go first, to who has least."""
         parameters = parameters_in(optimizer)
         load = [0] * self.group.ranks
-        for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+        for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):  # the largest first
             owner = load.index(min(load))
             self._owned[owner].append(parameter)
             load[owner] += parameter.numel()
@@ -215,7 +206,6 @@ class Owners(ParameterLayout):
                     part.state.pop(parameter, None)
 
     def fetch_parameters(self) -> None:
-        """Get the parameters that other ranks have stepped; all ranks call it together."""
         with torch.no_grad():
             for owner, parameters in enumerate(self._owned):
                 for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
@@ -228,12 +218,7 @@ class Owners(ParameterLayout):
 
 
 def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
-    """‖g‖₂ of each gradient, whole, shape [len(gradients)]; the same on every rank, which all call it together.
-
-    Args:
-        gradients: this rank's, complete, perhaps in shards.
-        norms: gives the norm of each of some tensors, as one tensor.
-    """
+    """‖g‖₂ of each gradient, perhaps in shards, shape [len(gradients)]; the same on all ranks, which call it together."""
     in_pieces = [layout.has_pieces(gradient) for gradient in gradients]
     if not any(in_pieces):
         return norms(layout.all_full(gradients))

@@ -86,13 +86,6 @@ class Membership:
         break_: gives a function that closes the connections of now; called by any thread.
         answer_s: after how many seconds without a heartbeat a rank is lost.
         holds_store: True if the store ends with this process, which therefore leaves last.
-
-    Attributes:
-        epoch: number of the connections that exist now; 0 until all ranks have come.
-        work: number of the work that the ranks compute together now.
-        update: update that is being computed, for messages.
-        waits: True while this rank waits for others.
-        left: ranks whose programs have ended.
     """
 
     def __init__(
@@ -108,12 +101,14 @@ class Membership:
         self._store = store.clone()  # no wait of another user of the store holds up the heartbeat
         self._rank, self._ranks, self._break = rank, ranks, break_
         self._answer_s, self._holds_store = answer_s, holds_store
-        self.epoch = self.work = self.update = 0
-        self.waits = False
+        self.epoch = 0  # number of the connections that exist now; 0 until all ranks have come
+        self.work = 0  # number of the work that the ranks compute together now
+        self.update = 0  # that is being computed, for messages
+        self.waits = False  # for other ranks
         self._count = self._lines = 0
         self._ends: list[tuple[int, int, str]] = []  # epoch, work and reason, in the order of the log
         self._break_at = inf  # after a failure
-        self.left: list[int] = []
+        self.left: list[int] = []  # ranks whose programs have ended
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._has_left = self._store_is_gone = False
         self._store.append("log", "\n")  # so that it exists
@@ -185,15 +180,10 @@ class Membership:
         return None
 
     def meet(self, value: bytes, timeout_s: float, *, after_failure: bool = False) -> tuple[list[bytes], list[int]]:
-        """Exchange values between all ranks at the end of this epoch.
+        """Exchange values between all ranks at the end of this epoch; `after_failure`: they go on after a failure.
 
-        Args:
-            timeout_s: the longest wait for ranks that are alive, and for all that have not come for the first time.
-            after_failure: all ranks go on after a failure.
-
-        Returns:
-            The values by rank, or the ranks that are lost or late. Both are empty if a rank has failed for good, or
-            the store is gone.
+        Gives the values by rank, or the ranks that are lost or late. Both are empty if a rank has failed for good, or
+        the store is gone.
         """
         count, keys = f"met {self.epoch}", [f"met {self.epoch} {rank}" for rank in range(self._ranks)]
         until, query_at, pause_s = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S, _FIRST_PAUSE_S
@@ -214,11 +204,7 @@ class Membership:
         return [], []
 
     def leave(self, *, waits: bool = True) -> None:
-        """End the heartbeat; a rank that has failed, or holds the store, stays until the others have read why.
-
-        Args:
-            waits: False where this process goes on in another group.
-        """
+        """End the heartbeat; unless this process goes on in another group, after others have read why it fails."""
         if waits:
             self._append(["left", self._rank])
         if waits and (self._holds_store or self.failure()):

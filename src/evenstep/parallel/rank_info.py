@@ -49,14 +49,7 @@ def elastic_rank_of(environ: Mapping[str, str]) -> RankInfo | None:
 
 
 def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
-    """The place that the environment gives to this process; None where it was started alone.
-
-    Raises:
-        ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
-
-    >>> rank_info_of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"})
-    RankInfo(rank=1, ranks=2, local_rank=0, address='alpha', port=29500, store_is_served=False, attempt=0)
-    """
+    """The place that the environment gives to this process; None where it was started alone."""
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
             return None
@@ -87,7 +80,6 @@ def is_restarted() -> bool:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of `srun` under the names of torchrun."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     # jobs on one node have different numbers, so their ports nearly always differ
     place = int(environ.get("SLURM_JOB_ID", 0)) * 7 + int(environ.get("SLURM_STEP_ID", 0))
@@ -115,8 +107,7 @@ def _given(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name, "").strip()
     if not value:
         raise ArgumentError(
-            f"a rank among several needs {name} in its environment, which is not set; start the run with torchrun, "
-            f"with `--launch.ranks`, or with srun."
+            f"a rank among several needs {name} in its environment; start it with torchrun, `--launch.ranks` or srun."
         )
     return value
 

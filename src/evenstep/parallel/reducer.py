@@ -139,11 +139,7 @@ class Reducer:
         self._clear(None)
 
     def begin(self, dealing: Dealing | None = None) -> None:
-        """Start the accumulation of an update; discards an earlier or failed one.
-
-        Args:
-            dealing: of the micro-batches whose gradients are reduced together; None if none follow.
-        """
+        """Start to accumulate an update's micro-batches, if any follow; discards an earlier or failed one."""
         self._clear(dealing)
 
     def arm(self) -> None:
@@ -224,17 +220,11 @@ class Reducer:
 def synchronise(module: nn.Module, group: Group) -> None:
     """Give every rank rank 0's parameters and buffers."""
     for name, part in module.named_modules() if group.ranks > 1 else ():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
-            raise ArgumentError(
-                f"`{name}` has `max_norm`, whose forward writes to rows of this rank's samples only; build the layer "
-                f"without `max_norm`, and scale all rows in `before_update`.",
-                field="max_norm",
-            )
-        if getattr(part, "sparse", False) is True:
-            raise ArgumentError(
-                f"gradients of `{name}` are sparse, which several ranks can't sum; build it without `sparse=True`.",
-                field="sparse",
-            )
+        for option in ("max_norm", "sparse") if isinstance(part, nn.Embedding | nn.EmbeddingBag) else ():
+            if getattr(part, option):
+                raise ArgumentError(
+                    f"`{name}` has `{option}`, which several ranks can't train alike; build it without.", field=option
+                )
     with torch.no_grad():
         group.broadcast([*module.parameters(), *module.buffers()])
 

@@ -1,7 +1,4 @@
-"""Process groups that can be closed and reconnected.
-
-An inner torch group does the work: `breaker` closes its connections, `renew` forms another between the same ranks.
-"""
+"""Process groups that can be closed and reconnected, each around an inner group of torch."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

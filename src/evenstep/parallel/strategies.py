@@ -39,15 +39,12 @@ class Strategy:
         require_whole("blocks", blocks, at_least=1)
         self.is_ordered = choose("reduction", reduction, {"ordered": True, "fast": False})
         self.blocks = blocks if self.is_ordered else None
+        self.settings: dict[str, Any] = {"parallel.reduction": reduction}  # that bits depend on, as in a run file
+        if self.is_ordered:
+            self.settings["parallel.blocks"] = blocks
         self.group = group or Group()
         self.data_group = self.group  # that the data are dealt to and that save together; another for `Single`
         self.layout = self.layout_class(self.group)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that the bits of an update depend on, by their names in a run file."""
-        blocks = {"parallel.blocks": self.blocks} if self.is_ordered else {}
-        return {"parallel.reduction": "ordered" if self.is_ordered else "fast", **blocks}
 
     def gathering(self, dtype: torch.dtype) -> Self:
         """This strategy for a model that computes in `dtype`, in which parameters are gathered."""
@@ -199,8 +196,7 @@ class Reducers:
                 if cut is not parameter and parameter in part.state:
                     state: dict[str, Any] = part.state.pop(parameter)
                     part.state[cut] = mapped(state, partial(self.layout.like, cut))
-        if isinstance(self.layout, Owners):
-            self.layout.deal(optimizer)
+        self.layout.deal(optimizer)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         """From now on sum gradients of `parameters` only; called between updates."""
@@ -219,8 +215,7 @@ class Reducers:
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: get the parameters that others stepped."""
-        if isinstance(self.layout, Owners):
-            self.layout.fetch_parameters()
+        self.layout.fetch_parameters()
 
     def abandon(self) -> None:
         """Forget an update that has raised in the middle."""
