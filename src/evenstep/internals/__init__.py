@@ -1,4 +1,4 @@
-"""Private names of torch, as found in torch 2.11 to 2.15; `tests/unit/test_internals.py` fails when torch changes any."""
+"""Private names of torch 2.11 to 2.15; `tests/unit/test_internals.py` fails when torch changes any of them."""
 
 import logging
 import warnings

@@ -218,7 +218,7 @@ class Owners(ParameterLayout):
 
 
 def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Norms) -> Tensor:
-    """‖g‖₂ of each gradient, perhaps in shards, shape [len(gradients)]; the same on all ranks, which call it together."""
+    """‖g‖₂ of each gradient, perhaps in shards; the same on all ranks, which call it together."""
     in_pieces = [layout.has_pieces(gradient) for gradient in gradients]
     if not any(in_pieces):
         return norms(layout.all_full(gradients))
