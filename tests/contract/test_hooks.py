@@ -91,14 +91,6 @@ def train(bus: Bus, folder: Path, first: int, *, fail_at: int = 0) -> None:
 
 
 @every_hook
-def test_training_twice_works_with_one_instance(kind: type[Hook], tmp_path: Path) -> None:
-    trainer = FakeTrainer(tmp_path, updates=None)
-    bus = Bus([built(kind)], trainer)
-    train(bus, tmp_path, 1)
-    train(bus, tmp_path, 4)
-
-
-@every_hook
 def test_a_failure_leaves_as_it_came_and_training_again_works(kind: type[Hook], tmp_path: Path) -> None:
     trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)

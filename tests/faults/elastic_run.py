@@ -83,28 +83,16 @@ class Strike(evenstep.Hook):
                 os.kill(os.getpid(), getattr(signal, name))
 
 
-def grouped(model: nn.Module) -> torch.optim.Optimizer:
-    """Muon for the first matrix, AdamW for the rest, of which one has a rate of its own, and one is frozen."""
-    last = len(model) - 1  # pyright: ignore[reportArgumentType]
-    groups = {
-        "matrix": evenstep.ParameterGroup(patterns=("0.weight",), optimizer=torch.optim.Muon, lr=0.02),
-        "last": evenstep.ParameterGroup(patterns=(f"{last}.weight",), lr_factor=2.0),
-        "still": evenstep.ParameterGroup(patterns=(f"{last}.bias",), frozen=True),
-    }
-    return evenstep.grouped_optimizer(model, torch.optim.AdamW, lr=0.01, groups=groups)
-
-
 def train(group: Group, number: int) -> None:
     torch.manual_seed(number)  # other parameters on each: all must take the first one's
     strike = Strike(number)
-    layers = [nn.Linear(3, 16), *([nn.BatchNorm1d(16)] if WHAT.get("norm") else []), nn.Dropout(0.1), nn.Linear(16, 1)]
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.1), nn.Linear(16, 1))
     points = torch.randn(48, 3, generator=torch.Generator().manual_seed(1))
     rows = [(row, row.sum()) for row in points]
     trainer = evenstep.Trainer(
         model=model,
         task=Square(strike.now),
-        optimizer=grouped(model) if WHAT.get("groups") else torch.optim.AdamW(model.parameters(), lr=0.01),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01),
         data=evenstep.MapData(rows, global_batch_size=24, micro_batch_size=2),
         evaluations={"valid": evenstep.MapData(rows, global_batch_size=4, micro_batch_size=4, shuffle=False)},
         updates=WHAT["updates"],

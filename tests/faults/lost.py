@@ -25,47 +25,28 @@ def ran(**what: Any) -> list[dict[str, Any]]:
 
 
 @cache
-def undisturbed(**what: Any) -> str:
-    return ran(count=1, **what)[0]["sha256"]
+def undisturbed() -> str:
+    return ran(count=1)[0]["sha256"]
 
 
-def all_end_well(said: list[dict[str, Any]], numbers: list[int], **what: Any) -> None:
+def all_end_well(said: list[dict[str, Any]], numbers: list[int]) -> None:
     assert [one["number"] for one in said] == numbers, said
     for one in said:
-        assert (one["error"], one["update"], one["sha256"]) == ("", UPDATES, undisturbed(**what)), said
+        assert (one["error"], one["update"], one["sha256"]) == ("", UPDATES, undisturbed()), said
 
 
-def killed(number: int, update: int, place: str, **what: Any) -> None:
-    said = ran(count=3, hits=[[number, update, place, "SIGKILL"]], **what)
-    all_end_well(said, [0, 1, 2], **what)
+def killed(number: int, update: int, place: str) -> None:
+    said = ran(count=3, hits=[[number, update, place, "SIGKILL"]])
+    all_end_well(said, [0, 1, 2])
     others = [str(one["heard"]) for one in said if one["number"] != number]
     assert all(f"process {number} is lost" in heard for heard in others), said
     assert all(f"process {number} is there, with the state of the others" in heard for heard in others), said
 
 
-@case("process 1 of 3 is killed in a loss; the others go on, it comes back; ordered")
-def _() -> None:
-    killed(1, 5, "loss")
-
-
-@case("process 1 of 3 is killed in a loss; Muon and AdamW, a frozen bias, an average; it comes back")
-def _() -> None:
-    killed(1, 5, "loss", groups=True)
-
-
-@case("process 0 of 3 is killed in a loss; the others wait, it comes back; ordered")
-def _() -> None:
-    killed(0, 5, "loss")
-
-
-@case("process 2 of 3 is killed in an evaluation; the others go on, it comes back; ordered")
-def _() -> None:
-    killed(2, 8, "evaluate")
-
-
-@case("process 2 of 3 is killed when an update that is saved has ended; it comes back; ordered")
-def _() -> None:
-    killed(2, 6, "end")
+case("process 1 of 3 is killed in a loss; the others go on, it comes back; ordered")(partial(killed, 1, 5, "loss"))
+case("process 0 of 3 is killed in a loss; the others wait, it comes back; ordered")(partial(killed, 0, 5, "loss"))
+case("process 2 of 3 is killed in an evaluation; it comes back; ordered")(partial(killed, 2, 8, "evaluate"))
+case("process 2 of 3 is killed when an update that is saved has ended; ordered")(partial(killed, 2, 6, "end"))
 
 
 @case("process 2 of 3 is frozen in a loss, and goes on when the others have; ordered")

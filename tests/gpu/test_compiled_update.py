@@ -7,31 +7,23 @@ import pytest
 import torch
 from launched import on_ranks
 from ranks_programs import trained as trained_on_ranks
-from torch import Tensor, nn
-from work import ended_at, network, no_waiting, precision_of, samples
+from torch import Tensor
+from work import WIDTH, ended_at, engine_of, flat, network, no_waiting, precision_of, samples
 
-from evenstep import Ema, Engine, Failures, Loss, Task, Training
+from evenstep import Ema, Engine, Failures, Training
 from evenstep.options import Checkpointing
 from evenstep.train import Aborted, Committed
 from evenstep.train.engine import global_batch
 
 
-class Squares(Task):
-    def loss(self, output: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
-
-
 def batch(update: int, size: int = 16) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(update)
-    return torch.randn(size, 8, generator=generator), torch.randn(size, generator=generator)
+    return torch.randn(size, WIDTH, generator=generator), torch.randn(size, generator=generator)
 
 
-def engine_on(device: torch.device, compile: str) -> Engine:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-    train = Training(compile=compile, clip_norm=1.0, ema=Ema(decay=0.9))  # type: ignore[arg-type]
-    return Engine(model, Squares(), optimizer, device=device, train=train)
+def engine_on(device: torch.device, compile: Any) -> Engine:
+    train = Training(compile=compile, clip_norm=1.0, ema=Ema(decay=0.9))
+    return engine_of(device, network(dropout=0.0), train=train)
 
 
 def trained(device: torch.device, compile: str) -> tuple[Tensor, list[float]]:
@@ -40,7 +32,7 @@ def trained(device: torch.device, compile: str) -> tuple[Tensor, list[float]]:
         outcome = engine.update(microbatches=[batch(update), batch(-update - 1, 16 if update % 5 else 9)])
         assert isinstance(outcome, Committed)
         losses.append(outcome.loss)
-    return torch.cat([one.detach().flatten().cpu() for one in engine.model.parameters()]), losses
+    return flat(engine.model), losses
 
 
 @pytest.mark.gpu
@@ -66,18 +58,8 @@ def test_a_captured_update_that_is_not_finite_changes_nothing(cuda: torch.device
 @pytest.mark.gpu
 def test_captured_updates_are_not_waited_for(cuda: torch.device) -> None:
     """Two forms of micro-batches in turns, a rate that moves, an average and a metric."""
-
-    class WithMetric(Squares):
-        def loss(self, output: Tensor, batch: Any) -> Any:
-            total = super().loss(output, batch)
-            return Loss(total, metrics={"far": ((output.squeeze(-1) - batch[1]).abs().sum(), len(batch[1]))})
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     train = Training(compile="update", clip_norm=1.0, ema=Ema(decay=0.9), check_loss=False, settle_every_updates=100)
-    schedule = {"kind": "cosine", "warmup_updates": 3}
-    engine = Engine(model, WithMetric(), optimizer, device=cuda, train=train, lr_schedule=schedule, updates=100)
+    engine = engine_of(cuda, network(), train=train)
     forms = [[tuple(one.pin_memory() for one in batch(number, size)) for number in range(2)] for size in (16, 9)]
 
     def dispatch(number: int) -> None:

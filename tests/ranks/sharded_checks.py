@@ -309,25 +309,6 @@ def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Grou
     return struck, max(apart) < 1e-12
 
 
-def an_update_of_three_tasks_reduces_each_unit_once(group: Group) -> object:
-    import torch.distributed as dist
-
-    counts: list[int] = []
-    whole = dist.reduce_scatter_single
-
-    def counted(*args: Any, **more: Any) -> Any:
-        counts[-1] += 1
-        return whole(*args, **more)
-
-    for updates in (1, 2):
-        one = _mixed(Fsdp(group, reduction="fast"), updates=updates)
-        counts.append(0)
-        dist.reduce_scatter_single = counted
-        one.train()
-        dist.reduce_scatter_single = whole
-    return counts[1] - counts[0]  # three heads, and the rest
-
-
 def state_of_an_optimizer_that_has_stepped_is_cut(group: Group) -> object:
     def ended(strategy: Strategy) -> tuple[int, Any]:
         torch.manual_seed(8)
@@ -427,7 +408,6 @@ CHECKS = [
     methods_and_learned_coefficients_are_those_of_one_process,
     a_late_weight_beside_others_is_divided,
     memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient,
-    an_update_of_three_tasks_reduces_each_unit_once,
     state_of_an_optimizer_that_has_stepped_is_cut,
     what_a_task_trains_is_that_of_one_process,
     shards_predict_what_one_process_does,

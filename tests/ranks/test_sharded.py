@@ -21,7 +21,6 @@ def test_shards_of_two_processes_are_exact_whatever_a_rank_has_to_do() -> None:
         "methods_and_learned_coefficients_are_those_of_one_process": [],
         "a_late_weight_beside_others_is_divided": True,
         "memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient": (2, True),
-        "an_update_of_three_tasks_reduces_each_unit_once": 4,
         "state_of_an_optimizer_that_has_stepped_is_cut": [True, True],
         "what_a_task_trains_is_that_of_one_process": (0.0, 0.0, 0.0, True),
         "shards_predict_what_one_process_does": (True, True),

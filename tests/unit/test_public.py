@@ -134,20 +134,6 @@ def test_every_phase_and_every_writer_is_named(name: str) -> None:
     assert name in NAMES
 
 
-def arguments(node: ast.FunctionDef | ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """Of a function, of a class's constructor, or the fields that a dataclass and its bases make one of."""
-    if isinstance(node, ast.ClassDef):
-        made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in ("__init__", "__new__")]
-        if not made:
-            own = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and hasattr(one.target, "id")}
-            bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
-            return own.union(*(arguments(base, classes) for base in bases))
-        node = made[0]
-    given = node.args
-    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-    return {one.arg for one in every if one is not None}
-
-
 HOSTS_PAGE = Path(__file__).parents[2] / "docs/hosts.md"
 CODES = {name: code for name, code in vars(process).items() if name.startswith("EXIT_")}
 

@@ -58,17 +58,6 @@ def test_commands_are_completed() -> None:
     assert done.stdout.split() == ["train"]
 
 
-def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: Run) -> None:
-    done = evenstep("train", "run.toml", "--train.updats", "3", "--seed=x", "--optimizer.name", "Adamm")
-    assert (done.code, done.out) == (2, "")
-    assert [line.split()[0] for line in done.err.splitlines()] == [
-        "evenstep:",
-        "`seed`",
-        "`train.updats`",
-        "`optimizer.name`",
-    ]
-
-
 def test_help_imports_nothing_that_a_command_needs() -> None:
     heavy = ["torch", "pydantic", "rich", "safetensors", "evenstep.config", "evenstep.tools.report"]
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"

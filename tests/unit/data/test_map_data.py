@@ -26,7 +26,7 @@ import kit
 from evenstep.data import GlobalBatch, MapData, Position, ReadOptions, StreamData, data_of
 from evenstep.data.batching import cut_by_pairs
 from evenstep.data.dataset import draws_nothing, rows_of
-from evenstep.data.split import num_arrived, samples_in
+from evenstep.data.split import samples_in
 from evenstep.data.tree import pin
 
 
@@ -301,16 +301,6 @@ def test_every_part_is_pinned_and_every_type_kept() -> None:
     batch = defaultdict(list, inputs=(Part(), [3, "text"]), more=OrderedDict(x=Part()), none=None)
     assert pin(batch) == {"inputs": ("pinned", [3, "text"]), "more": {"x": "pinned"}, "none": None}
     assert (type(pin(batch)), type(pin(batch)["more"])) == (defaultdict, OrderedDict)
-
-
-def test_samples_that_collate_left_out_have_not_arrived() -> None:
-    put_in = 3
-    samples = [(torch.zeros(4), torch.zeros(1))] * put_in
-    assert num_arrived(default_collate(samples[1:]), samples) == put_in - 1
-    assert num_arrived(default_collate(samples), samples) == num_arrived(list(samples), samples) == put_in
-    assert num_arrived(samples[1:], samples) == put_in - 1
-    assert num_arrived((torch.zeros(0, 4), torch.zeros(0, 1)), samples) == 0
-    assert num_arrived(torch.zeros(4, put_in), samples) == put_in  # features first
 
 
 def sample(number: int) -> tuple[Tensor, Tensor] | None:

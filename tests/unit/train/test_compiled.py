@@ -18,11 +18,10 @@ from evenstep.errors import ArgumentError
 from evenstep.options import Memory
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
-from evenstep.train import Aborted, Committed
+from evenstep.train import Committed
 from evenstep.train.blocks import compiled_parts
 from kit import Squares, engine_of, filled, flat, points, stacked
 from refused import refused
-from same import assert_same
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -157,19 +156,6 @@ def test_a_model_without_blocks_is_compiled_as_a_whole() -> None:
 
 
 @pytest.mark.usefixtures("as_found")
-def test_a_micro_batch_that_does_not_fit_is_cut_and_compiled_in_pieces() -> None:
-    def full(module: Any, args: Any) -> None:
-        if len(args[0]) > 2:
-            raise torch.OutOfMemoryError("injected")
-
-    models = [chain(blocks=1, dropout=0.0) for _ in range(2)]
-    for model, compile in zip(models, ("model", "off"), strict=True):
-        model.get_submodule("1").register_forward_pre_hook(full)
-        trained(model, compile, train={"check_loss": False})
-    assert torch.equal(*map(flat, models))
-
-
-@pytest.mark.usefixtures("as_found")
 def test_names_copies_and_states_are_those_of_the_model_as_it_is_written() -> None:
     model = chain()
     names = [*model.state_dict()]
@@ -183,17 +169,6 @@ def test_names_copies_and_states_are_those_of_the_model_as_it_is_written() -> No
     assert not torch.equal(model.eval()(x), other.eval()(x))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(x), other(x))
-
-
-@pytest.mark.usefixtures("as_found")
-def test_statistics_of_aborted_updates_are_taken_back() -> None:
-    model = filled(nn.Sequential(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 1)))
-    engine = of(model)
-    engine.update(microbatches=batches(0))
-    before = copy.deepcopy(model.state_dict())
-    x, y = batches(1)[0]
-    assert isinstance(engine.update((x, y * float("inf"))), Aborted)
-    assert_same(before, model.state_dict())
 
 
 @pytest.mark.slow

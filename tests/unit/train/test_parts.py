@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Loss, MapData, StreamData, Task
-from evenstep.data import GlobalBatch, Microbatch, Position
+from evenstep.data import Microbatch
 from evenstep.data.tree import num_elements
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
@@ -19,36 +19,11 @@ from evenstep.train.agreement import check_same_on_all_ranks
 from evenstep.train.cut import SplitLimit
 from evenstep.train.tasks.task import weight_of
 from evenstep.train.update.context import build_transfer
-from evenstep.train.update.rollback import Buffers
-from evenstep.train.update.weigh import weigh
 from kit import Squares, filled, flat, points, trainer_of
 from refused import refused
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", "x y")
-
-
-class Given(Squares):
-    def weight(self, batch: Any) -> Any:
-        return batch
-
-
-def batch_of(*items: Any, num_samples: int = 1) -> GlobalBatch:
-    microbatches = [Microbatch(index=index, data=item, num_samples=num_samples) for index, item in enumerate(items)]
-    return GlobalBatch(
-        position=Position(),
-        following=Position(batch=1),
-        microbatches=tuple(microbatches),
-        num_microbatches=len(items),
-        num_samples=len(items) * num_samples,
-    )
-
-
-def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> None:
-    weights = weigh({"": Given()}, batch_of(3, 0, torch.tensor(2)), Group())
-    assert weights.total == 5
-    assert [microbatch.index for microbatch in weights.work] == [0, 2]
-    assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
 
 
 @pytest.mark.parametrize("weight", [10**400, 1e308, "three", "3", -1, float("inf")])
@@ -107,28 +82,6 @@ def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
     assert moved["pair"].y[1] == "text"
     assert (moved["record"].x.device, moved["record"].name, moved["own"].device) == (META, "name", "meta")
     assert moved["tuple"][1:] == (None, 3)
-
-
-class Counts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> None:
-        self.calls += 1
-
-
-@pytest.mark.parametrize("aborted", [1.0, torch.tensor(1.0)])
-@pytest.mark.parametrize("model", [nn.BatchNorm1d(2), Counts()])
-def test_buffers_are_restored_when_an_update_is_aborted(model: nn.Module, aborted: float | Tensor) -> None:
-    buffers = Buffers(model)
-    model(torch.randn(8, 2))
-    buffers.restore(0.0)
-    kept = {name: value.clone() for name, value in model.named_buffers()}
-    model(torch.randn(8, 2))
-    assert not all(torch.equal(value, kept[name]) for name, value in model.named_buffers())
-    buffers.restore(aborted)
-    assert all(torch.equal(value, kept[name]) for name, value in model.named_buffers())
 
 
 def test_the_loss_of_a_mean_is_its_sum_in_float32_and_0_of_nothing() -> None:

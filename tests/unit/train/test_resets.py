@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from evenstep import Ema, MapData, Trainer, Training
+from evenstep import MapData, Trainer
 from evenstep.errors import CheckpointError
 from evenstep.events import Best, Evaluate
 from evenstep.optim.schedules import Linear
-from evenstep.parallel import Ddp, Zero1
 from kit import Heard, data, flat, net, points, stacked
 from kit import trainer_of as trainer_of_kit
 from same import assert_same
@@ -123,19 +122,6 @@ def test_metrics_and_their_followers_are_reset(first: Path, tmp_path: Path, rese
     trainer = trainer_of(tmp_path / "second", best, Evaluate(every_updates=2), evaluations=valid())
     trainer.resume(first, reset=("metrics",) if reset else ())
     assert (best.best_value is None, trainer.storage.latest("valid/loss") is None) == (reset, reset)
-
-
-@pytest.mark.parametrize("strategy", [Ddp, Zero1])
-def test_two_ranks_reset_with_the_bits_of_one(strategy: Any, first: Path, on_ranks: Any) -> None:
-    def act(group: Any) -> Tensor:
-        other = data(8, seed=3, size=4, micro=1)
-        trainer = trainer_of(None, data=other, strategy=strategy(group), train=Training(ema=Ema(decay=0.5)))
-        trainer.resume(first, reset=("optimizer", "data", "metrics"))
-        trainer.train()
-        return flat(trainer.model)
-
-    alone = on_ranks(1, act)[0]
-    assert all(torch.equal(alone, found) for found in on_ranks(2, act))
 
 
 def test_new_options_of_the_optimizer_win_and_are_said_and_no_schedule_undoes_them(first: Path, tmp_path: Path) -> None:
