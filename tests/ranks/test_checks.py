@@ -1,8 +1,9 @@
-"""Shards over real processes: exact whatever a rank has to do; checks are in the modules beside this one."""
+"""Shards and models of transformers over real processes; what each does is in the modules of checks."""
 
 from itertools import product
 from pathlib import Path
 
+import hf_checks
 import partial_resume_checks
 import sharded_checks
 import staged_shards_checks
@@ -41,3 +42,10 @@ def test_ranks_read_what_they_hold_and_damage_that_one_reads_is_known_to_all(tmp
     assert held == {f"{way} from {source}": [True, True] for way, source in ways}
     assert newest == [(True, "step-00000003", 3, []), (True, "step-00000002", 2, ["00000000-checkpoint.txt"])]
     assert damaged == [(True, True, 0), (True, True, 0), 2]
+
+
+def test_two_ranks_have_the_parameters_of_one(tmp_path: Path) -> None:
+    apart, other = on_ranks(2, hf_checks.found, str(tmp_path), timeout_s=240)
+    assert isinstance(apart, dict), (apart, other)
+    assert len(apart) == 10
+    assert {name: far for name, far in apart.items() if far >= 1e-12} == {}
