@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from evenstep.errors import PlanError
 from evenstep.parallel.fsdp import ShardReducer
 from evenstep.parallel.reducer import Reducer
 from evenstep.pipeline.action import Action, Op
@@ -21,6 +20,7 @@ from evenstep.pipeline.pipeline_model import PipelineModel, StageModule
 from evenstep.pipeline.wire import Address, Edges, detached, tensors
 
 Gradients = dict[int, list[list[Tensor | None]]]  # by place of a layer, for each layer that takes its output
+Ends = dict[int, list[GradientEdge]]  # of outputs that leave, by place
 
 
 class PlanStep(Protocol):
@@ -49,29 +49,20 @@ class PlanStep(Protocol):
     def acted(self, op: Op, /) -> None: ...
 
 
-@final
-class _Activations:
-    __slots__ = ("gradients", "loss", "outputs")
-
-    def __init__(self) -> None:
-        self.gradients: dict[int, Gradients] = {}  # by source
-        self.outputs: dict[int, dict[int, list[GradientEdge]]] = {}  # by destination, by place
-        self.loss: Tensor | None = None
-
-    def backward(self, gradients: Mapping[int, Gradients]) -> None:
-        """Go back from the outputs; gradients of several layers are added from the last to the first."""
-        edges: dict[tuple[object, int], GradientEdge] = {}
-        summed: dict[tuple[object, int], Tensor] = {}
-        for destination in sorted(self.outputs, reverse=True):
-            for place, ours in self.outputs[destination].items():
-                for theirs in reversed(gradients[destination][place]):
-                    for edge, gradient in zip(ours, theirs, strict=True):
-                        if gradient is not None:
-                            key = edge.node, edge.output_nr
-                            edges[key] = edge
-                            summed[key] = summed[key] + gradient if key in summed else gradient
-        if summed:
-            torch.autograd.backward(tuple(edges.values()), tuple(summed.values()))
+def _go_back_from(outputs: Mapping[int, Ends], gradients: Mapping[int, Gradients]) -> None:
+    """Go back from outputs, by destination; gradients of several layers are added from the last to the first."""
+    edges: dict[tuple[object, int], GradientEdge] = {}
+    summed: dict[tuple[object, int], Tensor] = {}
+    for destination in sorted(outputs, reverse=True):
+        for place, ours in outputs[destination].items():
+            for theirs in reversed(gradients[destination][place]):
+                for edge, gradient in zip(ours, theirs, strict=True):
+                    if gradient is not None:
+                        key = edge.node, edge.output_nr
+                        edges[key] = edge
+                        summed[key] = summed[key] + gradient if key in summed else gradient
+    if summed:
+        torch.autograd.backward(tuple(edges.values()), tuple(summed.values()))
 
 
 def _edges_of(tree: Any) -> list[GradientEdge]:
@@ -120,7 +111,7 @@ class Stage:
         self._collect = reducer.collect if reducer.collects or type(reducer) is not Reducer else None
         self._edges = cast("Edges", edges)
         self.deferral = deferral or Deferral()
-        self._live: dict[int, _Activations] = {}
+        self._live: dict[int, tuple[dict[int, Gradients], dict[int, Ends], Tensor | None]] = {}
         self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}
         self.acts: Mapping[Op, Callable[[Action, PlanStep], None]] = {
             Op.FORWARD: self._forward,
@@ -145,26 +136,25 @@ class Stage:
 
     def _forward(self, action: Action, step: PlanStep) -> None:
         microbatch = action.microbatch
-        activations = _Activations()
         received: dict[int, list[Any]] = {}
+        gradients: dict[int, Gradients] = {}
         for source in self.sources:
             address = Address("output", source, self.index, microbatch)
             tree = {place: self._copies(place, value, address) for place, value in self._edges.get(address).items()}
-            activations.gradients[source] = {
-                place: [_caught(copy) for copy in copies] for place, copies in tree.items()
-            }
+            gradients[source] = {place: [_caught(copy) for copy in copies] for place, copies in tree.items()}
             received |= tree
-        outputs, activations.loss = step.forward(self, received, microbatch)
+        outputs, loss = step.forward(self, received, microbatch)
         del received
         trains = torch.is_grad_enabled()
+        ends: dict[int, Ends] = {}
         for destination, places in self.carried.items():
             tree = {place: outputs[place] for place in places}
             if trains:
-                activations.outputs[destination] = {place: _edges_of(value) for place, value in tree.items()}
+                ends[destination] = {place: _edges_of(value) for place, value in tree.items()}
             address = Address("output", self.index, destination, microbatch)
             self._edges.put(address, detached(tree, address))
         if trains:
-            self._live[microbatch] = activations
+            self._live[microbatch] = gradients, ends, loss
         elif self._is_last_here:
             step.done(microbatch)
 
@@ -198,25 +188,17 @@ class Stage:
         self._end_backward(action.microbatch, step)
 
     def _go_back(self, microbatch: int, step: PlanStep) -> None:
-        activations = self._live.pop(microbatch, None)
-        if activations is None:
-            raise PlanError(
-                f"micro-batch {microbatch} has no graph: gradients were off when its forward ended; use `with "
-                f"torch.no_grad():` instead of `torch.set_grad_enabled(False)`."
-            )
-        if activations.loss is not None:
-            step.backward(activations.loss, microbatch)
-            activations.loss = None
-        elif self.carried:
-            gradients: dict[int, Gradients] = {
-                destination: self._edges.get(Address("gradient", destination, self.index, microbatch))
-                for destination in self.carried
+        gradients, ends, loss = self._live.pop(microbatch)
+        if loss is not None:
+            step.backward(loss, microbatch)
+        elif ends:
+            theirs: dict[int, Gradients] = {
+                there: self._edges.get(Address("gradient", there, self.index, microbatch)) for there in ends
             }
             with step.going_back(microbatch):
-                activations.backward(gradients)
-        for source in self.sources:
-            gradients_back = activations.gradients.pop(source)
-            self._edges.put(Address("gradient", self.index, source, microbatch), gradients_back)
+                _go_back_from(ends, theirs)
+        for source, caught in gradients.items():
+            self._edges.put(Address("gradient", self.index, source, microbatch), caught)
 
     def _set_aside(self) -> list[Tensor | None]:
         if not self.reducer.collects:
