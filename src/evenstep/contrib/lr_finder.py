@@ -13,7 +13,7 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
-from evenstep.train.tasks.now import TaskHook
+from evenstep.train.tasks.tasks import TaskHook
 from evenstep.train.trainer import Trainer, idle_loop
 from evenstep.train.update.outcome import Committed
 

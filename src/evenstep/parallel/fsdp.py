@@ -111,7 +111,7 @@ class ShardReducer(Reducer):
         self._set_aside: dict[nn.Parameter, Tensor | None] = {}  # gradients from before a dummy pass
         super().__init__(module, layout.group, ordered=ordered)
 
-    def wrap(self) -> nn.Module:
+    def wrap(self) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         cut = [one for child in self.module.children() for one in with_forward(child)]
@@ -134,7 +134,6 @@ class ShardReducer(Reducer):
             )
         self._prepare()
         self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
-        return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         trained = {id(parameter) for parameter in parameters}

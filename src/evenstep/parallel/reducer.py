@@ -114,14 +114,10 @@ class Reducer:
     def _adds_alone(self) -> bool:
         return self.collects and self.group.ranks == 1  # which may change between updates
 
-    def wrap(self) -> nn.Module:
-        """Make the module equal on all ranks and ready to train; gives the module to call in its place.
-
-        Parameters keep their names, but others may take their place in the module.
-        """
+    def wrap(self) -> None:
+        """Make the module equal on all ranks and ready to train: others may take the place of its parameters."""
         synchronise(self.module, self.group)
         self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
-        return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         """From now on sum gradients of trained `parameters` only, given in the module's order."""

@@ -170,11 +170,11 @@ class Reducers:
         for own in self._all:
             own.begin(dealing)
 
-    def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
-        """Module to call instead of a stage's module, and the reducer of the stage."""
+    def wrap(self, module: nn.Module) -> Reducer:
+        """The reducer of a stage's module, which is ready to train then."""
         own = self._strategy.reducer(module, per_plan=self._per_plan)
         before = dict(module.named_parameters(remove_duplicate=False))
-        wrapped = own.wrap()
+        own.wrap()
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
@@ -182,7 +182,7 @@ class Reducers:
             self._buffers.append(SharedBuffers(module, self.group))
         if isinstance(own, ShardReducer) and not self._per_plan:
             self.per_pass.append(own)
-        return wrapped, own
+        return own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""

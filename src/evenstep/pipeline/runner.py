@@ -97,6 +97,5 @@ def build_runner(model: PipelineModel, reducers: Reducers, device: torch.device)
             prepare(module, deferral)
     stages: list[Stage] = []
     for index, module in model.stage_modules.items():
-        wrapped, reducer = reducers.wrap(module)
-        stages.append(Stage(wrapped, reducer, model=model, index=index, edges=edges, deferral=deferral))
+        stages.append(Stage(module, reducers.wrap(module), model=model, index=index, edges=edges, deferral=deferral))
     return Runner(stages, model, edges)

@@ -27,9 +27,6 @@ from evenstep.train.state.loading import (
 from evenstep.train.tasks.cross_entropy import (
     chunked_cross_entropy as chunked_cross_entropy,
 )
-from evenstep.train.tasks.now import (
-    is_dummy_pass as is_dummy_pass,
-)
 from evenstep.train.tasks.task import (
     Loss as Loss,
 )
@@ -50,6 +47,9 @@ from evenstep.train.tasks.weighting import (
 )
 from evenstep.train.trainer import (
     Trainer as Trainer,
+)
+from evenstep.train.update.microbatch import (
+    is_dummy_pass as is_dummy_pass,
 )
 from evenstep.train.update.outcome import (
     Aborted as Aborted,

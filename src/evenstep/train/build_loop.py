@@ -45,7 +45,7 @@ from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
 from evenstep.train.run_state import RunState, updates_of
 from evenstep.train.state.run_folder import RunFolder
-from evenstep.train.tasks.now import task_hooks
+from evenstep.train.tasks.tasks import task_hooks
 
 
 def evaluations_of(given: Any) -> dict[str, Data]:

@@ -30,8 +30,8 @@ from evenstep.train.failures import LOSS
 from evenstep.train.progress import Progress
 from evenstep.train.state import Tree
 from evenstep.train.state.settings import check_parts, check_same_run
-from evenstep.train.tasks.now import connect, task_hooks
 from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import connect, task_hooks
 from evenstep.train.update.outcome import Aborted, Committed, SummedLoss
 
 if TYPE_CHECKING:

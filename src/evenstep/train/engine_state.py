@@ -98,7 +98,7 @@ class EngineState:
                 if module.training != built
             },
         }
-        edges = parts.execution.trainer.edges
+        edges = parts.execution.runner.edges
         if edges is not None:
             tree = gathered(cast("PipelineModel", self._model), edges.wire, tree)
         run: Tree = {**self.identity, "settings": parts.settings, "begun": self.begun}

@@ -76,7 +76,7 @@ def run_forwards(
     """Run micro-batches of one task forward; see `MicrobatchStep`, and `Execution.begin` for `kind`."""
     with MicrobatchStep(context, work, take, see=see, path=path, update=update, model=model) as step:
         execution.begin(step, kind=kind)
-        execution.evaluator.run(execution.forwards(step.numbers), step)
+        execution.runner.run(execution.forwards(step.numbers), step)
 
 
 def build_teacher(context: TrainContext, model: nn.Module, average: Average | None) -> Callable[[Any], Any] | None:

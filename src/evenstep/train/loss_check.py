@@ -133,7 +133,7 @@ class LossCheck:
                     kind=f"check {name}",
                 )
             finally:
-                for stage in execution.evaluator.stages.values():
+                for stage in execution.runner.stages.values():
                     stage.forget()
             if together:
                 execution.group.gather(None)  # a rank that is done meets those that run out of memory later

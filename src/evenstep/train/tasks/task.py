@@ -21,10 +21,58 @@ from evenstep.events.shown import Value
 from evenstep.oom import is_out_of_memory
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import scalar_on
-from evenstep.train.tasks.now import NOW, Now
 
 _LARGEST = 1e300  # the sum over an update is finite too
+NOW = "_now"
 IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
+
+
+@final
+class Now:
+    """State of the run while a method of a task is called.
+
+    Args:
+        caller: gives the engine that the task was given to last, which is referred to weakly.
+    """
+
+    def __init__(self, caller: Callable[[], Any] = lambda: None) -> None:
+        self._caller = caller
+
+    def __reduce_ex__(self, protocol: object) -> Any:  # a copy of a task belongs to no engine
+        return Now, ()
+
+    @property
+    def _engine(self) -> Any:
+        engine = self._caller()
+        if engine is None:
+            raise TaskError("`now` has no trainer or engine here; read it in methods such as `loss`.", field="now")
+        return engine
+
+    @property
+    def is_training(self) -> bool:
+        """True if the model is in training mode."""
+        return self._engine.model.training
+
+    @property
+    def is_evaluating(self) -> bool:
+        """True in evaluations and predictions, but not in the loss check."""
+        return not (self.is_training or self._engine.parts.check_loss.is_running)
+
+    @property
+    def update(self) -> int:
+        """Number of the update, counted from 1; in evaluations of the last committed one."""
+        return self._engine.progress.update + self.is_training
+
+    def teacher(self, inputs: Any) -> Any:
+        """Output of the model for `inputs` with the average's parameters and buffers, in evaluation mode.
+
+        It has no gradient, and its random numbers do not change those of the micro-batch. The class needs
+        `uses_average = True`.
+        """
+        teacher = self._engine.parts.teacher
+        if teacher is None:
+            raise TaskError("`now.teacher` needs `uses_average = True` in the class of the task.", field="uses_average")
+        return teacher(inputs)
 
 
 @final

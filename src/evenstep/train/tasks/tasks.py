@@ -4,8 +4,10 @@ Learned coefficients become a part of the model, `task_coefficients` or `task_ba
 modules and parameters of tasks, below `task_parameters`, by their names in the task.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any, cast
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -13,12 +15,15 @@ from torch.optim import Optimizer
 
 from evenstep.arguments import said
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.events import Event, Hook
 from evenstep.internals import children_of, share_contents, unwrapped
 from evenstep.options import RESERVED, check_names
 from evenstep.pipeline import PipelineModel
 from evenstep.tensors import LEARNED, TASK_PARAMETERS
-from evenstep.train.tasks.task import IN_MODEL, Task
+from evenstep.train.tasks.task import IN_MODEL, NOW, Now, Task
 from evenstep.train.tasks.weighting import Coefficients, Combine
+
+_EVENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
@@ -143,3 +148,40 @@ def _is_taken(value: nn.Module | nn.Parameter, name: str, own: Collection[int], 
             field=name,
         )
     return is_held
+
+
+def connect(engine: Any, tasks: Mapping[str, Any]) -> None:
+    """Let `Task.now` of the tasks be the state of `engine`."""
+    for task in tasks.values():
+        vars(task)[NOW] = Now(weakref.ref(engine))
+
+
+def task_hooks(tasks: Mapping[str, Any]) -> list[Hook]:
+    """A hook for each task with event methods, such as `before_epoch`."""
+    return [TaskHook(name, task) for name, task in tasks.items() if any(hasattr(task, event) for event in _EVENTS)]
+
+
+@final
+class TaskHook(Hook):
+    """Calls the event methods of a task; of micro-batches only for its own."""
+
+    failure_policy = "stop"
+
+    def __init__(self, name: str, task: object) -> None:
+        self._name = f"task {name or type(task).__name__}"
+        for event in _EVENTS:
+            if hasattr(task, event):
+                setattr(self, event, _for_own_microbatches(name, getattr(task, event)))
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+
+def _for_own_microbatches(task: str, method: Callable[[Event], object]) -> Callable[[Event], None]:
+    @wraps(method)  # so that its random numbers are keyed as the method's
+    def call(event: Any) -> None:
+        if getattr(event, "task", task) == task:
+            method(event)
+
+    return call

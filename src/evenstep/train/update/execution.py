@@ -28,24 +28,24 @@ class Norms:
     """Norms of what is trained, over all shards and stages; all ranks call each method together.
 
     Args:
+        trained: parameters of the optimizer by name.
         stages: of a model in stages, where each parameter's norm has its place in one vector, which all ranks get.
-        trained: names of the parameters of the optimizer in stages.
     """
 
     def __init__(
         self,
         reducers: Reducers,
-        formats: set[torch.dtype],
+        trained: Mapping[str, nn.Parameter],
         device: torch.device,
         stages: PipelineModel | None = None,
-        trained: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self._layout = reducers.layout
         self._pipeline = Group() if stages is None else stages.mesh.pipeline
+        formats = {one.dtype for one in trained.values()}
         dtypes = {dtype for theirs in self._pipeline.gather(formats) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)
         self._slots = {} if stages is None else {name: slot for slot, name in enumerate(stages.sizes)}
-        self._counted = {self._slots[name]: one for name, one in (trained or {}).items() if name in self._slots}
+        self._counted = {self._slots[name]: one for name, one in trained.items() if name in self._slots}
         self._zero = torch.zeros((), dtype=self._dtype or next(iter(dtypes)), device=device)
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
@@ -99,8 +99,6 @@ class Execution:
         group: the ranks that train one model together.
         pipeline: those of them that hold its other stages.
         reducers: how gradients are shared between data-parallel ranks, one for each stage.
-        trainer: runs plans with backwards.
-        evaluator: runs plans of forwards.
         local_runner: runs plans whose gradients are shared with nobody.
         plan: the plan of an update's micro-batches; without reductions where others follow before the step.
         forwards: the plan of an evaluation's micro-batches.
@@ -114,14 +112,13 @@ class Execution:
     group: Group
     pipeline: Group
     reducers: Reducers
-    trainer: Runner
-    evaluator: Runner
+    runner: Runner
     local_runner: Runner
     plan: Callable[[Numbers, bool], Plan]
     forwards: Callable[[Numbers], Plan]
     norms: Norms
     buffers: Buffers
-    in_stages: bool = False
+    in_stages: bool
     running: MicrobatchStep | None = None
 
     @property
@@ -162,76 +159,52 @@ class Execution:
 
     def reset(self) -> None:
         """Forget everything of an attempt that has failed, on all ranks."""
-        for runner in (self.trainer, self.evaluator, self.local_runner):
-            runner.reset()
+        self.runner.reset()
+        self.local_runner.reset()
         self.reducers.abandon()
 
 
 def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
-    """The execution of a whole model, or of one in stages."""
-    if isinstance(model, PipelineModel):
-        return _of_stages(model, strategy, optimizer, device)
-    formats = {parameter.dtype for parameter in parameters_in(optimizer)}
-    reducers = Reducers(strategy)
-    wrapped, reducer = reducers.wrap(model)
-    reducers.shard_optimizer(optimizer)
-    return Execution(
-        world=strategy.data_group,
-        group=strategy.group,
-        pipeline=Group(),
-        reducers=reducers,
-        trainer=Runner([Stage(wrapped, reducer)]),
-        evaluator=Runner([Stage(model, reducer)]),
-        local_runner=Runner([Stage(wrapped, Reducer(wrapped, Group()))]),
-        plan=_sequential,
-        forwards=_forwards,
-        norms=Norms(reducers, formats, device),
-        buffers=Buffers(model),
-    )
-
-
-@lru_cache(maxsize=1024)
-def _sequential(numbers: Numbers, reduced: bool) -> Plan:
-    plan = SCHEDULES["sequential"].plans(Layout.chain(ranks=1), numbers)[0]
-    return plan if reduced else tuple(action for action in plan if action.op in (Op.FORWARD, Op.BACKWARD))
-
-
-@lru_cache(maxsize=1024)
-def _forwards(numbers: Numbers) -> Plan:
-    return forwards(Layout.chain(ranks=1), numbers)[0]
-
-
-def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
-    pipeline = model.mesh.pipeline
-    reducers = Reducers(strategy, per_plan=True)
+    """The execution of a whole model, which is one stage, or of one in stages."""
+    stages = model if isinstance(model, PipelineModel) else None
+    reducers = Reducers(strategy, per_plan=stages is not None)
     held = {id(parameter) for parameter in parameters_in(optimizer)}
-    names = {name for name, parameter in named_parameters(model).items() if id(parameter) in held}
-    runner = build_runner(model, reducers, device)
+    names = [name for name, parameter in named_parameters(model).items() if id(parameter) in held]
+    if stages is None:
+        runner = Runner([Stage(model, reducers.wrap(model))])
+        local_runner = Runner([Stage(model, Reducer(model, Group()))])
+        world, group, pipeline, own = strategy.data_group, strategy.group, Group(), (0,)
+        schedule, layout = SCHEDULES["sequential"], Layout.chain(ranks=1)
+    else:
+        runner = local_runner = build_runner(stages, reducers, device)
+        world = group = stages.mesh.world
+        pipeline, own = stages.mesh.pipeline, stages.own
+        schedule, layout = stages.schedule, stages.layout
     reducers.shard_optimizer(optimizer)
-    trained = {name: parameter for name, parameter in named_parameters(model).items() if name in names}
-    overlaps = not model.schedule.splits_backward
-    gathers = reducers.gather_per_plan
+    trained = {name: parameter for name, parameter in named_parameters(model).items() if name in {*names}}
+    overlaps, gathers = not schedule.splits_backward, reducers.gather_per_plan
 
-    @lru_cache(maxsize=256)
+    @lru_cache(maxsize=1024)
     def plan(numbers: Numbers, reduced: bool) -> Plan:
-        mine = model.schedule.plans(model.layout, numbers)[pipeline.rank]
-        return executed(mine, model.own, overlaps=overlaps, gathers=gathers)
+        mine = schedule.plans(layout, numbers)[pipeline.rank]
+        if not reduced:
+            return tuple(action for action in mine if action.op in (Op.FORWARD, Op.BACKWARD))
+        return executed(mine, own, overlaps=overlaps, gathers=gathers)
 
-    @lru_cache(maxsize=256)
+    @lru_cache(maxsize=1024)
     def plan_of_forwards(numbers: Numbers) -> Plan:
-        return executed(forwards(model.layout, numbers)[pipeline.rank], model.own, gathers=gathers)
+        return executed(forwards(layout, numbers)[pipeline.rank], own, gathers=gathers)
 
     return Execution(
-        world=model.mesh.world,
-        group=model.mesh.world,
+        world=world,
+        group=group,
         pipeline=pipeline,
         reducers=reducers,
-        trainer=runner,
-        evaluator=runner,
-        local_runner=runner,
+        runner=runner,
+        local_runner=local_runner,
         plan=plan,
         forwards=plan_of_forwards,
-        norms=Norms(reducers, {one.dtype for one in trained.values()}, device, model, trained),
+        norms=Norms(reducers, trained, device, stages),
         buffers=Buffers(model),
-        in_stages=True,
+        in_stages=stages is not None,
     )

@@ -153,7 +153,7 @@ class Update:
             is_last = place == len(works)
             with MicrobatchStep(context, work, recording.take, path=(update,), update=update, factors=factors) as step:
                 execution.begin(step, kind=kind, backward=True, last=is_last)
-                execution.trainer.run(execution.plan(step.numbers, is_last), step)
+                execution.runner.run(execution.plan(step.numbers, is_last), step)
         for parameter in self.trained.outside.values():
             parameter.grad = None
         if not all(context.tasks[name].late_weight for name in weights.totals):

@@ -7,10 +7,10 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self, final
 from zlib import crc32
 
-from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.tree import checksums
 from evenstep.errors import ReplicaError, TaskError
@@ -95,7 +95,8 @@ def weigh(
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
             f"same update; a hook that is `first_rank_only` runs on one."
         )
-    numbers, in_blocks = _numbered(batch, blocks)
+    parts = tuple([(part.task, part.num_microbatches) for part in batch.parts]) or (("", count),)
+    numbers, in_blocks = _numbered(parts, blocks)
     totals = {name: math.fsum([everybody[number] for number in theirs]) for name, theirs in numbers.items()}
     totals = {name: total for name, total in totals.items() if total > 0}
     late = [name for name in totals if tasks[name].late_weight]
@@ -117,17 +118,16 @@ def weigh(
     )
 
 
-def _numbered(batch: GlobalBatch, blocks: int | None) -> tuple[Mapping[str, Sequence[int]], tuple[int, ...]]:
+@lru_cache(maxsize=256)
+def _numbered(
+    parts: tuple[tuple[str, int], ...], blocks: int | None
+) -> tuple[Mapping[str, Sequence[int]], tuple[int, ...]]:
     """Numbers of each task's micro-batches, and the block of each micro-batch; parts of a batch share none."""
-    if not batch.parts:
-        count = batch.num_microbatches
-        return {"": range(count)}, tuple(blocks_of(count, blocks or count))
     numbers: dict[str, list[int]] = {}
     of_all: list[int] = []
-    for part in batch.parts:
-        count, first = part.num_microbatches, len(of_all)
+    for task, count in parts:
         first_block = of_all[-1] + 1 if of_all else 0
-        numbers.setdefault(part.task, []).extend(range(first, first + count))
+        numbers.setdefault(task, []).extend(range(len(of_all), len(of_all) + count))
         of_all += [first_block + block for block in blocks_of(count, blocks or count)]
     return numbers, tuple(of_all)
 
@@ -135,28 +135,20 @@ def _numbered(batch: GlobalBatch, blocks: int | None) -> tuple[Mapping[str, Sequ
 def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
     """The task that a micro-batch is for."""
     task = tasks.get(microbatch.task)
-    if task is not None:
-        return task
-    has = ", ".join(f"`{name}`" for name in tasks if name) or "one task without a name"
-    if microbatch.task:
-        given = f"is for task `{microbatch.task}`"
-        meant = advice(microbatch.task, tasks, "name the tasks when you build the trainer.")
-    else:
-        given = "does not say which task it is for"
-        meant = "give it as (data, task name) or Batch(task=…, data=…), or the data of each task in a `Mixture`."
-    raise TaskError(f"micro-batch {microbatch.index} {given}, but the run has {has}; {meant}")
+    if task is None:
+        has = ", ".join(f"`{name}`" for name in tasks if name) or "one task without a name"
+        given = f"is for task `{microbatch.task}`" if microbatch.task else "does not say which task it is for"
+        raise TaskError(
+            f"micro-batch {microbatch.index} {given}, but the run has {has}; give it as (data, task name) or "
+            f"Batch(task=…, data=…), or the data of each task in a `Mixture`."
+        )
+    return task
 
 
 def check_pipeline(pipeline: Group, batch: GlobalBatch, weights: Weights, *, with_data: bool) -> None:
     """Raise ReplicaError unless ranks of a pipeline have the same samples and weights; all call it together."""
     mine = [
-        (
-            one.index,
-            one.task,
-            one.known_samples,
-            weights.each.get(one.index),
-            checksums(one.data) if with_data else None,
-        )
+        (one.index, one.task, one.known_samples, weights.each.get(one.index), with_data and checksums(one.data))
         for one in batch.microbatches
     ]
     stamp = float(crc32(repr(mine).encode()))
