@@ -33,6 +33,9 @@ from evenstep.train.tasks.task import (
 from evenstep.train.tasks.task import (
     Task as Task,
 )
+from evenstep.train.tasks.task import (
+    is_dummy_pass as is_dummy_pass,
+)
 from evenstep.train.tasks.weighting import (
     Coefficients as Coefficients,
 )
@@ -47,9 +50,6 @@ from evenstep.train.tasks.weighting import (
 )
 from evenstep.train.trainer import (
     Trainer as Trainer,
-)
-from evenstep.train.update.microbatch import (
-    is_dummy_pass as is_dummy_pass,
 )
 from evenstep.train.update.outcome import (
     Aborted as Aborted,

@@ -5,7 +5,8 @@ them. It does not divide: the update divides by the weight of all its micro-batc
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self, cast, final
@@ -23,6 +24,7 @@ from evenstep.pipeline.layers import arguments
 from evenstep.tensors import scalar_on
 
 _LARGEST = 1e300  # the sum over an update is finite too
+_dummies = 0  # dummy passes that run; a plain number, as backwards may run in threads of torch's
 NOW = "_now"
 IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
 
@@ -311,3 +313,26 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
             f"{_LARGEST:g}, but gave {weight} for {called}."
         )
     return weight
+
+
+def is_dummy_pass() -> bool:
+    """True inside a forward or backward that counts nowhere.
+
+    A rank of `fsdp` with fewer micro-batches than others runs dummy passes beside theirs: with gradients of 0, without
+    a loss, and changes of buffers are undone. A forward that collects anything elsewhere asks this first.
+
+    >>> is_dummy_pass()
+    False
+    """
+    return _dummies > 0
+
+
+@contextmanager
+def dummy_pass() -> Generator[None]:
+    """Inside, `is_dummy_pass` is True."""
+    global _dummies
+    _dummies += 1
+    try:
+        yield
+    finally:
+        _dummies -= 1

@@ -19,10 +19,9 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.stage import Stage
 from evenstep.train.randomness import LOSS, branch_of
-from evenstep.train.tasks.task import Loss, Task, loss_of
+from evenstep.train.tasks.task import Loss, Task, dummy_pass, loss_of
 from evenstep.train.update.context import TrainContext
 
-_dummies = 0  # passes that run; a plain number, as backwards may run in threads of torch's
 _NOTHING: Mapping[str, Any] = {}
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
 See: TypeAlias = Callable[[Task, Any, Any], Any]
@@ -190,18 +189,6 @@ class MicrobatchStep:
             self._open.pop(number)[0].__exit__(kind, error, traceback)
 
 
-def is_dummy_pass() -> bool:
-    """True inside a forward or backward that counts nowhere.
-
-    A rank of `fsdp` with fewer micro-batches than others runs dummy passes beside theirs: with gradients of 0, without
-    a loss, and changes of buffers are undone. A forward that collects anything elsewhere asks this first.
-
-    >>> is_dummy_pass()
-    False
-    """
-    return _dummies > 0
-
-
 @contextmanager
 def dummy_step(context: TrainContext, piece: Microbatch) -> Generator[MicrobatchStep]:
     """One micro-batch or piece that counts nowhere: other ranks need its collectives beside theirs."""
@@ -210,13 +197,8 @@ def dummy_step(context: TrainContext, piece: Microbatch) -> Generator[Microbatch
     step = MicrobatchStep(
         context.silently(), (one,), _trained, see=_summed, path=("unseen",), factors=factors, is_dummy=True
     )
-    global _dummies
-    _dummies += 1
-    try:
-        with step:
-            yield step
-    finally:
-        _dummies -= 1
+    with dummy_pass(), step:
+        yield step
 
 
 def _summed(task: Task, output: Any, batch: Any) -> Any:
