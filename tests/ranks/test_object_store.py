@@ -119,28 +119,3 @@ def test_a_run_that_loses_process_and_folder_at_any_instant_ends_at_the_same_bit
     assert same(parameters(tmp_path / "last"), wanted)
     assert copies.steps() == [f"step-{update:08d}" for update in (UPDATES - 4, UPDATES - 2, UPDATES)]
     assert copies.clean() == []
-
-
-def test_what_keeps_copies_from_being_written_is_found_by_check(variables: None, bucket: None, tmp_path: Path) -> None:
-    file = write_run(tmp_path, updates=UPDATES, more=MORE)
-    for more, environment, said in (
-        (["--checkpoint.mirror", "s3://nothing-here/runs"], {}, "bucket does not exist; make the bucket first"),
-        ([], {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(tmp_path)}, "give credentials"),
-    ):
-        for command in ("check", "train"):
-            end = Script("-m", "evenstep", command, file, "--runs", tmp_path, *more, **environment).ended(TIMEOUT_S)
-            assert end.code == 1, end
-            assert said in end.err, end
-            assert not (tmp_path / "run").exists()
-    end = Script("-m", "evenstep", "check", file, "--runs", tmp_path).ended(TIMEOUT_S)
-    assert end.code == 0, end
-    assert Mirror("s3://copies/runs", "run").steps() == []
-    assert train(file, tmp_path, "--train.updates", 4).ended(TIMEOUT_S).code == 0
-    shutil.rmtree(tmp_path / "run")
-    refused = train(file, tmp_path).ended(TIMEOUT_S)
-    assert refused.code == 1
-    assert "holds copies of checkpoints up to step-00000004" in refused.err
-    end = Script("-m", "evenstep", "check", file, "--runs", tmp_path, "--resume", "auto").ended(TIMEOUT_S)
-    assert end.code == 0, end
-    assert "step-00000004 would be fetched from s3://copies/runs/run" in end.out
-    assert not (tmp_path / "run").exists()

@@ -1,9 +1,7 @@
 """`evenstep prove` in processes of its own: ranks, stages, a run that is killed; Ctrl-C leaves none of them."""
 
 import json
-import shutil
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -12,8 +10,6 @@ from scripts import Script
 from squares import write_run
 
 from evenstep.cli import main
-
-RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.fixture
@@ -123,21 +119,3 @@ def test_ctrl_c_ends_it_with_130_and_leaves_no_process(file: Path) -> None:
     while ranks & parents().keys() and monotonic() < until:
         sleep(0.05)
     assert not ranks & parents().keys()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("run", sorted(RECIPES.glob("*/run.toml")), ids=lambda run: run.parent.name)
-def test_every_row_of_the_recipes_holds_or_does_not_apply(run: Path, tmp_path: Path) -> None:
-    lacks = run.parent.name == "translation" and find_spec("sacrebleu") is None
-    more = ["--hooks", "[]"] if lacks else []
-    if run.parent.name == "gpt2_124m":  # whose own data are fetched
-        run = (
-            Path(shutil.copytree(run.parent, tmp_path / "gpt2_124m", ignore=shutil.ignore_patterns("data")))
-            / "toy.toml"
-        )
-        assert Script(run.parent / "tokens.py", "toy").ended().code == 0
-    proof = tmp_path / "proof.json"
-    done = Script("-m", "evenstep", "prove", run, "--json", proof, *more).ended(timeout_s=1190)
-    failed = [row for row in json.loads(proof.read_text())["rows"] if row["holds"] is False]
-    assert (done.code, failed) == (0, [])

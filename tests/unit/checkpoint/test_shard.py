@@ -1,6 +1,5 @@
 """Tensors cut over ranks (here threads), saved together and read in any other layout; forged tables are refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from evenstep.checkpoint import (
 from evenstep.checkpoint.manifest import UnreadableError
 from evenstep.errors import CheckpointError
 
-OnRanks = Callable[..., list[Any]]
 WEIGHT = torch.arange(35.0).view(7, 5)
 
 
@@ -50,14 +48,14 @@ def state(group: Any, scale: float = 1.0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def three(folder: Path, on_ranks: OnRanks) -> Path:
+def three(folder: Path, on_ranks: Any) -> Path:
     return on_ranks(3, lambda group: write_checkpoint(folder, 3, state(group), group=group))[0]
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(writers=st.integers(1, 4), readers=st.integers(1, 4), dim=st.integers(0, 1))
 def test_any_number_of_ranks_reads_what_any_other_wrote(
-    tmp_path_factory: pytest.TempPathFactory, on_ranks: OnRanks, writers: int, readers: int, dim: int
+    tmp_path_factory: pytest.TempPathFactory, on_ranks: Any, writers: int, readers: int, dim: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     on_ranks(writers, lambda group: write_checkpoint(folder, 3, state(group), group=group))
@@ -77,7 +75,7 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
     on_ranks(readers, read)
 
 
-def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path, on_ranks: OnRanks) -> None:
+def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path, on_ranks: Any) -> None:
     file = three / "rank-00001.safetensors"
     data = bytearray(file.read_bytes())
     data[-3] ^= 4
@@ -94,7 +92,7 @@ def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path, on
     assert len(on_ranks(3, read)) == 3
 
 
-def test_ranks_with_other_tensors_are_an_error_on_all(folder: Path, on_ranks: OnRanks) -> None:
+def test_ranks_with_other_tensors_are_an_error_on_all(folder: Path, on_ranks: Any) -> None:
     def write(group: Any) -> None:
         mine: dict[str, Any] = state(group)
         if group.rank == 1:
@@ -107,7 +105,7 @@ def test_ranks_with_other_tensors_are_an_error_on_all(folder: Path, on_ranks: On
 
 
 def test_a_disk_that_is_full_on_one_rank_is_an_error_on_all_and_leaves_nothing(
-    folder: Path, on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
+    folder: Path, on_ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = tensor_file.save
 
@@ -126,9 +124,7 @@ def test_a_disk_that_is_full_on_one_rank_is_an_error_on_all_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("begin", [1, 5], ids=["twice", "a hole"])
-def test_pieces_that_do_not_make_up_their_tensor_are_an_error_on_all(
-    folder: Path, begin: int, on_ranks: OnRanks
-) -> None:
+def test_pieces_that_do_not_make_up_their_tensor_are_an_error_on_all(folder: Path, begin: int, on_ranks: Any) -> None:
     def write(group: Any) -> None:
         first = 0 if group.rank == 0 else begin
         shard = Shard(local=WEIGHT[first : first + 4].clone(), shape=(7, 5), offsets=(first, 0))
@@ -140,7 +136,7 @@ def test_pieces_that_do_not_make_up_their_tensor_are_an_error_on_all(
 
 @pytest.mark.parametrize("lost", [None, "rank-00001.safetensors", "state.json"])
 def test_ranks_copy_their_parts_and_the_copy_counts_when_all_are_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str | None, on_ranks: OnRanks
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str | None, on_ranks: Any
 ) -> None:
     put = MemoryFileSystem.put_file
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import pytest
@@ -35,13 +34,6 @@ def forge_file(step: Path, name: str, data: bytes) -> None:
     head = data[: 8 + int.from_bytes(data[:8], "little")] if name.endswith(".safetensors") else data
     entry = {"bytes": len(data), "crc32": f"{crc32(head):08x}"}
     rewrite_manifest(step, lambda content: content["files"].update({name: entry}))
-
-
-def forge_table(step: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the table as a forger would, with checksums that fit."""
-    table = json.loads((step / "tensors.json").read_bytes())
-    change(table)
-    forge_file(step, "tensors.json", json.dumps(table).encode())
 
 
 def assert_refused(step: Path) -> None:
@@ -97,22 +89,4 @@ TAMPERED: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
 def test_a_tampered_checkpoint_is_refused(step: Path, tamper: Callable[[Path], object]):
     tamper(step)
-    assert_refused(step)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda table: table.pop("model/layer.bias"),
-        lambda table: table["model/layer.bias"].update(dtype="F64"),
-        lambda table: table["model/layer.bias"]["pieces"][0].update(sizes=[2]),
-        lambda table: table["model/layer.bias"]["pieces"][0].update(file="optimizer.safetensors"),
-        lambda table: table["model/layer.bias"]["pieces"][0].update(file="../step-00000002/model.safetensors"),
-        lambda table: table["model/layer.bias"]["pieces"][0].update(name="layer.weight"),
-        lambda table: table["model/layer.bias"]["pieces"][0].update(crc32=[1]),
-        lambda table: table["model/layer.bias"]["pieces"][0].update(crc32=[]),
-    ],
-)
-def test_a_table_that_is_not_of_the_files_is_refused(step: Path, change: Any):
-    forge_table(step, change)
     assert_refused(step)

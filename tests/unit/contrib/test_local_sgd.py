@@ -15,7 +15,6 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Single
 from refused import refused
 
-OnRanks = Callable[..., list[Any]]
 LR = 0.05
 EVERY = 3
 SAMPLES = 48
@@ -98,7 +97,7 @@ METHODS: dict[str, tuple[Callable[[], LocalSgd], Callable[..., tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in METHODS), ("DiLoCo", 4)])
-def test_each_method_is_its_reference(name: str, ranks: int, on_ranks: OnRanks) -> None:
+def test_each_method_is_its_reference(name: str, ranks: int, on_ranks: Any) -> None:
     hook, step = METHODS[name]
 
     def act(group: Any) -> Tensor:
@@ -112,7 +111,7 @@ def test_each_method_is_its_reference(name: str, ranks: int, on_ranks: OnRanks) 
 
 
 @pytest.mark.parametrize(("name", "stop"), [("local SGD", 6), ("DiLoCo", 4)])
-def test_a_run_goes_on_with_the_same_bits(name: str, stop: int, tmp_path: Path, on_ranks: OnRanks) -> None:
+def test_a_run_goes_on_with_the_same_bits(name: str, stop: int, tmp_path: Path, on_ranks: Any) -> None:
     hook, _ = METHODS[name]
 
     def act(group: Any) -> list[Tensor]:
@@ -136,7 +135,7 @@ def test_a_run_goes_on_with_the_same_bits(name: str, stop: int, tmp_path: Path, 
         assert torch.equal(straight, resumed)
 
 
-def test_metrics_and_evaluations_are_of_all_ranks(on_ranks: OnRanks) -> None:
+def test_metrics_and_evaluations_are_of_all_ranks(on_ranks: Any) -> None:
     def act(group: Any) -> dict[str, float]:
         data = evenstep.MapData(ROWS, global_batch_size=4, micro_batch_size=2, shuffle=False)
         return dict(trainer_of(group, [LocalSgd(EVERY)], evaluations={"valid": data}).train().metrics)
@@ -157,7 +156,7 @@ def test_metrics_and_evaluations_are_of_all_ranks(on_ranks: OnRanks) -> None:
         ([LocalSgd(2)], {"precision": "16-mixed"}),
     ],
 )
-def test_ranks_that_would_go_different_ways_are_refused(hooks: list[Any], more: Any, on_ranks: OnRanks) -> None:
+def test_ranks_that_would_go_different_ways_are_refused(hooks: list[Any], more: Any, on_ranks: Any) -> None:
     def act(group: Any) -> None:
         with refused(ArgumentError, "strategy"):
             trainer_of(group, hooks, **more)

@@ -85,7 +85,7 @@ Together = Callable[..., list[Any]]
 
 
 @pytest.fixture
-def together(on_ranks: Callable[..., list[Any]]) -> Together:
+def together(on_ranks: Any) -> Together:
     """The first `count` global batches of each rank, or the message of its error."""
 
     def run(data: Sequence[StreamData], count: int, start: Position | None = None) -> list[Any]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import kit
-from evenstep import MapData, Memory, Task, Training
+from evenstep import Task
 from evenstep.errors import ArgumentError
 from evenstep.integrations.hf import CausalLM, Classification, Seq2Seq
 from refused import refused
@@ -172,20 +171,3 @@ def test_weights_count_a_label_more_or_less(made: Made, problem: Any, labels: Te
     assert summed(model, task, {**batch, "weights": weights}) == pytest.approx(wanted, rel=1e-12)
     assert float(task.weight({**batch, "weights": weights})) == (5 if labels.ndim == 1 else 18)
     assert "weights" not in task.inputs({**batch, "weights": weights})
-
-
-def test_a_decoder_is_computed_again_in_the_backward_with_the_same_bits(made: Made) -> None:
-    """It keeps keys and values unless it is told not to, and would find them there the second time."""
-    decoder = {**LLAMA, "model_type": "gemma2", "head_dim": 8, "num_labels": 3, "pad_token_id": 0}
-
-    def collate(some: list[Any]) -> dict[str, Tensor]:
-        return {**padded(some), "labels": torch.tensor([len(one) % 3 for one in some])}
-
-    def run(checkpoint: str) -> Tensor:
-        model = made(decoder, kind="SequenceClassification")
-        data = MapData(DOCUMENTS, global_batch_size=8, collate=collate)
-        train = Training(memory=Memory(checkpoint=checkpoint))
-        kit.trainer_of(model, task=Classification(), data=data, updates=2, train=train).train()
-        return kit.flat(model)
-
-    assert torch.equal(run("blocks"), run("none"))

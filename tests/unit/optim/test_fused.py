@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -98,39 +97,3 @@ def test_steps_are_to_the_bit_those_of_torch_whatever_was_changed_in_between(
         ours.update(number, actions)
         torchs.update(number, actions)
         assert_equal(ours, torchs)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often torch has gone its own way: a list as long as that."""
-    calls: list[int] = []
-    for name in ("adam", "sgd"):
-        module = import_module(f"torch.optim.{name}")
-        own = getattr(module, name)
-
-        def called(*args: Any, own: Any = own, **kwargs: Any) -> Any:
-            calls.append(1)
-            return own(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, called)
-    return calls
-
-
-def test_a_step_that_somebody_watches_or_has_replaced_is_taken_as_torch_takes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    side, calls = Side("adamw", take_step), counted(monkeypatch)
-    side.update(1, ())
-    told: list[str] = []
-    hook = side.optimizer.register_step_post_hook(lambda *_: told.append("hook"))
-    side.update(2, ())
-    hook.remove()
-    assert told == ["hook"] and len(calls) == 4
-
-    class Mine(torch.optim.AdamW):
-        def step(self, closure: Any = None) -> None:
-            told.append("mine")
-
-    mine = Mine([nn.Parameter(torch.ones(1))], fused=True)
-    mine.state[mine.param_groups[0]["params"][0]] = {"step": torch.ones(())}
-    take_step(mine)
-    assert told == ["hook", "mine"]

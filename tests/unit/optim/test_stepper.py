@@ -254,26 +254,6 @@ def test_plain_sgd_gets_the_gradient_unscaled_and_clipped_exactly_once(
         torch.testing.assert_close(parameter.detach().double(), wanted, rtol=2e-6, atol=2e-6)
 
 
-def test_a_first_step_has_the_bits_of_a_later_step() -> None:
-    """A verdict that stays on the device is read at the first step of each start."""
-    generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(64, generator=generator) for _ in range(4)]
-
-    def trained(stops_after: int) -> Tensor:
-        parameter = nn.Parameter(torch.zeros(64))
-        optimizer = torch.optim.SGD([parameter], lr=1.0, fused=True)
-        apply = build_apply(Stepper(optimizer), clip_norm=0.3, device=CPU, defer=True)
-        for number, value in enumerate(values):
-            if number == stops_after:
-                apply = build_apply(Stepper(optimizer), clip_norm=0.3, device=CPU, defer=True)
-            parameter.grad = value.clone()
-            apply(gradients_of([parameter]), squared_norm([value]), 3.0)
-        return parameter.detach()
-
-    for stops_after in (1, 2, 3):
-        assert torch.equal(trained(stops_after), trained(4))
-
-
 class OwnStep(torch.optim.SGD):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         look(self)

@@ -1,6 +1,5 @@
 """Sums of gradients over ranks, in their order and in buckets."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def flats_of(held: dict[Place, Gradients], dealing: Dealing, rank: int) -> list[
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_sum_has_the_same_bits_whoever_runs_which_microbatches(
-    on_ranks: Callable[..., list[Any]], present: list[tuple[bool, bool]], owners: list[int], ranks: int, blocks: int
+    on_ranks: Any, present: list[tuple[bool, bool]], owners: list[int], ranks: int, blocks: int
 ) -> None:
     count = len(present)
     dealing = Dealing(tuple(min(owner, ranks - 1) for owner in owners[:count]), tuple(blocks_of(count, blocks)))

@@ -15,7 +15,7 @@ from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from refused import refused
 
 
-def test_each_rank_has_a_place_in_one_pipeline_and_one_column(on_ranks: Callable[..., list[Any]]) -> None:
+def test_each_rank_has_a_place_in_one_pipeline_and_one_column(on_ranks: Any) -> None:
     def act(group: Any) -> tuple[list[int], list[int]]:
         mesh = Mesh.of(group, pipeline=2)
         assert (mesh.data.ranks, mesh.pipeline.ranks) == (3, 2)
@@ -32,10 +32,7 @@ def test_a_number_of_ranks_that_is_not_a_multiple_is_refused() -> None:
         Mesh.of(Group(), pipeline=2)
 
 
-OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
-
-
-def test_what_every_rank_holds_whole_counts_once_in_sums_over_shards(on_ranks: OnRanks) -> None:
+def test_what_every_rank_holds_whole_counts_once_in_sums_over_shards(on_ranks: Any) -> None:
     """A parameter of a single number is not cut; ranks beyond the first copy of the shards count nothing."""
 
     def act(group: Any, num_shards: int) -> Any:

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,9 +28,7 @@ def linears(count: int = 4) -> nn.Sequential:
         lambda rank: {"model": linears(4 + rank)},
     ],
 )
-def test_ranks_that_cut_otherwise_are_refused_on_all_instead_of_waiting(
-    on_ranks: Callable[..., list[Any]], mine: Any
-) -> None:
+def test_ranks_that_cut_otherwise_are_refused_on_all_instead_of_waiting(on_ranks: Any, mine: Any) -> None:
     def act(group: Any) -> str:
         with pytest.raises(ArgumentError) as caught:
             PipelineModel(**({"model": linears(), "mesh": Mesh.of(group, pipeline=2)} | mine(group.rank)))
@@ -41,7 +38,7 @@ def test_ranks_that_cut_otherwise_are_refused_on_all_instead_of_waiting(
     assert messages[0] == messages[1]
 
 
-def test_a_rank_builds_its_own_layers_only(on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_rank_builds_its_own_layers_only(on_ranks: Any) -> None:
     def act(group: Any) -> list[int]:
         built: list[int] = []
 
@@ -55,7 +52,7 @@ def test_a_rank_builds_its_own_layers_only(on_ranks: Callable[..., list[Any]]) -
     assert on_ranks(2, act) == [[0, 1], [2, 3]]
 
 
-def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> None:
+def test_what_other_ranks_hold_is_let_go(on_ranks: Any) -> None:
     def act(group: Any) -> list[bool]:
         whole = linears()
         left = [weakref.ref(layer) for layer in whole]
@@ -68,7 +65,7 @@ def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> 
     assert on_ranks(2, act) == [[False, False, True, True], [True, True, False, False]]
 
 
-def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Callable[..., list[Any]]) -> None:
+def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Any) -> None:
     def act(group: Any) -> tuple[Any, Any, torch.Tensor]:
         model = linears()
         model[3].weight = model[0].weight

@@ -77,9 +77,7 @@ def assert_same(arrived: Any, tree: Any) -> None:
 
 
 @pytest.mark.parametrize("by_device", [False, True])
-def test_trees_of_all_forms_and_sizes_arrive_in_their_order(
-    on_ranks: Callable[..., list[Any]], by_device: bool
-) -> None:
+def test_trees_of_all_forms_and_sizes_arrive_in_their_order(on_ranks: Any, by_device: bool) -> None:
     trees = [*TREES, *TREES, torch.ones(100), torch.ones(3), *reversed(TREES)]
     for run in on_ranks(2, lambda group: sent_over(group, trees, runs=2, by_device=by_device))[1]:
         for arrived, tree in zip(run, trees, strict=True):

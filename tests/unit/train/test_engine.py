@@ -1,6 +1,5 @@
 """The engine by itself, for loops of one's own; and the loops of docs/engine.md, over cuts and ranks."""
 
-import threading
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from evenstep import Batch, Ema, Engine, Training
 from evenstep.data import ReadOptions
-from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
+from evenstep.errors import CheckpointError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp
 from evenstep.train import Aborted, Committed
 from kit import Squares, cut, data, engine_of, flat, net, points, stacked, trainer_of
@@ -228,32 +227,6 @@ def test_on_two_ranks_each_gives_its_own_micro_batches(on_ranks: Any, kind: Any)
         assert torch.allclose(theirs, alone, rtol=0, atol=0.0 if kind is Ddp else 1e-12)
         assert numbers == pytest.approx(told)
     assert torch.equal(both[0][0], both[1][0])
-
-
-def test_a_concurrent_update_or_evaluation_from_another_thread_is_refused_without_harm() -> None:
-    raised: list[str] = []
-
-    class Busy(Squares):
-        def loss(self, output: Tensor, batch_: Any) -> Tensor:
-            def other() -> None:
-                for method in (engine.update, engine.evaluate):
-                    with pytest.raises(ArgumentError):
-                        method(batch())
-                    raised.append(method.__name__)
-
-            if self.now.is_training:
-                thread = threading.Thread(target=other)
-                thread.start()
-                thread.join()
-            return super().loss(output, batch_)
-
-    model, alone = net(), net()
-    engine, undisturbed = engine_of(model, Busy(), train=Training(check_loss=False)), engine_of(alone)
-    for number in range(2):
-        engine.update(batch(number))
-        undisturbed.update(batch(number))
-    assert raised == ["update", "evaluate"] * 2
-    assert torch.equal(flat(model), flat(alone)) and engine.progress.update == 2
 
 
 def test_a_batch_is_one_micro_batch_of_whatever_type() -> None:

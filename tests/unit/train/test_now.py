@@ -1,9 +1,5 @@
 """Values that a task may ask for in its methods: the update, whether it trains, and the average of the model."""
 
-import copy
-import gc
-import pickle
-import weakref
 from typing import Any
 
 import pytest
@@ -11,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Memory, Trainer, Training
-from evenstep.errors import TaskError
 from evenstep.parallel import Ddp, Zero1
 from kit import Squares, data, flat, net, noisy, points, stacked
 from kit import trainer_of as trainer_of_kit
@@ -108,20 +103,3 @@ def test_a_task_knows_the_update_and_whether_it_trains() -> None:
     trainer_of(task=Told(), train=Training(check_loss=False), updates=3, evaluations=valid).train()
     assert [update for update, trains in seen if trains] == [1, 1, 2, 2, 3, 3]
     assert (seen[0], seen[-1]) == ((0, False), (3, False))
-
-
-def test_now_is_nobodys_before_a_trainer_after_it_and_in_a_copy() -> None:
-    task = Ignores()
-    with pytest.raises(TaskError):
-        _ = task.now.update
-    trainer = trainer_of(task=task)
-    assert task.now.update == 1
-    for other in (copy.deepcopy(task), pickle.loads(pickle.dumps(task))):
-        with pytest.raises(TaskError):
-            _ = other.now.update
-    gone = weakref.ref(trainer.model)
-    del trainer
-    gc.collect()
-    assert gone() is None
-    with pytest.raises(TaskError):
-        _ = task.now.is_training

@@ -1,18 +1,16 @@
 """Optimizers that can't be stepped, shared or resumed exactly are refused when the trainer is built; others train."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from evenstep import Checkpointing, Ema, Hook, Statistics, Trainer, Training
+from evenstep import Checkpointing, Hook, Statistics, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped_step
-from evenstep.optim.schedules import CosineRestarts
 from evenstep.parallel import Fsdp, Group, Single, Strategy, Zero1
-from evenstep.precision import Fp16Mixed, FullPrecision
+from evenstep.precision import FullPrecision
 from evenstep.train.checks import check_optimizer
 from kit import data, flat, net
 from kit import trainer_of as trainer_of_kit
@@ -84,35 +82,6 @@ def test_an_optimizer_that_a_strategy_can_not_share_or_step_is_refused(
             check_optimizer(optimizer, model=model, strategy=strategy(), precision=FullPrecision())
     else:
         check_optimizer(optimizer, model=model, strategy=strategy(), precision=FullPrecision())
-
-
-def test_numpy_numbers_become_python_numbers_at_the_first_step_and_survive_a_resume(tmp_path: Path) -> None:
-    """A rate is one where it is from `logspace`, or a search draws it."""
-
-    class Sets(Hook):
-        def before_update(self, event: Any) -> None:
-            self.trainer.optimizer.param_groups[0]["eps"] = np.float64(1e-8 * event.update)
-
-    def adamw(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=cast("Any", np.float32(0.01)), betas=tuple(np.array([0.5, 0.75])))
-
-    def built(updates: int, folder: Path | None = None) -> Trainer:
-        return trainer_of(
-            adamw,
-            Sets(),
-            updates=updates,
-            folder=folder,
-            precision=Fp16Mixed(initial=np.float64(1024)),
-            lr_schedule=CosineRestarts(period_updates=2, period_factor=np.float64(2.0)),
-            train=Training(ema=Ema(decay=np.float64(0.5))),
-        )
-
-    through, resumed = built(4), built(4)
-    through.train()
-    built(2, tmp_path).train()
-    resumed.resume(tmp_path)
-    resumed.train()
-    assert torch.equal(flat(resumed.model), flat(through.model))
 
 
 class OwnRate(torch.optim.Optimizer):

@@ -138,34 +138,6 @@ def test_a_sample_unreadable_on_one_pipeline_rank_is_skipped_by_all_or_ends_the_
     check_same(state, ended(PipelineModel(deep(4)), Single(), 7))
 
 
-def test_activations_on_a_rank_do_not_grow_with_the_number_of_micro_batches(on_ranks: Any) -> None:
-    def most(microbatches: int) -> Sequence[int]:
-        def act(group: Any) -> int:
-            mesh = Mesh.of(group, pipeline=2)
-            alive: set[int] = set()
-            peak = 0
-
-            class Watched(nn.Module):
-                def forward(self, x: Tensor) -> Tensor:
-                    nonlocal peak
-                    node = torch.autograd.graph.get_gradient_edge(x).node
-                    alive.add(id(node))
-                    y = x * 1
-                    y.register_hook(lambda _: alive.discard(id(node)))
-                    peak = max(peak, len(alive))
-                    return y
-
-            layers: list[Any] = [layer.build for layer in deep(4).layers]
-            model = PipelineModel([layers[0], Watched(), *layers[1:]], mesh=mesh)
-            some = data(microbatches, size=microbatches, micro=1, dtype=torch.float32)
-            trained(model, Single(mesh.data), data=some, updates=1)
-            return peak
-
-        return on_ranks(2, act)
-
-    assert most(16) == most(4) == [2, 0]
-
-
 class Last(nn.Module):
     """The last stage: a head for each task, of which all are run."""
 

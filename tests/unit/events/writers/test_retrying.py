@@ -1,5 +1,4 @@
 import errno
-import json
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,33 +113,3 @@ def test_calls_before_the_opening_wait_for_it() -> None:
         with writers.opened(None, 5):
             pass
     assert writer.got == [("incident", INCIDENT), one(1)]
-
-
-def test_a_rewind_drops_later_lines_also_on_a_full_disk(tmp_path: Path) -> None:
-    class Full(JsonlWriter):  # pyright: ignore[reportGeneralTypeIssues]
-        fails = ""
-
-        def open(self, folder: Path | None, update: int) -> None:
-            if self.fails == "open":
-                raise full()
-            super().open(folder, update)
-
-        def write(self, records: Sequence[Record]) -> None:
-            if self.fails == "write":
-                raise full()
-            super().write(records)
-
-    heard: list[Incident] = []
-    writer = Full()
-    writers = Writers([writer], heard.append)
-    with writers.opened(tmp_path, 0):
-        writers.write([one(1)])
-        writer.fails = "write"
-        writers.write([one(2), one(3)])
-        writer.fails = "open"
-        writers.rewind(2)
-        writer.fails = ""
-        writers.write([one(3, value=33.0)])
-    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["update"], line["a"]) for line in written] == [(1, 1.0), (2, 1.0), (3, 33.0)]
-    assert [incident.kind for incident in heard] == ["writer"]
