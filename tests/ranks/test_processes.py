@@ -140,44 +140,6 @@ group.close()
 """
 
 
-BEHIND = """
-import os, sys, time, torch
-from evenstep.parallel import Processes
-from evenstep.parallel.group import Interrupted
-
-group = Processes(torch.device("cpu"), timeout_s=30)
-part, got = group.split([[0], [1, 2]]), torch.zeros(2)
-for begun in (1, 3, 5):
-    assert group.begin_work() == begun
-    if group.rank == 0:  # through with this work before the others are, and so in the next one
-        group.begin_work()
-        group.interrupt("no memory")
-    else:  # longer than notices take to all ranks
-        if group.rank == 1:
-            group.begin_receive(got, 2)()
-            assert part.gather(group.rank) == [1, 2], "nobody may take away what is under way"
-        else:
-            time.sleep(1)
-            group.begin_send(torch.full([2], float(begun)), 1)()
-            time.sleep(1)
-            assert part.gather(group.rank) == [1, 2]
-        assert group.interrupted() == "", "what this rank does now is not broken off"
-        group.begin_work()
-        began = time.monotonic()
-        try:
-            group.sum_floats([1.0])
-            raise AssertionError("nobody may get through")
-        except Interrupted as error:
-            assert "no memory" in str(error)
-        assert time.monotonic() - began < 10, "all must wake at once"
-        assert group.rank == 2 or got.tolist() == [begun, begun]
-    assert group.meet(group.rank) == [0, 1, 2]
-    assert group.sum_floats([1.0]) == [3.0]
-print("well")
-group.close()
-"""
-
-
 def well(folder: Path, script: str) -> None:
     (folder / "script.py").write_text(script)
     for end in ended(started(folder / "script.py", ranks=range(3), world=3), 200):
@@ -187,8 +149,3 @@ def well(folder: Path, script: str) -> None:
 @pytest.mark.slow
 def test_whoever_waits_wakes_and_all_go_on_in_new_connections(tmp_path: Path) -> None:
     well(tmp_path, BREAKS)
-
-
-@pytest.mark.slow
-def test_who_breaks_off_takes_nothing_from_those_that_are_still_at_the_work_before(tmp_path: Path) -> None:
-    well(tmp_path, BEHIND)

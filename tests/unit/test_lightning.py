@@ -150,25 +150,6 @@ def test_a_mean_over_some_of_the_samples_is_exact_with_their_count() -> None:
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
-def test_it_resumes_exactly(tmp_path: Any) -> None:
-    schedule = _rates(lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 9), interval="epoch")
-    undisturbed, begun, gone_on = (_with(configure_optimizers=schedule) for _ in range(3))
-    _trainer(undisturbed, epochs=3).train()
-    first = _trainer(begun, folder=tmp_path, log=evenstep.Logging(writers=()), hooks=_StopAt())
-    assert first.train().update == 4
-    last = _trainer(gone_on, folder=tmp_path, log=evenstep.Logging(writers=()))
-    last.resume()
-    last.train()
-    for one, other in zip(undisturbed.parameters(), gone_on.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-class _StopAt(evenstep.Hook):
-    def after_update(self, event: Any) -> None:
-        if event.update == 4:
-            self.trainer.request_stop("enough")
-
-
 def _two(self: Any) -> Any:
     return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import kit
-from evenstep import Ema, MapData, Mixture, Trainer, Training
+from evenstep import Ema, MapData, Mixture, Training
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import RoundRobin
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
@@ -79,31 +79,6 @@ def test_the_update_is_that_of_one_process(on_ranks: Any, case: str, ranks: int)
     for name, value in wanted.items():
         torch.testing.assert_close(first[name], value, rtol=1e-6 if case == "GradNorm" else 0, atol=0)
         assert all(torch.equal(first[name], other[name]) for other in others), name
-
-
-def with_average(strategy: Strategy, optimizer: Callable[..., torch.optim.Optimizer], **more: Any) -> Trainer:
-    net = kit.net(nn.Linear(5, 5))
-    groups = [{"params": list(net[0].parameters()), "weight_decay": 0.1}, {"params": list(net[2:].parameters())}]
-    train = Training(clip_norm=0.3, ema=Ema(decay=0.9))
-    trainer = kit.trainer_of(net, optimizer=optimizer(groups, lr=0.01), strategy=strategy, train=train, **more)
-    trainer.train()
-    return trainer
-
-
-def assert_state(state: Any, wanted: Any) -> None:
-    assert list(state) == list(wanted)
-    for name, values in wanted.items():
-        for key, value in values.items():
-            assert torch.equal(torch.as_tensor(state[name][key]), torch.as_tensor(value)), name
-
-
-@pytest.mark.parametrize(("optimizer", "ranks"), [(torch.optim.AdamW, 8), (torch.optim.Adafactor, 3)])
-def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: Any, optimizer: Any, ranks: int) -> None:
-    wanted = with_average(Ddp(), optimizer).state_dict()
-    for state in on_ranks(ranks, lambda group: with_average(Zero1(group), optimizer).state_dict()):
-        for part in ("model", "ema"):
-            assert all(torch.equal(state[part][name], value) for name, value in wanted[part].items())
-        assert_state(state["optimizer"]["state"], wanted["optimizer"]["state"])
 
 
 class Counts(nn.Module):

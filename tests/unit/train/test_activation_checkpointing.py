@@ -13,7 +13,7 @@ from evenstep import Engine, Memory, Task, Training
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Committed
-from evenstep.train.blocks import CheckpointedForward, choose_modules
+from evenstep.train.blocks import choose_modules
 from kit import Squares, engine_of, filled, points, stacked
 from refused import refused
 from same import assert_same
@@ -106,19 +106,6 @@ def attention() -> nn.Module:
 
 def test_one_tensor_that_is_given_twice_is_one_when_it_is_computed_again() -> None:
     same_with(attention, "*.self_attn")
-
-
-# which torch's compiler asks for and keeps quiet about, but for who takes warnings for errors
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_block_is_computed_again_as_compiled() -> None:
-    def made() -> nn.Sequential:
-        inner = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)]
-        for block in inner:
-            block.compile(backend="aot_eager")
-        return filled(nn.Sequential(nn.Linear(3, WIDTH), *inner, nn.Linear(WIDTH, 1)))
-
-    again = same_with(made, "blocks")
-    assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
 
 class Refusing(Squares):

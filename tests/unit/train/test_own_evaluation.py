@@ -42,7 +42,7 @@ class Beside(Rises):
         return replace(super().evaluate(model, batch), sum=loss)
 
 
-def trainer_of(task: Any = None, model: nn.Module | None = None, **more: Any) -> Trainer:
+def counting(task: Any = None, model: nn.Module | None = None, **more: Any) -> Trainer:
     given = {"evaluations": data(11, size=4, micro=4), "task": task or Rises()}
     return trainer_of_kit(model, **given | more)
 
@@ -53,7 +53,7 @@ def by_hand(model: Any) -> dict[str, float]:
 
 
 def test_counts_are_of_all_samples_at_once_and_no_loss_is_made_up() -> None:
-    trainer = trainer_of()
+    trainer = counting()
     found = trainer.train().metrics
     assert {name: found[f"valid/{name}"] for name in ("rate", "calls")} == by_hand(trainer.model)
     assert 0 < found["valid/rate"] < 1
@@ -64,13 +64,13 @@ def test_counts_are_of_all_samples_at_once_and_no_loss_is_made_up() -> None:
 @pytest.mark.parametrize(("ranks", "size", "micro"), [(1, 4, 1), (2, 11, 11), (3, 5, 2)])
 def test_every_cut_on_any_ranks_gives_the_same_bits(on_ranks: Any, ranks: int, size: int, micro: int) -> None:
     def act(group: Any) -> Any:
-        return trainer_of(strategy=Ddp(group), evaluations=data(11, size=size, micro=micro)).evaluate()["valid"]
+        return counting(strategy=Ddp(group), evaluations=data(11, size=size, micro=micro)).evaluate()["valid"]
 
     assert on_ranks(ranks, act) == [by_hand(net())] * ranks
 
 
 def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
-    trainer = trainer_of(Beside())
+    trainer = counting(Beside())
     found = trainer.train().metrics
     x, y = stacked(points(11))
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
 
 
 def test_it_is_evaluated_with_the_average_the_parameters_or_both() -> None:
-    trainer, averaged = trainer_of(train=Training(ema=Ema(decay=0.9, evaluated="both"))), net()
+    trainer, averaged = counting(train=Training(ema=Ema(decay=0.9, evaluated="both"))), net()
     found = trainer.train().metrics
     averaged.load_state_dict(trainer.state_dict()["ema"])
     assert found["valid/parameters/rate"] == by_hand(trainer.model)["rate"]
@@ -95,7 +95,7 @@ def test_batches_that_do_not_fit_into_memory_are_evaluated_in_parts() -> None:
                 raise MemoryError("injected")
             return super().evaluate(model, batch)
 
-    assert trainer_of(Small()).evaluate()["valid"] == by_hand(net())
+    assert counting(Small()).evaluate()["valid"] == by_hand(net())
 
 
 def test_in_16_bits_the_model_is_called_in_its_own_format() -> None:
@@ -118,16 +118,16 @@ def test_batches_without_labels_are_evaluated_and_losses_of_others_are_still_che
             return Loss(None, counts=counts_of(model, batch["x"]))
 
     firsts = [{"x": x} for x, _ in points(11)]
-    trainer = trainer_of(Unlabelled(), evaluations=MapData(firsts, global_batch_size=2, shuffle=False))
+    trainer = counting(Unlabelled(), evaluations=MapData(firsts, global_batch_size=2, shuffle=False))
     assert trainer.evaluate()["valid"] == {"rate": by_hand(net())["rate"]}
     with pytest.raises(TaskError):
-        trainer_of(type("Mean", (Rises,), {"loss": lambda self, out, batch: out.mean()})()).train()
+        counting(type("Mean", (Rises,), {"loss": lambda self, out, batch: out.mean()})()).train()
 
 
 def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
     plain, model = type("Plain", (Rises,), {"evaluate": Task.evaluate, "derived": {}})(), net()
     sets, valid = (Mixture({name: data(count, size=4) for name in "ab"}, end="max") for count in (8, 11))
-    metrics = trainer_of({"a": Rises(), "b": plain}, model, data=sets, evaluations=valid).train().metrics
+    metrics = counting({"a": Rises(), "b": plain}, model, data=sets, evaluations=valid).train().metrics
     assert metrics["valid/a/rate"] == by_hand(model)["rate"]
     assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/rate" not in metrics
 
