@@ -36,7 +36,7 @@ class ReadOptions:
         start: position of the first global batch.
         rank, ranks: data-parallel rank of this process, and their number.
         blocks: number B of blocks in which gradients are added; None without blocks.
-        gather: gives the values of all ranks, which call it together; streams need it on several ranks.
+        total: sums numbers over the ranks, which call it together; streams need it on several ranks.
         pin_memory: whether batches are put in pinned memory, where there is an accelerator.
 
     >>> ReadOptions(seed=1, rank=1, ranks=2).share(5)
@@ -48,7 +48,7 @@ class ReadOptions:
     rank: int = 0
     ranks: int = 1
     blocks: int | None = None
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
+    total: Callable[[Sequence[float]], Sequence[float]] = tuple
     pin_memory: bool = False
 
     def share(self, num_microbatches: int) -> range:

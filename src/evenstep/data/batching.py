@@ -21,8 +21,8 @@ Lengths: TypeAlias = Sequence[int] | NDArray[Any] | Tensor | Callable[[int], int
 Sizes = int | Sequence[tuple[int, int]] | None  # one, or pairs of a global batch of the run, from 1, and a size
 
 
-def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
-    """The lengths of all samples, `[num_samples]` in tokens."""
+def measure(lengths: Lengths, num_samples: int, *, max_tokens: int) -> NDArray[np.int64]:
+    """The lengths of all samples, `[num_samples]` in tokens; DataError if one does not fit the budget alone."""
     given: Any = [lengths(index) for index in range(num_samples)] if callable(lengths) else lengths
     array = np.asarray(given)
     if array.shape != (num_samples,) or array.dtype.kind not in "iu" or array.min() < 0:
@@ -31,31 +31,24 @@ def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
             f"{list(array.shape)}; measure the dataset that is trained on.",
             field="lengths",
         )
+    over = np.flatnonzero(array > max_tokens)
+    if len(over):
+        raise DataError(
+            f"{len(over)} of {len(array)} samples are longer than the {max_tokens} tokens of a batch, the first is "
+            f"{over[0]} of {array[over[0]]}; raise the budget, or leave them out by torch's `Subset`."
+        )
     return array.astype(np.int64)
 
 
-def check_fit(lengths: NDArray[np.int64], *, max_tokens: int) -> None:
-    """Raise DataError if a sample does not fit the budget alone."""
-    over = np.flatnonzero(lengths > max_tokens)
-    if len(over):
-        raise DataError(
-            f"{len(over)} of {len(lengths)} samples are longer than the {max_tokens} tokens of a batch, the first is "
-            f"{over[0]} of {lengths[over[0]]}; raise the budget, or leave them out by torch's `Subset`."
-        )
+def cut_by_count(num_samples: int, size: int | None, *, ranks: int) -> list[int]:
+    """Cut into batches of `size`, of which the last may be short; None cuts evenly into as many as there are ranks.
 
-
-def cut_by_count(num_samples: int, size: int) -> list[int]:
-    """Cut into batches of `size`; the last one is short if need be."""
-    return [*range(0, num_samples, size), num_samples]
-
-
-def cut_evenly(num_samples: int, parts: int) -> list[int]:
-    """Cut into `parts` batches that differ by one sample at most; without empty ones.
-
-    >>> cut_evenly(5, 2), cut_evenly(1, 2)
-    ([0, 2, 5], [0, 1])
+    >>> cut_by_count(5, 2, ranks=2), cut_by_count(5, None, ranks=2), cut_by_count(1, None, ranks=2)
+    ([0, 2, 4, 5], [0, 2, 5], [0, 1])
     """
-    parts = max(1, min(num_samples, parts))
+    if size is not None:
+        return [*range(0, num_samples, size), num_samples]
+    parts = max(1, min(num_samples, ranks))
     return [num_samples * part // parts for part in range(parts + 1)]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import count
+from math import ceil
 from multiprocessing.util import Finalize
 from pickle import PicklingError
 from types import FrameType
@@ -117,7 +118,7 @@ class Fetcher(Dataset[Reply | DataFault]):
             if isinstance(reply, Reply):
                 if failure is not None and not faults:
                     faults.append(replace(failure, message=f"it was read at try {number}: {failure.message}"))
-                return reply._replace(faults=tuple(faults))
+                return reply._replace(faults=tuple(faults)) if faults else reply
             failure = reply
             left_out = failure.samples
             if number > self._reading.retries:
@@ -197,12 +198,12 @@ def read_here(fetcher: Fetcher, batches: Iterator[list[Request]], *, pins: bool)
 
 @final
 class WorkerLoader:
-    """Processes that answer `prefetch` requests each ahead of time; replies may be put in pinned memory."""
+    """Processes that answer requests ahead of time, `per_batch` for a global batch; replies may be pinned."""
 
-    def __init__(self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pins: bool) -> None:
+    def __init__(self, fetcher: Fetcher, reading: Reading, num_workers: int, per_batch: int, *, pins: bool) -> None:
         self.pins = pins
         self.is_lost = False
-        self._timeout_s = timeout_s
+        self._timeout_s = reading.timeout_s
         self._requests: Iterator[Request] = iter(())
         self._loader: DataLoader[Reply | DataFault] = DataLoader(
             fetcher,
@@ -211,9 +212,9 @@ class WorkerLoader:
             num_workers=num_workers,
             collate_fn=_unchanged,
             pin_memory=pins,
-            timeout=min(timeout_s, _LONGEST_WAIT_S),
+            timeout=min(reading.timeout_s, _LONGEST_WAIT_S),
             generator=torch.Generator(),  # its own, or the loader would draw a number from the user's generator
-            prefetch_factor=prefetch,
+            prefetch_factor=max(1, ceil(reading.prefetch_batches * per_batch / num_workers)),
             persistent_workers=True,
             worker_init_fn=_outlive_signals,
         )

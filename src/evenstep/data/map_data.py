@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise, tee
-from math import ceil
 from typing import Any, NamedTuple, cast, final
 from zlib import crc32
 
@@ -103,7 +102,6 @@ class MapData(Data):
         self.limit_batches = limit_batches
         self._dataset = dataset
         self.num_samples = count_samples(dataset)
-        self._sizes = global_batch_size
         self._pairs = () if global_batch_size is None else batching.pairs_of("global_batch_size", global_batch_size)
         self._tokens = _whole("global_batch_tokens", global_batch_tokens)
         self._micro_size = _whole("micro_batch_size", micro_batch_size)
@@ -118,8 +116,7 @@ class MapData(Data):
         if budgets:
             if lengths is None:
                 raise ArgumentError("`lengths` must be given with a token budget, but is None.", field="lengths")
-            self._lengths = batching.measure(lengths, self.num_samples)
-            batching.check_fit(self._lengths, max_tokens=min(budgets))
+            self._lengths = batching.measure(lengths, self.num_samples, max_tokens=min(budgets))
         self._draws = None if sampling is None else Draws.of(sampling, self.num_samples)
         self._loader: WorkerLoader | None = None  # whose processes serve the next reader
         self._epoch = lru_cache(_EPOCHS_KEPT)(self._epoch_of)
@@ -133,12 +130,11 @@ class MapData(Data):
 
     @cached_property
     def _identity(self) -> dict[str, JSON]:
-        sizes = self._sizes
         return {
             "kind": "map",
             "dataset": fingerprint_of(self._dataset),
             "num_samples": self.num_samples,
-            "global_batch_size": [list(pair) for pair in sizes] if isinstance(sizes, Sequence) else sizes,
+            "global_batch_size": [list(pair) for pair in self._pairs],
             "global_batch_tokens": self._tokens,
             "packed": self._packed and self._tokens is not None,
             "shuffle": self._shuffle,
@@ -245,10 +241,8 @@ class MapData(Data):
             order = np.argsort(lengths, kind="stable")
             samples = samples[order]
             edges = batching.cut_by_tokens(lengths[order], max_tokens=max_tokens, max_samples=max_samples)
-        elif max_samples is not None:
-            edges = batching.cut_by_count(len(samples), max_samples)
         else:
-            edges = batching.cut_evenly(len(samples), ranks)
+            edges = batching.cut_by_count(len(samples), max_samples, ranks=ranks)
         indices: list[int] = samples.tolist()
         return [indices[start:end] for start, end in pairwise(edges)]
 
@@ -271,14 +265,7 @@ class MapData(Data):
             loader.close()
             loader = None
         if loader is None:
-            prefetch = max(1, ceil(self._reading.prefetch_batches * per_batch / self._num_workers))
-            loader = WorkerLoader(
-                fetcher,
-                num_workers=self._num_workers,
-                prefetch=prefetch,
-                timeout_s=self._reading.timeout_s,
-                pins=pins,
-            )
+            loader = WorkerLoader(fetcher, self._reading, self._num_workers, per_batch, pins=pins)
         try:
             yield loader.read(chain.from_iterable(batches))
         finally:

@@ -149,12 +149,9 @@ class Mixture(Data):
         if not data:
             raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.", field="data")
         self.data: Mapping[str, Data] = {name: data_of(one, f"data[{name!r}]") for name, one in data.items()}
-        for name, one in self.data.items():
-            _check_task(name, one)
         choose("end", end, dict.fromkeys(get_args(End)))
         self.mixing = mixing or AllTasks()
-        for option_name, given in vars(self.mixing).items():
-            _check_names(option_name, given if isinstance(given, Mapping) else {}, self.data)
+        _check_tasks(self.data, self.mixing)
         self.end: End = end
         self.limit_batches = limit_batches
         self.tasks = tuple(self.data)
@@ -285,23 +282,22 @@ def _joined(position: Position, following: Position, batches: Sequence[tuple[str
     )
 
 
-def _check_names(option_name: str, given: Mapping[str, object], tasks: Mapping[str, object]) -> None:
-    unknown = [name for name in given if name not in tasks]
-    if unknown:
-        raise ArgumentError(
-            f"`{option_name}` is given for {', '.join(unknown)}, but the mixture has {', '.join(tasks)}; rename it.",
-            field=option_name,
-        )
-
-
-def _check_task(name: str, data: Data) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise ArgumentError(
-            f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.", field="data"
-        )
-    if data.tasks != ("",) or data.positions != "all":
-        raise ArgumentError(
-            f"the data of task `{name}` must be of one task and know their length, but are {type(data).__name__}; give "
-            f"`MapData`, or mix in the stream itself and give it to `UpdateData`.",
-            field="data",
-        )
+def _check_tasks(data: Mapping[str, Data], mixing: Mixing) -> None:
+    for name, one in data.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ArgumentError(
+                f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.", field="data"
+            )
+        if one.tasks != ("",) or one.positions != "all":
+            raise ArgumentError(
+                f"the data of task `{name}` must be of one task and know their length, but are {type(one).__name__}; "
+                f"give `MapData`, or mix in the stream itself and give it to `UpdateData`.",
+                field="data",
+            )
+    for option_name, given in vars(mixing).items():
+        unknown = [name for name in given if name not in data] if isinstance(given, Mapping) else []
+        if unknown:
+            raise ArgumentError(
+                f"`{option_name}` is given for {', '.join(unknown)}, but the mixture has {', '.join(data)}; rename it.",
+                field=option_name,
+            )

@@ -39,6 +39,12 @@ def drawing_alone(method: str) -> Generator[None]:
         _DRAWING.release()
 
 
+def generator_states() -> tuple[object, ...]:
+    """States of the global generators of torch, numpy and Python, to be compared."""
+    _, words, place, *_ = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), place, random.getstate()
+
+
 @contextmanager
 def undisturbed(device: torch.device | None = None) -> Generator[None]:
     """Restore the global generators at the end of the `with`, also that of a CUDA device."""

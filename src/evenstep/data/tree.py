@@ -23,9 +23,12 @@ def leaves(item: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Tensors and arrays of a batch with their paths, those among the attributes of its objects included."""
     if isinstance(item, Tensor | np.ndarray):
         yield path, item
+    elif is_list(item):
+        for number, part in enumerate(item):
+            yield from leaves(part, f"{path}[{number}]")
     elif is_container(item):
-        for name, part in named_parts(item, path):
-            yield from leaves(part, name)
+        for name, part in zip(_names(item), parts(item), strict=True):
+            yield from leaves(part, f"{path}.{name}" if path else str(name))
     elif not isinstance(item, (*PLAIN, type)) and not callable(item):
         for name, value in getattr(item, "__dict__", {}).items():
             if isinstance(value, Tensor | np.ndarray):
@@ -143,12 +146,7 @@ def parts(item: Any) -> list[Any]:
     return [getattr(item, field.name) for field in dataclasses.fields(item)]
 
 
-def named_parts(item: Any, path: str) -> list[tuple[str, Any]]:
-    """Parts of a container with their paths, in the order of `rebuilt`."""
-    if isinstance(item, tuple | list) and not hasattr(item, "_fields"):
-        return [(f"{path}[{number}]", part) for number, part in enumerate(cast("list[Any]", item))]
-    if isinstance(item, Mapping):
-        names = list(cast("Mapping[Any, Any]", item))
-    else:
-        names = getattr(item, "_fields", None) or [field.name for field in dataclasses.fields(cast("Any", item))]
-    return [(f"{path}.{name}" if path else str(name), part) for name, part in zip(names, parts(item), strict=True)]
+def _names(item: Any) -> list[Any]:
+    if isinstance(item, tuple | Mapping):
+        return list(getattr(item, "_fields", cast("Any", item)))
+    return [field.name for field in dataclasses.fields(item)]

@@ -59,7 +59,7 @@ class Feed:
             rank=group.rank,
             ranks=group.ranks,
             blocks=self.reducers.blocks,
-            gather=group.gather,
+            total=group.sum_floats,
             pin_memory=self.pin_memory,
         )
         batches = self.data.batches(options)

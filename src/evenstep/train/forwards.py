@@ -49,7 +49,7 @@ def evaluating(model: nn.Module, device: torch.device, tasks: Iterable[object] =
 @contextmanager
 def one_epoch(read: Read, model: nn.Module, context: TrainContext, group: Group) -> Generator[Iterator[GlobalBatch]]:
     """The global batches of one epoch for the ranks of `group`, with the model in evaluation mode."""
-    batches = read(ReadOptions(seed=context.seed, rank=group.rank, ranks=group.ranks, gather=group.gather))
+    batches = read(ReadOptions(seed=context.seed, rank=group.rank, ranks=group.ranks, total=group.sum_floats))
 
     def until_end() -> Iterator[GlobalBatch]:
         for batch in batches:

@@ -91,7 +91,7 @@ def together(on_ranks: Any) -> Together:
     def run(data: Sequence[StreamData], count: int, start: Position | None = None) -> list[Any]:
         def read(group: Any) -> object:
             try:
-                return taken(data[group.rank], count, start, rank=group.rank, ranks=group.ranks, gather=group.gather)
+                return taken(data[group.rank], count, start, rank=group.rank, ranks=group.ranks, total=group.sum_floats)
             except DataError as error:
                 return str(error)
 
