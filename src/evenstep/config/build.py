@@ -25,9 +25,8 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.groups import grouped_optimizer
-from evenstep.optim.optimizers import joined, parts_of, set_mode
+from evenstep.optim.optimizers import NO_FUSED_SHARDS, joined, parts_of, set_mode
 from evenstep.optim.schedules import Constant, LrSchedule, PerGroup
-from evenstep.optim.sharing import NO_FUSED_SHARDS
 from evenstep.options import Checkpointing, Evaluation, Failures, WriterName
 from evenstep.parallel import Group, Mesh, Strategy, device_of_rank, strategy_named
 from evenstep.pipeline import Layers, PipelineModel

@@ -45,7 +45,7 @@ class Ema:
 
     @property
     def settings(self) -> dict[str, float]:
-        """Options that change the average, by name."""
+        """Options that change the average."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "evaluated"}
 
     @property

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, cast
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import advice, first_of
 from evenstep.errors import ArgumentError
 from evenstep.internals import unwrapped
 from evenstep.optim.optimizers import joined, parts_of
@@ -112,20 +112,17 @@ def grouped_optimizer(
 
 
 def described_groups(optimizer: Optimizer) -> list[str]:
-    """The groups of an optimizer in words, with the numbers of their parameters.
+    """The groups of an optimizer in words.
 
     >>> described_groups(torch.optim.SGD([{"params": [torch.zeros(2, 3)], "name": "head"}], lr=0.5))
-    ['head: SGD, lr 0.5, weight decay 0, 1 parameter of 6 numbers']
+    ['head: SGD, lr 0.5, weight decay 0, 6 numbers']
     """
-    lines: list[str] = []
-    for one in parts_of(optimizer):
-        for number, group in enumerate(one.param_groups):
-            sizes = [parameter.numel() for parameter in group["params"]]
-            decay = f", weight decay {float(group['weight_decay']):g}" if "weight_decay" in group else ""
-            rate = f"{group.get('name', number)}: {type(one).__name__}, lr {float(group['lr']):g}{decay}"
-            count = "1 parameter" if len(sizes) == 1 else f"{len(sizes)} parameters"
-            lines.append(f"{rate}, {count} of {sum(sizes):,} numbers")
-    return lines
+    return [
+        f"{group.get('name', number)}: {type(one).__name__}, lr {float(group['lr']):g}, weight decay "
+        f"{float(group.get('weight_decay', 0)):g}, {sum(each.numel() for each in group['params']):,} numbers"
+        for one in parts_of(optimizer)
+        for number, group in enumerate(one.param_groups)
+    ]
 
 
 def _described(model: nn.Module) -> list[_Parameter]:
@@ -158,7 +155,13 @@ def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Paramete
         for pattern in group.patterns:
             fitting = [one.names[0] for one in candidates if any(fnmatchcase(n, pattern) for n in one.names)]
             if not fitting:
-                raise _unused(name, group, pattern, [one.names[0] for one in parameters])
+                dims = "" if group.dims is None else f" of {group.dims} dimensions"
+                names = [one.names[0] for one in parameters]
+                near = advice(pattern.replace("*", ""), names, f"there are {first_of(names)}.")
+                raise ArgumentError(
+                    f"`patterns` of group `{name}` has {pattern!r}, which fits no parameter{dims}; {near}",
+                    field="patterns",
+                )
             for one in fitting:
                 if owners.setdefault(one, name) != name:
                     raise ArgumentError(
@@ -167,16 +170,6 @@ def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Paramete
                         field="patterns",
                     )
     return {one.names[0]: owners.get(one.names[0], OTHERS) for one in parameters}
-
-
-def _unused(name: str, group: ParameterGroup, pattern: str, names: Sequence[str]) -> ArgumentError:
-    close = get_close_matches(pattern.replace("*", ""), names, n=3, cutoff=0.4) or names[:3]
-    dims = "" if group.dims is None else f" of {group.dims} dimensions"
-    return ArgumentError(
-        f"`patterns` of group `{name}` has {pattern!r}, which fits no parameter{dims}; near it are "
-        f"{', '.join(f'`{one}`' for one in close)}.",
-        field="patterns",
-    )
 
 
 def _check_options(kind: type, own: Mapping[str, Any], group: str) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.internals import local_tensor
 from evenstep.keys import branch, branch_below, key_below
-from evenstep.optim.sharing import is_torchs
+from evenstep.optim.optimizers import is_torchs
 from evenstep.optim.stepper import Stepper, is_narrow
 
 PIECE_BYTES = 64 * 2**20  # of float32 copies at a time; a larger parameter is one piece
@@ -28,7 +28,6 @@ class RoundedStepper(Stepper):
     Args:
         names: names of parameters, by their `id`.
         first_element: offset of this rank's shard in the whole tensor, in elements.
-        piece_bytes: memory of the stand-ins of a piece.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class RoundedStepper(Stepper):
         *,
         seed: int,
         first_element: Callable[[Tensor], int],
-        piece_bytes: int = PIECE_BYTES,
     ) -> None:
         super().__init__(optimizer)
         self._widen_state()
@@ -47,12 +45,12 @@ class RoundedStepper(Stepper):
         self._first_element = first_element
         in_pieces = all(map(is_torchs, self.optimizers))
         self._pieces: list[list[nn.Parameter]] = [[]]
-        room = piece_bytes
+        room = PIECE_BYTES
         for parameter in self.parameters:
             size = 4 * local_tensor(parameter).numel() if is_narrow(parameter) else 0
             if in_pieces and self._pieces[-1] and size > room:
                 self._pieces.append([])
-                room = piece_bytes
+                room = PIECE_BYTES
             self._pieces[-1].append(parameter)
             room -= size
 

@@ -59,14 +59,11 @@ class Stepper:
         """Load the masters by parameter name; the model has their rounded values already."""
 
     def step(self, update: int, *, scale: Tensor | None = None, found_inf: Tensor | None = None) -> None:
-        """Take the step of update `update`.
+        """Take the step of update `update`; OutOfMemoryError if there is no memory, before the step or half-way.
 
         Args:
             scale: divisor of the gradients, for the kernels.
             found_inf: 1.0 if the kernels must skip the step.
-
-        Raises:
-            OutOfMemoryError: there is no memory for the step, or it stopped half-way; the message says which.
         """
         given = {"grad_scale": scale, "found_inf": found_inf}
         for_kernels = {name: value for name, value in given.items() if value is not None}

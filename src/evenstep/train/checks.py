@@ -18,8 +18,7 @@ from evenstep.arguments import advice
 from evenstep.data import Data, StreamData
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
-from evenstep.optim.optimizers import has_own_state_dict, moded, parts_of
-from evenstep.optim.sharing import is_torchs, shard_refusal
+from evenstep.optim.optimizers import has_own_state_dict, is_torchs, moded, parts_of, shard_refusal
 from evenstep.options import SAVED_BY, Checkpointing
 from evenstep.parallel import Group, Mesh, Single, Strategy, rank_info_of
 from evenstep.parallel.rank_info import elastic_rank_of

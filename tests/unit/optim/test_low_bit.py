@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep.checkpoint import pack, unpack
 from evenstep.optim.low_bit import CLASSES, as_plain, from_plain, inner_tensors, is_low_bit
-from evenstep.optim.sharing import TORCHAO
+from evenstep.optim.optimizers import TORCHAO
 
 ao = pytest.importorskip("torchao.optim", reason="the extra `quantization` is not installed")
 CPU = torch.device("cpu")

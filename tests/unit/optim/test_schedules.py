@@ -196,7 +196,7 @@ def test_a_schedule_of_a_group_is_found_by_the_groups_number() -> None:
         (lambda: TriStage().check(None), "updates"),
         (lambda: Wsd(warmup_updates=15, decay_updates=16).check(30), "decay_updates"),
         (lambda: Listed(factors=((1, 1.0), (5, 0.5), (5, 0.1))), "factors"),
-        (lambda: PerGroup({"head": "cosine"}), "groups.head"),  # pyright: ignore
+        (lambda: PerGroup(groups={"head": "cosine"}), "groups.head"),  # pyright: ignore
     ],
 )
 def test_an_impossible_schedule_is_refused(make: Any, field: str) -> None:

@@ -45,13 +45,13 @@ def named(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
     return {f"p{number}": one for number, one in enumerate(parameters)}
 
 
-def rounding(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], **options: Any) -> RoundedStepper:
+def rounding(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> RoundedStepper:
     """Stepper of the parameters, which become 16 bits wide if they are not."""
     for one in parameters:
         one.data = one.data if one.dtype in FORMATS else one.data.bfloat16()
         one.grad_dtype = torch.float32
     names = {id(one): name for name, one in named(parameters).items()}
-    return RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0, **options)
+    return RoundedStepper(optimizer, names, seed=1, first_element=lambda tensor: 0)
 
 
 def give(parameters: list[nn.Parameter], update: int) -> None:
@@ -119,12 +119,13 @@ def test_updates_far_below_the_last_bit_add_up(format: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "several"])
-def test_stepping_in_pieces_gives_the_bits_of_stepping_at_once(name: str) -> None:
+def test_stepping_in_pieces_gives_the_bits_of_stepping_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[list[Tensor]] = []
     for piece_bytes in (1, 1 << 20):
+        monkeypatch.setattr(rounded, "PIECE_BYTES", piece_bytes)
         parameters = [nn.Parameter(one.detach().bfloat16()) for one in weights()]
         optimizer = OPTIMIZERS[name](parameters)
-        stepper = rounding(optimizer, parameters, piece_bytes=piece_bytes)
+        stepper = rounding(optimizer, parameters)
         for update in range(1, 4):
             give(parameters, update)
             stepper.step(update)
