@@ -136,15 +136,13 @@ def try_rates(path: Path, settings: list[str], *, lowest: float, highest: float,
     """Make updates of a run at ever larger learning rates and print a suggestion; gives the exit code."""
     finder = import_module("evenstep.contrib.lr_finder")
     given: dict[str, Any] = {"lowest": lowest, "highest": highest, "updates": tries}
-    with refused_at("evenstep find-lr"):
-        finder.check_range(**given)
     again = ["--lowest", str(lowest), "--highest", str(highest), "--tries", str(tries)]
     with open_run(path, from_arguments(settings)) as run:
         if run.config.parallel.pipeline > 1:
             raise ConfigError("`parallel.pipeline` must be 1 for `evenstep find-lr`; add `--parallel none`.")
 
         def work(group: Group) -> int:
-            with closing(build_parts(run.config, group)) as parts:
+            with closing(build_parts(run.config, group)) as parts, refused_at("evenstep find-lr"):
                 found = finder.find_lr(parts.for_trial().trainer(), **given)
             if group.rank == 0:
                 print("\n".join(described(found)), flush=True)

@@ -20,16 +20,11 @@ from evenstep.train.update.outcome import Committed
 if TYPE_CHECKING:
     from evenstep.train.loop import Loop
 
-_SMOOTHING = 0.9  # share of the average of earlier losses
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundLr:
-    """Tried rates of the optimizer's first group, the losses of their updates, and a rate that is suggested.
-
-    The suggestion is None where the smoothed loss fell by no more than the median difference of neighbouring losses.
-    """
+    """Rates of the first group, losses of their updates, and a suggested rate; None if the loss falls by noise only."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
@@ -39,13 +34,6 @@ class FoundLr:
     def smoothed(self) -> tuple[float, ...]:
         """Bias-corrected moving average of the losses: s_k = Σ_{j≤k} β^{k-j} l_j / Σ_{j≤k} β^{k-j}, β = 0.9."""
         return _smoothed(self.losses)
-
-
-def check_range(*, lowest: float, highest: float, updates: int) -> None:
-    """Raise ArgumentError unless the rates rise from `lowest` to `highest` in at least three updates."""
-    if not 0 < lowest < highest:
-        raise ArgumentError(f"`highest` must be above `lowest`, but they are {highest} and {lowest}.", field="highest")
-    require_whole("updates", updates, at_least=3)
 
 
 def find_lr(
@@ -63,14 +51,15 @@ def find_lr(
 
     Reference: Smith, "Cyclical learning rates for training neural networks", WACV 2017, §3.3.
     """
-    check_range(lowest=lowest, highest=highest, updates=updates)
+    if not 0 < lowest < highest:
+        raise ArgumentError(f"`highest` must be above `lowest`, but they are {highest} and {lowest}.", field="highest")
+    require_whole("updates", updates, at_least=3)
     loop = idle_loop(trainer, "find_lr")
     if isinstance(loop.engine.model, PipelineModel) or loop.engine.group.can_change:
         raise ArgumentError("`find_lr` needs a model without stages, on ranks that stay.", field="find_lr")
-    if loop.feed.data.positions == "epochs":
+    if loop.feed.data.positions == "epochs":  # the run then reads other batches
         raise ArgumentError(
-            "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
-            "`state_dict` and `load_state_dict`, or try a dataset with a length.",
+            "`find_lr` needs data that can be read again; give the stream `state_dict` and `load_state_dict`.",
             field="find_lr",
         )
     engine, first = loop.engine, loop.engine.progress.update + 1
@@ -86,10 +75,7 @@ def find_lr(
     finally:
         loop.feed.data.close()
     if len(losses) < 3:
-        raise ArgumentError(
-            f"only {len(losses)} updates could be made before the loss diverged or the data ended, but three are "
-            f"needed; begin at a lower rate, or try more updates."
-        )
+        raise ArgumentError(f"only {len(losses)} updates were made before the loss diverged; begin at a lower rate.")
     tried = tuple(rates[: len(losses)])
     return FoundLr(rates=tried, losses=tuple(losses), suggestion=_steepest(tried, losses))
 
@@ -120,8 +106,8 @@ def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
 def _smoothed(losses: Sequence[float]) -> tuple[float, ...]:
     total, weight, smoothed = 0.0, 0.0, list[float]()
     for loss in losses:
-        total = _SMOOTHING * total + loss
-        weight = _SMOOTHING * weight + 1
+        total = 0.9 * total + loss
+        weight = 0.9 * weight + 1
         smoothed.append(total / weight)
     return tuple(smoothed)
 

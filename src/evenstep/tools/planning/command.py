@@ -72,18 +72,16 @@ def run(
         time, idle = _time(row.simulation.makespan_s), row.simulation.bubble_share
         cells = f"{row.stages:>7}{time:>12}{idle:>9.1%}{row.alive:>8.4g}{_size(row.memory):>12}"
         print(f"{mark} {row.schedule.name:<16}{cells}")
-    print("\nalive: micro-batches of a rank's share of the model whose activations live at once")
-    if best is not None:
-        within = "" if memory_gib is None else " within the cap"
-        print(f"* the fastest{within}: {best.schedule.name}, {best.schedule.summary}")
-    print("".join(f"{line}\n" for line in left_out), end="")
+    print("\nalive: micro-batches of a rank's share of the model whose activations live at once", *left_out, sep="\n")
     row = best if chosen is None else next((row for row in rows if row.schedule is chosen), None)
-    if row is None and chosen is None:
-        least = _size(min(row.memory for row in rows))
-        raise PlanError(f"every pipeline schedule needs more memory than `--memory-gib`, at least {least}.")
     if row is None:
-        raise PlanError(f"`--schedule` can't be used here: {left_out[-1]}")
-    print(f"{row.schedule.name}: {_time(row.simulation.makespan_s)}")
+        raise PlanError(
+            "no pipeline schedule fits into `--memory-gib`; give more."
+            if chosen is None
+            else f"`--schedule` can't be used here: {left_out[-1]}"
+        )
+    word = "* the fastest: " if row is best else ""
+    print(f"{word}{row.schedule.name}, {row.schedule.summary}: {_time(row.simulation.makespan_s)}")
     if measured is not None:
         cuts = measured.cut(row.stages)
         names = ", ".join(f'"{measured.layers.layers[places[0]].name}"' for places in cuts[1:])

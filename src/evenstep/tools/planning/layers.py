@@ -1,6 +1,7 @@
 """Costs of a model's layers, measured on this machine, and their division into stages."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from statistics import median
 from time import perf_counter
@@ -21,8 +22,6 @@ from evenstep.tools.planning.simulate import Cost
 def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
     """Places of each stage's layers, such that the slowest stage is as fast as possible, by dynamic programming.
 
-    Of several such cuts the one with the smallest sum of squares is taken.
-
     >>> balance([3, 1, 1, 1, 2], 3)
     (range(0, 1), range(1, 3), range(3, 5))
     """
@@ -30,18 +29,17 @@ def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
     if stages > count:
         raise PlanError(f"{count} layers can't be cut into {stages} stages; give each stage one layer at least.")
     until = [0, *accumulate(seconds)]
-    # by the number of layers that are divided: slowest stage, sum of squares, where stages begin
-    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}  # by the number of layers: slowest stage, begins
     for stage in range(1, stages + 1):
-        longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}
-        for end in range(stage, count + 1):
-            before = [(begin, until[end] - until[begin], *best[begin]) for begin in best.keys() & range(end)]
-            longer[end] = min(
-                (max(slowest, size), squares + size * size, (*begins, begin))
-                for begin, size, slowest, squares, begins in before
+        best = {
+            end: min(
+                (max(slowest, until[end] - until[begin]), (*begins, begin))
+                for begin, (slowest, begins) in best.items()
+                if begin < end
             )
-        best = longer
-    return tuple(range(begin, end) for begin, end in pairwise((*best[count][2], count)))
+            for end in range(stage, count + 1)
+        }
+    return tuple(range(begin, end) for begin, end in pairwise((*best[count][1], count)))
 
 
 def measure(
@@ -95,11 +93,8 @@ def _measured(
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def backward_s(wanted: list[Tensor]) -> float:
-        if not outputs or not wanted:
-            return 0.0
-        return _timed(
-            lambda: torch.autograd.grad(outputs, wanted, seeds, retain_graph=True, allow_unused=True), device, repeats
-        )
+        run = partial(torch.autograd.grad, outputs, wanted, seeds, retain_graph=True, allow_unused=True)
+        return _timed(run, device, repeats) if outputs and wanted else 0.0
 
     whole = backward_s([*sources, *weights])
     inputs_alone = min(backward_s(sources), whole) if weights else whole
