@@ -296,7 +296,7 @@ def test_a_sound_run_holds_in_every_row_and_nothing_is_written(evenstep: Run, re
     rows = {row["row"]: row for row in made["rows"]}
     assert [*rows] == ["loss", "cuts 4"]
     assert all(row["holds"] for row in rows.values()), rows
-    assert 0 <= rows["cuts 4"]["value"] <= rows["cuts 4"]["bound"] < 1e-10
+    assert 0 <= rows["cuts 4"]["value"] <= 1e-10 < rows["cuts 4"]["bound"]
     lines = done.out.splitlines()
     assert lines[0].split() == ["row", "difference", "bound", "s", "compared"]
     assert lines[-1].startswith("2 rows hold")

@@ -15,7 +15,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils._pytree import tree_leaves
 
 from evenstep import Ema, Engine, Loss, Task, Training
-from evenstep.contrib.compiled_update import check_hooks, compilations, graphs
+from evenstep.contrib.compiled_update import check_hooks, compilations
+from evenstep.contrib.compiled_update import update as module
 from evenstep.contrib.compiled_update.formulas import OptimizerState
 from evenstep.contrib.compiled_update.update import CompiledUpdate
 from evenstep.errors import ArgumentError
@@ -142,8 +143,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
         return run
 
     monkeypatch.setattr(compilations, "compile_graph", forward_of)
-    monkeypatch.setattr(graphs, "INDUCTOR", compilations.CAPTURED)
-    monkeypatch.setattr(graphs, "keep_address", lambda tensors: kept.update(map(id, tensors)))
+    monkeypatch.setattr(module, "INDUCTOR", compilations.CAPTURED)
+    monkeypatch.setattr(module, "keep_address", lambda tensors: kept.update(map(id, tensors)))
 
 
 def compared(updates: int) -> None:

@@ -3,7 +3,7 @@
 Nothing in a graph looks at what tensors hold: whether the gradient is finite selects old or new values on the device.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast, final
@@ -12,18 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from evenstep.contrib.compiled_update.compilations import (
-    CAPTURED,
-    INDUCTOR,
-    Compiled,
-    NotCompiledError,
-    keep_address,
-    only_compiled,
-)
-from evenstep.contrib.compiled_update.formulas import Formula, OptimizerState
-from evenstep.internals import buffers_of, parameters_of, places_of, pytree
+from evenstep.contrib.compiled_update.compilations import only_compiled
+from evenstep.contrib.compiled_update.formulas import Formula
+from evenstep.internals import pytree
 from evenstep.optim.apply import CLIP_EPSILON
-from evenstep.optim.ema import Average
 from evenstep.pipeline.layers import arguments
 from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.update.context import TrainContext
@@ -31,26 +23,11 @@ from evenstep.train.update.context import TrainContext
 Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]
 """Outputs of a micro-batch: the loss without its graph, metrics, arguments of metric objects, and counts."""
 
-_FIXED = ("held", "numbers", "step", "context", "trained", "moving", "autocasts")
+FIXED = ("held", "numbers", "step", "context", "trained", "moving", "autocasts")
+"""Arguments of an update's function, and names in it, that never change."""
 
 
-class Probed(NamedTuple):
-    """Numbers of the parameters that get a gradient, and of the model's buffers that forwards move."""
-
-    used: tuple[int, ...]
-    moving: tuple[int, ...]
-
-
-class Outcome(NamedTuple):
-    """Result of an update of the parameters `own`: ‖g‖₂ before clipping, 1 for an abort, outputs of micro-batches."""
-
-    norm: Tensor
-    aborted: Tensor
-    told: Sequence[Told]
-    own: tuple[int, ...]
-
-
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """Tensors of a step: parameters with their state, step counts, moving buffers, all with an average and that."""
 
     parameters: list[Tensor]
@@ -60,132 +37,13 @@ class _Held(NamedTuple):
     averaged: list[tuple[Tensor, Tensor]]
 
 
-@final
-@dataclass(slots=True)
-class _Entry:
-    probed: Probed
-    held: _Held | None = None
-    version: int = -1
-    rows: tuple[int, ...] = ()
-    step: "_Step | None" = None
-    compiled: Compiled | None = None
-
-
-@final
-class Graphs:
-    """Computes updates by graphs, one for each form of micro-batches.
-
-    Args:
-        probe: runs the update without compiling, and takes it back.
-    """
-
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        context: TrainContext,
-        state: OptimizerState,
-        average: Average | None,
-        clip_norm: float | None,
-        probe: Callable[[], Probed],
-    ) -> None:
-        self.backend = CAPTURED if context.device.type == "cuda" else INDUCTOR
-        self._model = model
-        self._context = context
-        self._state = state
-        self._average = average
-        self._clip_norm = clip_norm
-        self._probe = probe
-        names = places_of(model, parameters_of)
-        self._names = [names[id(one)] for one in state.parameters]
-        self._buffers = list(model.buffers())
-        names = places_of(model, buffers_of)
-        self._names_of_buffers = [names[id(one)] for one in self._buffers]
-        wide = any(one.dtype == torch.float64 for one in state.parameters)
-        self._format = torch.float64 if wide else torch.float32
-        self._entries: dict[Hashable, dict[Probed, _Entry]] = {}
-
-    def __call__(
-        self, key: Hashable, tasks: tuple[Task, ...], batches: list[Any], numbers: list[float], halted: Tensor | None
-    ) -> Outcome | None:
-        """Compute an update, and apply it if its gradient is finite.
-
-        Nothing is computed, and None given, if no parameter gets a gradient, or one that was never stepped does.
-
-        Args:
-            key: shapes, tasks and trained parameters, which select the graph.
-            tasks: task of each micro-batch.
-            batches: transformed batches on the device.
-            numbers: the loss scale, the share by which the average moves, and the factor of each summed loss.
-            halted: 1 until the host has handled an earlier abort, or None.
-        """
-        entries = self._entries.setdefault(key, {})
-        for entry in entries.values():
-            try:
-                return self._run(entry, tasks, batches, numbers, halted)
-            except NotCompiledError:
-                pass
-        probed = self._probe()
-        entry = entries.setdefault(probed, _Entry(probed))
-        return self._run(entry, tasks, batches, numbers, halted, compiles=True)
-
-    def _run(
-        self,
-        entry: _Entry,
-        tasks: tuple[Task, ...],
-        batches: list[Any],
-        numbers: list[float],
-        halted: Tensor | None,
-        *,
-        compiles: bool = False,
-    ) -> Outcome | None:
-        state, own = self._state, entry.probed.used
-        if not own or state.lacks(own):
-            return None
-        if entry.version != state.version:
-            self._refresh(entry, tasks)
-        rows = [number for row in entry.rows for number in state.numbers(row)]
-        device = self._context.device
-        packed = torch.tensor([*numbers[:2], *rows, *numbers[2:]], dtype=self._format)
-        packed = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
-        assert entry.compiled is not None
-        run = entry.compiled if compiles else entry.compiled.known
-        norm, aborted, told = run(entry.held, batches, packed, halted)
-        return Outcome(norm, aborted, told, own)
-
-    def _refresh(self, entry: _Entry, tasks: tuple[Task, ...]) -> None:
-        state, (own, moving) = self._state, entry.probed
-        formulas, (rows, entry.rows) = state.formulas(own), state.rows(own)
-        starts = [2]
-        for first in entry.rows:
-            starts.append(starts[-1] + formulas[own.index(first)].width)
-        step = _Step(formulas, tuple([starts[row] for row in rows]), self._clip_norm)
-        entry.held = held = _Held(
-            parameters=[state.parameters[one] for one in own],
-            kept=state.tensors(own),
-            counts=state.counts(own),
-            buffers=[self._buffers[one] for one in moving],
-            averaged=[] if self._average is None else self._average.followed,
-        )
-        if self.backend.captures:
-            keep_address([*held.parameters, *held.buffers, *held.counts])
-            keep_address([one for several in (*held.kept, *held.averaged) for one in several])
-        entry.version = state.version
-        if entry.step != step:
-            entry.step = step
-            trained = [self._names[one] for one in own]
-            names_of_buffers = [self._names_of_buffers[one] for one in moving]
-            function = _function(self._model, self._context, tasks, trained, names_of_buffers, step)
-            entry.compiled = Compiled(function, _FIXED, self.backend)
-
-
-def _function(
+def function_of(
     model: nn.Module,
     context: TrainContext,
     tasks: tuple[Task, ...],
     trained: list[tuple[str, ...]],
     moving: list[tuple[str, ...]],
-    step: "_Step",
+    step: "Step",
 ) -> Callable[..., Any]:
     """The function of an update. Parameters and moving buffers are given by all their names in the model."""
     autocasts = isinstance(context.precision.forward(context.device), torch.autocast)
@@ -215,7 +73,7 @@ def _function(
         return loss_of
 
     def update(
-        held: _Held, batches: list[Any], numbers: Tensor, halted: Tensor | None
+        held: Held, batches: list[Any], numbers: Tensor, halted: Tensor | None
     ) -> tuple[Tensor, Tensor, list[Told]]:
         only_compiled()
         each = numbers.unbind(0)
@@ -242,7 +100,7 @@ def _filled(tree: Sequence[Any], tensors: Sequence[Tensor]) -> Any:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """Clips a finite gradient and takes the step of the optimizer and of the average.
 
     Each parameter has a formula, and the begin of its row among the numbers.
@@ -254,7 +112,7 @@ class _Step:
 
     def __call__(
         self,
-        held: _Held,
+        held: Held,
         moved: list[Tensor],
         gradients: list[Tensor],
         numbers: Sequence[Tensor],

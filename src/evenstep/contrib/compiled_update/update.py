@@ -4,20 +4,21 @@ The first step of a parameter, an update without work, and every repeated one ar
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, final
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.contrib.compiled_update.compilations import CAPTURED, INDUCTOR, Compiled, NotCompiledError, keep_address
 from evenstep.contrib.compiled_update.formulas import OptimizerState
-from evenstep.contrib.compiled_update.graphs import Graphs, Outcome, Probed
+from evenstep.contrib.compiled_update.graphs import FIXED, Held, Step, Told, function_of
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
-from evenstep.internals import has_gradient_hooks, has_step_hooks, pytree
+from evenstep.internals import buffers_of, has_gradient_hooks, has_step_hooks, parameters_of, places_of, pytree
 from evenstep.keys import branch, branch_below
 from evenstep.oom import is_out_of_memory
 from evenstep.parallel.buffers import running_statistics
@@ -31,6 +32,35 @@ from evenstep.train.update.recording import Recording
 from evenstep.train.update.weigh import Weights
 
 _GRAPH = crc32(b"graph") | 1 << 40  # the key of the name "graph", without encoding it each time
+
+
+class _Probed(NamedTuple):
+    """Numbers of the parameters that get a gradient, and of the model's buffers that forwards move."""
+
+    used: tuple[int, ...]
+    moving: tuple[int, ...]
+
+
+@final
+@dataclass(slots=True)
+class _Entry:
+    """A graph, and what it was made from."""
+
+    probed: _Probed
+    held: Held | None = None
+    version: int = -1
+    rows: tuple[int, ...] = ()
+    step: Step | None = None
+    compiled: Compiled | None = None
+
+
+class _Outcome(NamedTuple):
+    """Result of an update of the parameters `own`: ‖g‖₂ before clipping, 1 for an abort, outputs of micro-batches."""
+
+    norm: Tensor
+    aborted: Tensor
+    told: Sequence[Told]
+    own: tuple[int, ...]
 
 
 @final
@@ -49,23 +79,22 @@ class CompiledUpdate:
         self._context = context
         self._execution = parts.execution
         self._ema = parts.train.ema
+        self._clip_norm = parts.train.clip_norm
         self._state = OptimizerState(parts.optimizer)
         self.reads_at_once = context.device.type == "cpu"  # where reading the verdict costs nothing
-        self._graphs = Graphs(
-            model=parts.model,
-            context=context,
-            state=self._state,
-            average=parts.core.average,
-            clip_norm=parts.train.clip_norm,
-            probe=self._probe,
-        )
-        self.backend = self._graphs.backend
+        self.backend = CAPTURED if context.device.type == "cuda" else INDUCTOR
+        names = places_of(parts.model, parameters_of)
+        self._names = [names[id(one)] for one in self._state.parameters]
+        self._buffers = list(parts.model.buffers())
+        names = places_of(parts.model, buffers_of)
+        self._names_of_buffers = [names[id(one)] for one in self._buffers]
+        wide = any(one.dtype == torch.float64 for one in self._state.parameters)
+        self._format = torch.float64 if wide else torch.float32
+        self._entries: dict[Hashable, dict[_Probed, _Entry]] = {}  # by shapes, tasks and trained parameters
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._root = branch(context.seed)
         self._halted: Tensor | None = None
         self._read_until = 0  # updates to this number were computed, or follow one that was not compiled
-        self._weights: Weights | None = None  # of the update in progress, and its number
-        self._number = 0
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
@@ -77,8 +106,6 @@ class CompiledUpdate:
             return core(batch, before)
         self._follow_state(update)
         undo = core.rollback.begin_passes()
-        self._weights = weights
-        self._number = update
         pending = PendingUpdate(
             batch=batch,
             before=before,
@@ -90,7 +117,7 @@ class CompiledUpdate:
         rates = core.learning_rates(update, batch.position.epoch)
         core.is_whole = False  # until all that follows has been applied
         try:
-            outcome = self._computed(weights)
+            outcome = self._computed(weights, update)
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
             core.learning_rates.restore(pending.rates)
@@ -104,7 +131,7 @@ class CompiledUpdate:
         self._read_until = update
         pending.norm, pending.aborted = self._verdict(outcome)
         core.rollback.judge(pending.aborted)
-        pending.losses = self._record(weights, outcome).losses
+        pending.losses = self._record(weights, update, outcome).losses
         core.record(pending, rates)
         context.phases.lap("compiled")
         return pending
@@ -116,8 +143,12 @@ class CompiledUpdate:
             self._halted = None
         self._state.follow()
 
-    def _computed(self, weights: Weights) -> Outcome | None:
-        context, update = self._context, self._number
+    def _computed(self, weights: Weights, update: int) -> _Outcome | None:
+        """Compute and apply an update by graphs.
+
+        Nothing is computed, and None given, if no parameter gets a gradient, or one that was never stepped does.
+        """
+        context = self._context
         scale, value = context.loss_scale.value, context.coefficients.value
         own = branch_below(self._root, update)
         try:
@@ -126,15 +157,72 @@ class CompiledUpdate:
             share = 0.0 if self._ema is None else self._ema.share(update)
             factors = [scale * value(one.task, update) / weights.divisors[one.task] for one in weights.work]
             tasks = tuple([context.tasks[one.task] for one in weights.work])
-            self._begin_graph(weights)
+            self._begin_graph(weights, update)
+            entries = self._entries.setdefault((self._core.trained.stamp, *forms), {})
             with torch.no_grad():
-                key = self._core.trained.stamp, *forms
-                return self._graphs(key, tasks, batches, [scale, share, *factors], self._halted)
+                for entry in entries.values():
+                    try:
+                        return self._run(entry, tasks, batches, [scale, share], factors)
+                    except NotCompiledError:
+                        pass
+                probed = self._probe(weights, update)
+                entry = entries.setdefault(probed, _Entry(probed))
+                return self._run(entry, tasks, batches, [scale, share], factors, compiles=True)
         finally:
             context.randomness.in_pass = False
 
-    def _begin_graph(self, weights: Weights) -> None:
-        own = branch_below(self._root, self._number)
+    def _run(
+        self,
+        entry: _Entry,
+        tasks: tuple[Task, ...],
+        batches: list[Any],
+        shares: list[float],
+        factors: list[float],
+        *,
+        compiles: bool = False,
+    ) -> _Outcome | None:
+        state, own = self._state, entry.probed.used
+        if not own or state.lacks(own):
+            return None
+        if entry.version != state.version:
+            self._refresh(entry, tasks)
+        rows = [number for row in entry.rows for number in state.numbers(row)]
+        device = self._context.device
+        packed = torch.tensor([*shares, *rows, *factors], dtype=self._format)
+        packed = (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+        assert entry.compiled is not None
+        run = entry.compiled if compiles else entry.compiled.known
+        norm, aborted, told = run(entry.held, batches, packed, self._halted)
+        return _Outcome(norm, aborted, told, own)
+
+    def _refresh(self, entry: _Entry, tasks: tuple[Task, ...]) -> None:
+        state, (own, moving) = self._state, entry.probed
+        formulas, (rows, entry.rows) = state.formulas(own), state.rows(own)
+        starts = [2]
+        for first in entry.rows:
+            starts.append(starts[-1] + formulas[own.index(first)].width)
+        step = Step(formulas, tuple([starts[row] for row in rows]), self._clip_norm)
+        average = self._core.average
+        entry.held = held = Held(
+            parameters=[state.parameters[one] for one in own],
+            kept=state.tensors(own),
+            counts=state.counts(own),
+            buffers=[self._buffers[one] for one in moving],
+            averaged=[] if average is None else average.followed,
+        )
+        if self.backend.captures:
+            keep_address([*held.parameters, *held.buffers, *held.counts])
+            keep_address([one for several in (*held.kept, *held.averaged) for one in several])
+        entry.version = state.version
+        if entry.step != step:
+            entry.step = step
+            trained = [self._names[one] for one in own]
+            names_of_buffers = [self._names_of_buffers[one] for one in moving]
+            function = function_of(self._model, self._context, tasks, trained, names_of_buffers, step)
+            entry.compiled = Compiled(function, FIXED, self.backend)
+
+    def _begin_graph(self, weights: Weights, update: int) -> None:
+        own = branch_below(self._root, update)
         self._context.randomness.begin(self._context.device, branch_below(own, weights.work[0].index, _GRAPH))
 
     def _prepared(self, one: Microbatch, own: int) -> Any:
@@ -146,7 +234,7 @@ class CompiledUpdate:
             batch = context.tasks[one.task].transform(batch)
         return batch
 
-    def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
+    def _verdict(self, outcome: _Outcome) -> tuple[float | Tensor, float | Tensor]:
         norm, aborted = outcome.norm, outcome.aborted
         if self.backend.captures:  # the graph's next run writes to its outputs
             norm, aborted = norm.clone(), aborted.clone()
@@ -159,8 +247,8 @@ class CompiledUpdate:
         self._state.committed(outcome.own)
         return norm.item(), 0.0
 
-    def _record(self, weights: Weights, outcome: Outcome) -> Recording:
-        context, recording = self._context, Recording(self._context, weights, self._number, "train/")
+    def _record(self, weights: Weights, update: int, outcome: _Outcome) -> Recording:
+        context, recording = self._context, Recording(self._context, weights, update, "train/")
         for one, told in zip(weights.work, outcome.told, strict=True):
             task = context.tasks[one.task]
             if self.backend.captures:
@@ -175,20 +263,17 @@ class CompiledUpdate:
                 recording.add_to_all(one, 0.0 if total is None else total, weights.each[one.index])
         return recording
 
-    def _probe(self) -> Probed:
+    def _probe(self, weights: Weights, update: int) -> _Probed:
         """Run the update's micro-batches once without compiling, forward and backward, and take everything back.
 
         Errors of a task are raised here, with the messages of a run without compiling.
         """
-        weights, core, silent = self._weights, self._core, self._context.silently()
-        assert weights is not None
+        core, silent = self._core, self._context.silently()
         self._drop_gradients()  # of an update that was not compiled
         work = [replace(one, data=pytree.tree_map_only(Tensor, Tensor.clone, one.data)) for one in weights.work]
-        recording = Recording(silent, weights, self._number, "train/")
+        recording = Recording(silent, weights, update, "train/")
         factors = dict.fromkeys(weights.totals, 1.0)
-        step = MicrobatchStep(
-            silent, tuple(work), recording.take, path=(self._number,), update=self._number, factors=factors
-        )
+        step = MicrobatchStep(silent, tuple(work), recording.take, path=(update,), update=update, factors=factors)
         buffers = core.rollback.buffers
         with core.rollback.unchanged(), undisturbed(), torch.enable_grad(), step:
             self._execution.run_locally(step)
@@ -200,8 +285,8 @@ class CompiledUpdate:
         refuse("the task's loss has `shown`", bool(silent.storage.take_shown()))
         used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
         self._drop_gradients()
-        self._begin_graph(weights)
-        return Probed(used, moving)
+        self._begin_graph(weights, update)
+        return _Probed(used, moving)
 
     def _drop_gradients(self) -> None:
         for one in self._core.trained.with_grad:
