@@ -144,24 +144,20 @@ class Ledger:
         position, scale = pending.batch.position, self.context.loss_scale
         has_scale = self.context.precision.retries_overflow
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
-        if has_scale:
-            details["loss_scale"] = scale.value
         kind = "non_finite"
         why = "its gradient is not finite"
+        if has_scale:
+            details["loss_scale"] = scale.value
+            why += f" at a loss scale of {scale.value:g}"
         if float(pending.total) == 0:
             kind = "no_weight"
             why = "all weights are 0, or no loss depends on a parameter of the model"
         elif bad := self._bad_losses(pending):
             details["tasks"] = sorted({task for _, task, _ in bad if task})
             details["microbatches"] = [microbatch for microbatch, _, _ in bad]
-            titles = [f"task `{task}`, micro-batch {at}" if task else f"micro-batch {at}" for at, task, _ in bad]
-            texts = [f"{title}: its loss is {loss}" for title, (_, _, loss) in zip(titles, bad, strict=True)]
-            why += f"; {first_of(texts, 3, '; ')}"
+            why += f"; micro-batches {first_of([microbatch for microbatch, _, _ in bad], 3)} have losses of inf or NaN"
         elif has_scale and self._halves_scale(pending):
             kind = "overflow"
-            why = f"its gradient overflowed at a loss scale of {details['loss_scale']:g}"
-        elif has_scale:
-            why += f" even at a loss scale of {details['loss_scale']:g}"
         where = f"update {pending.number} (global batch {position.batch} of epoch {position.epoch})"
         message = f"{where} was aborted: {why}."
         return Incident(kind=kind, update=pending.number, message=message, details=details)

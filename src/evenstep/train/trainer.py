@@ -168,10 +168,7 @@ class Trainer:
 
     @property
     def updates(self) -> int | None:
-        """Number of updates that the run commits; None if the data decide.
-
-        It can be set between two calls of `train`; an LR schedule then stretches over that many.
-        """
+        """Number of updates that the run commits; None if the data decide. It can be set between calls of `train`."""
         return self._loop.engine.parts.core.learning_rates.updates
 
     @updates.setter
@@ -200,10 +197,7 @@ class Trainer:
         return self._loop.engine.progress
 
     def log(self, name: str, value: float | Tensor, weight: float | Tensor = 1.0) -> None:
-        """Add to the metric `name` of this update, for hooks: Σ value · weight / Σ weight, over all calls and ranks.
-
-        Tensors are copied, and the host does not wait for them. A name is such as "train/entropy".
-        """
+        """Add to a metric of this update, such as "train/entropy": Σ value · weight / Σ weight, over all ranks."""
         self.storage.put(name, value * weight, weight, update=self._loop.number or self.progress.update)
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Self, cast, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -107,15 +107,7 @@ class Loss:
     counts: Mapping[str, Tensor | float] = field(default_factory=dict)
 
     @classmethod
-    def of_mean(
-        cls,
-        mean: Tensor,
-        count: Tensor | float,
-        *,
-        metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] | None = None,
-        observed: Mapping[str, Any] | None = None,
-        counts: Mapping[str, Tensor | float] | None = None,
-    ) -> Self:
+    def of_mean(cls, mean: Tensor, count: Tensor | float, **more: Any) -> Self:
         """The loss of a model that gives a mean: its sum is mean · count.
 
         `Task.weight` must give the same count; with `late_weight` the count is the weight. Causal models of
@@ -125,7 +117,7 @@ class Loss:
             mean: over the batch's units, 0-dim; 0 if there are none. On an accelerator its gradient must be finite
                 then: divide by `count.clamp(min=1)`.
             count: of these units.
-            metrics: and others, see `Loss`.
+            more: metrics and others, see `Loss`.
 
         >>> Loss.of_mean(torch.tensor(1.5), 4).sum
         tensor(6.)
@@ -133,7 +125,7 @@ class Loss:
         wide = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
         given = scalar_on(count, wide.device, wide.dtype)
         total = torch.where(given > 0, wide, torch.zeros_like(wide)) * given
-        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count, counts=dict(counts or {}))
+        return cls(total, count=count, **more)
 
 
 class Task(ABC):
@@ -299,8 +291,6 @@ def weight_of(task: Task, data: object, what: str | int, num_samples: int | None
     by_default = getattr(task.weight, "__func__", None) is Task.weight
     given = default_weight(task, data, num_samples) if by_default else task.weight(data)
     try:
-        if isinstance(cast("object", given), str | bytes):
-            raise TypeError("it is text")  # which float() reads
         weight = float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TaskError(
