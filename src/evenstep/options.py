@@ -47,7 +47,7 @@ SPIKE_THRESHOLD = 10.0
 MAX_REWINDS = 3
 SAVED_BY = ("every_updates", "every_epochs", "keep_every_updates", "best", "mirror")  # ask for checkpoints, if given
 # metrics that stand beside the tasks' own
-RESERVED = ("loss", "lr", "grad_norm", "clipped", "param_norm", "update_ratio", "parameters")
+RESERVED = ("loss", "lr", "grad_norm", "clipped", "param_norm", "update_ratio")
 
 
 @option

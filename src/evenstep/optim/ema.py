@@ -16,7 +16,7 @@ from evenstep.internals import foreach_move, local_tensor
 from evenstep.schema import Count, Natural, option
 from evenstep.tensors import named_buffers, named_parameters
 
-Evaluated = Literal["average", "parameters", "both"]
+Evaluated = Literal["average", "parameters"]
 
 
 @option
@@ -40,19 +40,12 @@ class Ema:
     decay_warmup: bool = True
     """Limit the decay of the n-th move to (1 + n) / (10 + n), so that the initial parameters are forgotten quickly."""
     evaluated: Evaluated = "average"
-    """Values of evaluations: the average, the parameters, or both. With both, metrics of the parameters have the prefix
-    `parameters/`. Predictions use the average unless this is `parameters`."""
+    """Values of evaluations and predictions: the average, or the parameters."""
 
     @property
     def settings(self) -> dict[str, float]:
         """Options that change the average."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "evaluated"}
-
-    @property
-    def passes(self) -> tuple[tuple[str, bool], ...]:
-        """Evaluations in turn: prefix of the metrics' names, and True for the average."""
-        both = ("", True), ("parameters/", False)
-        return both if self.evaluated == "both" else (("", self.evaluated == "average"),)
 
     def moves_at(self, update: int) -> bool:
         return update % self.every_updates == 0 or update == self.start_update

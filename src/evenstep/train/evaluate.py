@@ -65,7 +65,6 @@ class Evaluator:
         self._writers = writers
         self._requests = requests
         self._context = replace(parts.context, cuts=SplitLimit(sums=parts.train.check_loss))
-        self._passes = (("", False),) if parts.train.ema is None else parts.train.ema.passes
 
     @property
     def due(self) -> list[str]:
@@ -109,7 +108,7 @@ class Evaluator:
         group = execution.group
         found: list[Prediction] = []
         epoch = one_epoch(data.batches, self._parts.model, self._context, execution.reducers.group)
-        with self._running("evaluate"), self._parameters(average=self._passes[0][1]), epoch as batches:
+        with self._running("evaluate"), self._parameters(), epoch as batches:
             for batch in batches:
                 self._report_faults(batch)
                 everybody = group.gather(self._predicted(batch))
@@ -133,10 +132,10 @@ class Evaluator:
             self.is_running = False
 
     @contextmanager
-    def _parameters(self, *, average: bool) -> Generator[None]:
-        parts = self._parts
+    def _parameters(self) -> Generator[None]:
+        parts, ema = self._parts, self._parts.train.ema
         parts.core.require_whole()
-        values = parts.average if average else None
+        values = parts.average if ema is not None and ema.evaluated == "average" else None
         put_in = evaluating(parts.optimizer, parts.model.parameters(), parts.execution.reducers.after_step)
         with put_in, nullcontext() if values is None else values.swapped():
             yield
@@ -162,33 +161,30 @@ class Evaluator:
     def _records(self, name: str, read: Read, context: TrainContext, *, batches: int | None = None) -> list[Record]:
         """Metrics such as "valid/loss": Σsum/Σweight over so many batches, or one epoch; all ranks call it together."""
         execution, storage = self._parts.execution, context.storage
-        records: list[Record] = []
-        for below, average in self._passes:
-            prefix, mark = f"{name}/{below}", storage.mark()
-            recovery = Recovery(execution=execution, context=context, evaluation=name)
-            epoch = one_epoch(read, self._parts.model, context, execution.reducers.data_group)
-            try:
-                with self._parameters(average=average), epoch as given:
-                    for batch in islice(given, batches):
-                        if batches is None and self._requests and self._requests.is_broken_off(execution.world):
-                            raise BrokenOff
-                        self._one_batch(name, prefix, batch, context, recovery)
-            except (LostRankError, BrokenOff):
-                storage.drop_after(mark)  # the set is evaluated once more
-                raise
-            found = storage.settle(execution.world.gather)
-            if not any(record.name.startswith(prefix) for record in found):
-                raise DataError(
-                    f"the evaluation '{name}' gave nothing: the weights of all its batches are 0, or `evaluate` gave "
-                    f"neither a loss nor metrics. Look at its data, and at `weight` and `evaluate` of the task."
-                )
-            records += found
+        mark = storage.mark()
+        recovery = Recovery(execution=execution, context=context, evaluation=name)
+        epoch = one_epoch(read, self._parts.model, context, execution.reducers.data_group)
+        try:
+            with self._parameters(), epoch as given:
+                for batch in islice(given, batches):
+                    if batches is None and self._requests and self._requests.is_broken_off(execution.world):
+                        raise BrokenOff
+                    self._one_batch(name, batch, context, recovery)
+        except (LostRankError, BrokenOff):
+            storage.drop_after(mark)  # the set is evaluated once more
+            raise
+        records = storage.settle(execution.world.gather)
+        if not any(record.name.startswith(f"{name}/") for record in records):
+            raise DataError(
+                f"the evaluation '{name}' gave nothing: the weights of all its batches are 0, or `evaluate` gave "
+                f"neither a loss nor metrics. Look at its data, and at `weight` and `evaluate` of the task."
+            )
         return records
 
     def _report_faults(self, batch: GlobalBatch) -> None:
         report_faults(self._context.report, batch, self._ledger.progress.update, self._parts.execution.world.rank)
 
-    def _one_batch(self, name: str, prefix: str, batch: GlobalBatch, context: TrainContext, recovery: Recovery) -> None:
+    def _one_batch(self, name: str, batch: GlobalBatch, context: TrainContext, recovery: Recovery) -> None:
         execution, storage, number = self._parts.execution, context.storage, batch.position.batch
         update = self._ledger.progress.update
         self._report_faults(batch)
@@ -204,7 +200,7 @@ class Evaluator:
                         execution,
                         context,
                         weights.work,
-                        Recording(context, weights, update, prefix, method=method).take,
+                        Recording(context, weights, update, f"{name}/", method=method).take,
                         path=("evaluate", name, number),
                         kind=task,
                         update=update,

@@ -80,12 +80,12 @@ def test_the_loss_is_also_reported_if_the_task_computes_it() -> None:
     assert found["valid/rate"] == by_hand(trainer.model)["rate"]
 
 
-def test_it_is_evaluated_with_the_average_the_parameters_or_both() -> None:
-    trainer, averaged = counting(train=Training(ema=Ema(decay=0.9, evaluated="both"))), net()
+@pytest.mark.parametrize("evaluated", ["average", "parameters"])
+def test_it_is_evaluated_with_the_average_or_the_parameters(evaluated: Any) -> None:
+    trainer, averaged = counting(train=Training(ema=Ema(decay=0.9, evaluated=evaluated))), net()
     found = trainer.train().metrics
     averaged.load_state_dict(trainer.state_dict()["ema"])
-    assert found["valid/parameters/rate"] == by_hand(trainer.model)["rate"]
-    assert found["valid/rate"] == by_hand(averaged)["rate"]
+    assert found["valid/rate"] == by_hand(averaged if evaluated == "average" else trainer.model)["rate"]
 
 
 def test_batches_that_do_not_fit_into_memory_are_evaluated_in_parts() -> None:

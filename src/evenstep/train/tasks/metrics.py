@@ -21,7 +21,7 @@ from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
 _OF_UPDATES = ("lr", "grad_norm", "clipped", "loss_scale")
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
-_SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
+_SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio"))
 
 
 def build_storage(tasks: Mapping[str, Task], device: torch.device, clip_norm: float | None = None) -> Storage:
