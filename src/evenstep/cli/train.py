@@ -17,16 +17,7 @@ from evenstep.cli.folder import BEGUN, find_config, folder_of, has_saved, publis
 from evenstep.cli.launch import on_ranks, submit_run
 from evenstep.cli.screen import Screen
 from evenstep.config.build import build_parts
-from evenstep.config.load import (
-    OpenRun,
-    Setting,
-    flat,
-    from_arguments,
-    may_change,
-    open_run,
-    read,
-    settings_in,
-)
+from evenstep.config.load import OpenRun, Setting, flat, from_arguments, may_change, open_run, read, settings_in
 from evenstep.errors import ConfigError
 from evenstep.events import Watchdog
 from evenstep.options import Reset

@@ -1,16 +1,6 @@
 """Data: which samples make which update, and how they are read."""
 
-from evenstep.data.batch import (
-    Batch,
-    Data,
-    DataFault,
-    GlobalBatch,
-    Microbatch,
-    Part,
-    Position,
-    ReadOptions,
-    batches_in,
-)
+from evenstep.data.batch import Batch, Data, DataFault, GlobalBatch, Microbatch, Part, Position, ReadOptions, batches_in
 from evenstep.data.from_loader import data_of
 from evenstep.data.iterable import StreamData, UpdateData
 from evenstep.data.loader import Reading

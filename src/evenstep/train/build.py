@@ -36,14 +36,8 @@ from evenstep.pipeline.compiled import release
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.single_use import check_unused
 from evenstep.tensors import device_here, make_current, named_parameters, parameters_in
+from evenstep.train import blocks
 from evenstep.train.agreement import check_shared
-from evenstep.train.blocks import (
-    choose_linear_layers,
-    choose_modules,
-    compile_model,
-    convert_linear_layers,
-    recompute,
-)
 from evenstep.train.cut import SplitLimit
 from evenstep.train.failures import Policies
 from evenstep.train.forwards import build_teacher
@@ -162,8 +156,8 @@ class Parts:
             one.prepare(model)
         self.lr_schedule = schedule = lr_schedule_of(lr_schedule)
         self.storage = build_storage(tasks, self.device, train.clip_norm)
-        self.linear_layers = choose_linear_layers(model, formats)
-        self.recomputed = choose_modules(model, train.memory.checkpoint)
+        self.linear_layers = blocks.choose_linear_layers(model, formats)
+        self.recomputed = blocks.choose_modules(model, train.memory.checkpoint)
         self.settings = settings_of(train, factors, combine, formats, schedule) | sharing.settings
         self.package: Any = import_module(_PACKAGES[train.compile]) if train.compile in _PACKAGES else None
         if self.package is not None:
@@ -220,7 +214,7 @@ class Parts:
         self.group.go_on()  # after an earlier error of all ranks
         check_shared(model, strategy)
         self.execution = build_execution(model, strategy, optimizer, self.device)
-        recompute(model, self.recomputed)
+        blocks.recompute(model, self.recomputed)
         self.stepper = self._stepper(rounded)  # rounds the parameters of the model
         self.averaged_as = self._averaged_as(rounded)
         # after the strategy has made replicas equal: the average begins as a copy of the parameters
@@ -303,10 +297,10 @@ class Parts:
         if self.package is None:
             key_layers(model, randomness)
         release(model)
-        recompute(model, {})  # the choice of an earlier engine must not be compiled
+        blocks.recompute(model, {})  # the choice of an earlier engine must not be compiled
         if self.train.compile == "model":
-            compile_model(model)
-        convert_linear_layers(model, self.precision, self.linear_layers)
+            blocks.compile_model(model)
+        blocks.convert_linear_layers(model, self.precision, self.linear_layers)
 
     def _rounded(self, names: Sequence[Sequence[str]]) -> list[str]:
         by_name, held = named_parameters(self.model), [name for group in names for name in group]

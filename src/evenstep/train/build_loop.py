@@ -8,33 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
+from evenstep import events
 from evenstep.arguments import choose
 from evenstep.checkpoint import Mirror
 from evenstep.data import Data, data_of
-from evenstep.events import (
-    WRITERS,
-    Bus,
-    Evaluate,
-    EvaluateEvent,
-    Hook,
-    IncidentFiles,
-    Save,
-    Status,
-    StopFile,
-    Timer,
-    Writer,
-    is_watched,
-)
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.schedules import Plateau, plateaus_of
-from evenstep.options import (
-    STANDARD_WRITERS,
-    Checkpointing,
-    Evaluation,
-    Failures,
-    Logging,
-    check_names,
-)
+from evenstep.options import STANDARD_WRITERS, Checkpointing, Evaluation, Failures, Logging, check_names
 from evenstep.train.build import Parts
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
@@ -67,7 +47,7 @@ def build_loop(
     *,
     data: Data,
     sets: dict[str, Data],
-    hooks: Sequence[Hook | None],
+    hooks: Sequence[events.Hook | None],
     folder: Path | None,
     updates: int | None,
     epochs: int | None,
@@ -77,16 +57,18 @@ def build_loop(
     log: Logging,
 ) -> Loop:
     """The loop of `trainer`, with its components; `sets` are evaluation data by name."""
+    # before the model is shared
+    settings = parts.described(data, sets, checkpoint.config, updates=updates, epochs=epochs)
     group, every = parts.group, log.every_updates
     writers = writers_of(log.writers, folder=folder, every_updates=every)
-    files = IncidentFiles(folder, makes_folder=group.rank == 0)
+    files = events.IncidentFiles(folder, makes_folder=group.rank == 0)
     reporter = Reporter(files=files, group=group, writers=writers)
     standard = _hooks(
         hooks, writers, folder=folder, every=every, evaluation=evaluation if sets else None, saved=checkpoint
     )
     followers = [*task_hooks(parts.tasks), *(Follow(plateau) for plateau in plateaus_of(parts.lr_schedule))]
     heard = [hook for hook in (*followers, *standard) if group.rank == 0 or not getattr(hook, "first_rank_only", False)]
-    bus = reporter.bus = Bus(heard, trainer, on_error=failures.hook, report=reporter.report)
+    bus = reporter.bus = events.Bus(heard, trainer, on_error=failures.hook, report=reporter.report)
     for hook in bus.hooks:
         target = getattr(hook, "follows", None)
         if isinstance(target, MetricTarget):
@@ -122,6 +104,7 @@ def build_loop(
         checkpointer=Checkpointer(state=state, folder=run_folder, options=checkpoint, reporter=reporter),
         reporter=reporter,
         requests=requests,
+        settings=settings,
         updates=updates,
         epochs=epochs,
         log_every_updates=every,
@@ -130,46 +113,46 @@ def build_loop(
     )
 
 
-def _overriding(hooks: Sequence[Hook], method: str) -> list[Hook]:
-    return [hook for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]
+def _overriding(hooks: Sequence[events.Hook], method: str) -> list[events.Hook]:
+    return [hook for hook in hooks if getattr(type(hook), method) is not getattr(events.Hook, method)]
 
 
-def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
+def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[events.Writer]:
     """Writers from objects and names; None gives the standard ones, or without a folder what suits the terminal."""
     if given is None:
-        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else ()
-    several = [given] if isinstance(given, str | Writer) else cast("Iterable[Any]", given)
-    return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
+        given = STANDARD_WRITERS if folder is not None else ("console",) if events.is_watched() else ()
+    several = [given] if isinstance(given, str | events.Writer) else cast("Iterable[Any]", given)
+    return [choose("writers", one, events.WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
 
 
 def _hooks(
-    given: Sequence[Hook | None],
-    writers: Sequence[Writer],
+    given: Sequence[events.Hook | None],
+    writers: Sequence[events.Writer],
     *,
     folder: Path | None,
     every: int,
     evaluation: Evaluation | None,
     saved: Checkpointing,
-) -> list[Hook | None]:
+) -> list[events.Hook | None]:
     own: list[Any] = [*given]
-    before: list[Hook] = []
-    after: list[Hook] = [writer for writer in writers if isinstance(writer, Hook)]
+    before: list[events.Hook] = []
+    after: list[events.Hook] = [writer for writer in writers if isinstance(writer, events.Hook)]
     if folder is not None:
         periods = {name: getattr(saved, name) for name in ("every_updates", "every_epochs", "every_minutes")}
         own = [*([] if saved.best is None else [saved.best]), *own]
-        before.append(Timer(every_updates=every))
+        before.append(events.Timer(every_updates=every))
         if saved.keep_last != 0 and any(periods.values()):
-            before.append(Save(**periods))
-        after += [StopFile(), Status()]
+            before.append(events.Save(**periods))
+        after += [events.StopFile(), events.Status()]
     if evaluation is not None:
         epochs = evaluation.every_epochs or (1 if evaluation.every_updates is None else None)
-        before.append(Evaluate(every_updates=evaluation.every_updates, every_epochs=epochs))
+        before.append(events.Evaluate(every_updates=evaluation.every_updates, every_epochs=epochs))
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
 
 
 @final
-class Follow(Hook):
+class Follow(events.Hook):
     """Passes evaluations to the schedule `plateau`; raises HookError for one without its metric."""
 
     def __init__(self, plateau: Plateau) -> None:
@@ -180,7 +163,7 @@ class Follow(Hook):
     def name(self) -> str:
         return "Plateau"
 
-    def after_evaluate(self, event: EvaluateEvent) -> None:
+    def after_evaluate(self, event: events.EvaluateEvent) -> None:
         value = self.follows.value(self, event)
         if value is not None:
             self._plateau.evaluated(value, update=event.update)

@@ -1,10 +1,10 @@
 """Saves the state of a run as checkpoints, and resumes from them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError, ReplicaError
@@ -131,10 +131,10 @@ class Checkpointer:
         self.saved_at = -1  # saved checkpoints may belong to another course
         self.is_named = True
 
-    def begin_run(self, settings: Tree) -> None:
+    def begin_run(self, settings: Mapping[str, Any]) -> None:
         """Clean the folder, and record the settings; rename later checkpoints where a named state was loaded."""
         self.folder.clean(self._update)
-        self.folder.record(settings, self._update)
+        self.folder.record(dict(settings), self._update)
         if self.is_named and self.enabled:
             for text in self.folder.set_aside_after(self._update):
                 self.reporter.say("checkpoint", self._update, text)

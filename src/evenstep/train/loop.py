@@ -38,6 +38,7 @@ class Loop:
     """Makes updates until the run is over.
 
     Args:
+        settings: description of the run as it was built, by `Parts.described`.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         settlers: hooks that need some updates settled before they are called.
         number: of the update that is made now; 0 between updates.
@@ -50,6 +51,7 @@ class Loop:
     checkpointer: Checkpointer
     reporter: Reporter
     requests: Requests
+    settings: Mapping[str, Any]
     updates: int | None
     epochs: int | None
     log_every_updates: int
@@ -84,14 +86,10 @@ class Loop:
             except Rewind as rewind:
                 self._go_back(rewind)
 
-    def check_agreement(self, described: Mapping[str, Any]) -> None:
-        """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
-
-        Args:
-            described: as by `Parts.described`, when the trainer was built.
-        """
+    def check_agreement(self) -> None:
+        """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together."""
         engine, parts = self.engine, self.engine.parts
-        run = {name: value for name, value in described.items() if name not in _OF_A_RANK} | {
+        run = {name: value for name, value in self.settings.items() if name not in _OF_A_RANK} | {
             "evenstep": __version__,
             "torch": torch.__version__,
             "update": engine.progress.update,

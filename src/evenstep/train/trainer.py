@@ -6,7 +6,6 @@ Modules that only a run needs are loaded when the first trainer is built: import
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from itertools import chain, count
 from pathlib import Path
@@ -143,7 +142,6 @@ class Trainer:
         self.evaluations = sets
         self.storage = parts.storage
         self.folder = _folder_of(folder, resume, parts.group)
-        self._settings = parts.described(batches, sets, checkpoint.config, updates=updates, epochs=epochs)
         self._loop = build_loop(
             self,
             parts,
@@ -158,10 +156,9 @@ class Trainer:
             failures=failures,
             log=log,
         )
-        self._agree = partial(self._loop.check_agreement, self._settings)
         self._run = self._loop.run
         if self._group.can_change:
-            self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop, self._agree).run
+            self._run = load("evenstep.contrib.elastic.run:ElasticRun")(self._group, self._loop).run
         mark_used({**parts.kept, **self._loop.engine.bus.kept})
         if resume == "auto":
             self.resume()
@@ -237,7 +234,7 @@ class Trainer:
             config = loop.checkpointer.state.config
             begin = TrainEvent(update=self.progress.update, updates=self.updates, resumed=self._resumed, config=config)
             writers.event("train_begin", begin)
-            loop.checkpointer.begin_run(self._settings)
+            loop.checkpointer.begin_run(loop.settings)
             with loop.engine.bus.span("train", lambda: begin, ended):
                 try:
                     if loop.engine.parts.policies.rewinding and not loop.checkpointer.folder.newest_first():
@@ -267,7 +264,7 @@ class Trainer:
                     opened.enter_context(drawing_alone("train"))
                 opened.enter_context(handling_signals(loop))
                 self._group.go_on()
-                self._agree()
+                loop.check_agreement()
                 folder.claim()
                 loop.engine.parts.prepare()
                 opened.enter_context(folder.hold())

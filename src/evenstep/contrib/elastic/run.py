@@ -4,7 +4,7 @@
 An interrupted update leaves no trace: its micro-batches keep their numbers on the remaining ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import final
 
 from torch import Tensor
@@ -23,8 +23,8 @@ from evenstep.train.state import Tree
 class ElasticRun:
     """A trainer's loop on ranks that come and go."""
 
-    def __init__(self, group: Elastic, loop: Loop, agree: Callable[[], None]) -> None:
-        self._group, self._loop, self._agree = group, loop, agree
+    def __init__(self, group: Elastic, loop: Loop) -> None:
+        self._group, self._loop = group, loop
         self._is_whole = True
         self._before: dict[str, int] = {}  # the members when the loop last ran
         if loop.engine.parts.execution.num_parts > 1:
@@ -52,7 +52,7 @@ class ElasticRun:
             try:
                 before, update = self._take_newest()
                 self._agree_on_requests()
-                self._agree()
+                self._loop.check_agreement()
                 self._report(before, update)
                 end = self._loop.run()
                 self._group.gather("done")  # somebody may need the last update again
