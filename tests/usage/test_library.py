@@ -156,10 +156,14 @@ def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
 def test_without_folder_and_writers_incidents_go_to_the_logger_of_python(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    batches = ([torch.ones(4, 1), torch.ones(4, 1)] for _ in range(2))
-    trainer_of(data=StreamData(batches, batched=True), updates=3, log=Logging()).train()
-    texts = [record.getMessage() for record in caplog.records if record.name == "evenstep"]
-    assert any("the data ended after 2 updates, before the 3" in text for text in texts)
+    def train(log: Logging) -> list[str]:
+        caplog.clear()
+        batches = ([torch.ones(4, 1), torch.ones(4, 1)] for _ in range(2))
+        trainer_of(data=StreamData(batches, batched=True), updates=3, log=log).train()
+        return [record.getMessage() for record in caplog.records if record.name == "evenstep"]
+
+    assert any("the data ended after 2 updates, before the 3" in said for said in train(Logging()))
+    assert not train(Logging(writers=()))
 
 
 def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def build_loop(
     group, every = parts.group, log.every_updates
     writers = writers_of(log.writers, folder=folder, every_updates=every)
     files = events.IncidentFiles(folder, makes_folder=group.rank == 0)
-    reporter = Reporter(files=files, group=group, writers=writers)
+    reporter = Reporter(files=files, group=group, writers=writers, logs=log.writers is None and not writers)
     standard = _hooks(
         hooks, writers, folder=folder, every=every, evaluation=evaluation if sets else None, saved=checkpoint
     )

@@ -95,8 +95,8 @@ class LossCheck:
             # torch's shortcut for attention gives outputs as long as the longest sequence of a piece
             around.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
-            is_run = self._run(name, pieces, kept)
-        if not is_run or not pieces or len(kept) != len(pieces):
+            self._run(name, pieces, kept)
+        if not pieces or len(kept) != len(pieces):
             return ""
         values = [_value(task, loss, piece) for (loss, _), piece in zip(kept, pieces, strict=True)]
         known = [value for value in values if value is not None and math.isfinite(value.loss)]
@@ -115,11 +115,11 @@ class LossCheck:
             pass
         return []
 
-    def _run(self, name: str, pieces: Sequence[Microbatch], kept: list[Any]) -> bool:
+    def _run(self, name: str, pieces: Sequence[Microbatch], kept: list[Any]) -> None:
         context, execution = self._context, self._execution
         together = execution.evaluates_together
 
-        def passes() -> bool:
+        def passes() -> None:
             numbered = enumerate(pieces)
             work = tuple(replace(piece, index=n, part=(), data=copied(piece.data)) for n, piece in numbered)
             try:
@@ -137,18 +137,17 @@ class LossCheck:
                     stage.forget()
             if together:
                 execution.group.gather(None)  # a rank that is done meets those that run out of memory later
-            return True
 
         if together:
-            return bool(self._recovery.once(f"the check of the loss of {name or 'the task'}", passes))
+            self._recovery.once(f"the check of the loss of {name or 'the task'}", passes)
+            return
         try:
-            return passes()
+            passes()
         except LostRankError:
             raise
         except Exception as error:  # noqa: BLE001 - likewise
             if is_out_of_memory(error):
                 give_back()
-            return False
 
     def _tolerance(self, is_narrow: bool) -> tuple[float, float]:
         formats = {parameter.dtype for parameter in self._core.model.parameters()}

@@ -17,17 +17,20 @@ class Reporter:
 
     Incidents reach this rank's hooks and files at once, and the first rank, which alone has writers, with the metrics.
 
+    Args:
+        logs: incidents go to Python's logger, as there are no writers.
+
     Attributes:
         bus: of the hooks that are told of incidents.
         limits: of the ranks' cuts, by rank, as of the last exchange.
     """
 
-    def __init__(self, *, files: IncidentFiles, group: Group, writers: Sequence[Writer] = ()) -> None:
+    def __init__(self, *, files: IncidentFiles, group: Group, writers: Sequence[Writer], logs: bool) -> None:
         self._files = files
         self._group = group
         self.bus = Bus((), cast("Any", None))
         self.writers = Writers(writers if group.rank == 0 else (), report=self.report)
-        self._logs = group.rank == 0 and not writers
+        self._logs = logs
         self._untold: list[Incident] = []
         self.limits: list[int | None] = [None] * group.ranks
 

@@ -72,15 +72,15 @@ class Recovery:
                 undo()
                 give_back()
 
-    def once(self, place: str, compute: Callable[[], T]) -> T | None:
-        """Compute once on all ranks; gives None where a rank had no memory for it."""
+    def once(self, place: str, compute: Callable[[], None]) -> None:
+        """Compute once on all ranks, or leave it where a rank has no memory for it."""
         group = self._execution.group
         number = group.begin_work()
         with self:
-            return compute()
-        reason = self._interruption or f"rank {group.rank} ran out of memory in {place}"
-        self._meet(place, number, reason, None, lambda: None)
-        return None
+            compute()
+        if self._traceback is not None:
+            reason = self._interruption or f"rank {group.rank} ran out of memory in {place}"
+            self._meet(place, number, reason, None, lambda: None)
 
     def __enter__(self) -> None:
         self._traceback = None
