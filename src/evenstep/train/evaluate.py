@@ -87,7 +87,7 @@ class Evaluator:
             return {name: self._heard(name, data.batches, self._context) for name, data in sets.items()}
 
     def once(self, name: str, read: Read, bus: Bus) -> dict[str, float]:
-        """Metrics of which the run keeps none; the hooks of `bus` hear of them."""
+        """Metrics that the run does not keep; the hooks of `bus` are called."""
         return self._heard(name, read, self._apart(bus))
 
     def of(self, data: Data) -> dict[str, float]:

@@ -26,7 +26,7 @@ META = torch.device("meta")
 Pair = namedtuple("Pair", "x y")
 
 
-@pytest.mark.parametrize("weight", [10**400, 1e308, "three", "3", -1, float("inf")])
+@pytest.mark.parametrize("weight", [10**400, 1e308, "three", -1, float("inf")])
 def test_a_weight_that_is_no_finite_number_of_at_least_0_is_refused(weight: Any) -> None:
     class Weighs(Squares):
         def weight(self, batch: Any) -> Any:
