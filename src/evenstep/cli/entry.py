@@ -4,8 +4,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import cast
+from contextlib import nullcontext, redirect_stdout
+from typing import Any, cast
 
 from typer import Exit
 from typer.core import TyperGroup
@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from evenstep.cli.app import app
-from evenstep.cli.screen import write_to_nowhere
+from evenstep.cli.screen import Screen, write_to_nowhere
 from evenstep.errors import ConfigError, EvenstepError
 from evenstep.process import (
     EXIT_CONFIG,
@@ -39,14 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         ignore_at_the_end()
-    code = _caught(sys.argv[1:] if arguments is None else list(arguments), leaves=leaves)
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        write_to_nowhere(sys.stdout)
-        if not isinstance(error, BrokenPipeError):
-            _print(f"evenstep: standard output can't be written: {error.strerror}.")
-        code = code or EXIT_ERROR
+    with redirect_stdout(cast("Any", Screen(sys.stdout))):
+        code = _caught(sys.argv[1:] if arguments is None else list(arguments), leaves=leaves)
     if leaves:
         leave_with(code)
     return code
@@ -54,17 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _caught(given: list[str], *, leaves: bool) -> int:
     try:
-        return _dispatch(given, leaves=leaves)
-    except BrokenPipeError:
-        return EXIT_ERROR
+        code = _dispatch(given, leaves=leaves)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as error:
         is_requeued = isinstance(error, Terminated)
         what = "terminated" if is_requeued else "interrupted"
         _print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]))
         return EXIT_REQUEUE if is_requeued else EXIT_INTERRUPTED
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the outermost place: each becomes a message and a code
-        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            return EXIT_ERROR  # rich ends a program whose reader has gone
         if "--traceback" in given:
             sys.excepthook(type(error), error, error.__traceback__)
         _print(message_of(error, hint="--traceback" not in given))

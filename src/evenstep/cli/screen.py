@@ -1,4 +1,4 @@
-"""Output that a run outlives: it continues after a pager or a terminal was closed."""
+"""Output that a command outlives: it continues after a pager or a terminal was closed."""
 
 import errno
 import os
@@ -24,7 +24,8 @@ class Screen:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
+        if text != "":  # by which Typer only tries if it may write
+            self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
@@ -34,6 +35,6 @@ class Screen:
         try:
             act()
         except OSError as error:
+            write_to_nowhere(self._stream)
             if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe, a terminal that hung up
                 raise
-            write_to_nowhere(self._stream)

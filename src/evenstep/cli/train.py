@@ -4,18 +4,15 @@ All parts are built before the folder is made. A run that fails before its first
 """
 
 import shutil
-import sys
 from collections.abc import Collection, Generator
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any, cast
 
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.check import described
 from evenstep.cli.folder import BEGUN, find_config, folder_of, has_saved, publish, where_to_begin
 from evenstep.cli.launch import on_ranks, submit_run
-from evenstep.cli.screen import Screen
 from evenstep.config.build import build_parts
 from evenstep.config.load import OpenRun, Setting, flat, from_arguments, may_change, open_run, read, settings_in
 from evenstep.errors import ConfigError
@@ -80,10 +77,7 @@ def _start(run: OpenRun, folder: Path, resume: str, arguments: list[str], again:
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     """Train a run in its folder, from a source of `where_to_begin`; gives the exit code."""
     resumes = source == "auto" and has_saved(folder, run.config.checkpoint.mirror)
-    with (
-        redirect_stdout(cast("Any", Screen(sys.stdout))),
-        closing(build_parts(run.config, group, begins=not resumes)) as parts,
-    ):
+    with closing(build_parts(run.config, group, begins=not resumes)) as parts:
         hooks = parts.hooks
         if group.ranks > 1:
             hooks = [*hooks, Watchdog(timeout_s=2 * run.config.parallel.timeout_s)]

@@ -300,6 +300,7 @@ def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
     saved = reader.state["optimizer"]
     check_optimizer(saved, optimizer, groups)
     load_state(model, reader.state["model"])
+    set_mode(optimizer, "train")  # as it was saved
     load_optimizer(saved, optimizer, groups, options_of(optimizer))
     set_mode(optimizer, "eval")
     held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object
