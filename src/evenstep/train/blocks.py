@@ -46,11 +46,8 @@ def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint")
 
     Args:
         meant: "none", "blocks", or a pattern of names, in which `*` stands for any characters, dots as well; of modules
-            that fit it within each other the outermost is meant.
+            that fit it within each other the outermost is meant. ArgumentError if no rank has any.
         key: of the option that means them.
-
-    Raises:
-        ArgumentError: there is none, on any rank.
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> model = nn.Sequential(nn.Linear(3, 2), block(), block())
@@ -63,7 +60,8 @@ def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint")
     layers = model.own_layers() if in_stages else children_of(unwrapped(model))
     is_list = in_stages or _is_list(unwrapped(model))
     pipeline = pipeline_of(model)
-    found = repeated_blocks(layers, pipeline, is_list=is_list) if meant == "blocks" else _matching(layers, meant)
+    pairs = _repeated(layers, pipeline, is_list=is_list) if meant == "blocks" else _matching(layers, meant)
+    found = _each_once(pairs)
     if not any(pipeline.gather(bool(found))):
         raise ArgumentError(
             f"`{key}` is {meant!r}, which no module fits: give a pattern of names of modules that are called, such as "
@@ -71,16 +69,6 @@ def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint")
             field=key,
         )
     return found
-
-
-def repeated_blocks(
-    items: Mapping[str, nn.Module], pipeline: Group | None = None, *, is_list: bool = False
-) -> dict[str, nn.Module]:
-    """The outermost blocks among some modules, and within those that are none, each once.
-
-    The ranks of `pipeline` hold items of the same list, and ask together; `is_list` says that items stand in one list.
-    """
-    return _each_once(_repeated(items, pipeline, is_list=is_list))
 
 
 def is_block(module: nn.Module) -> bool:
@@ -97,8 +85,12 @@ def _each_once(modules: Iterable[tuple[str, nn.Module]]) -> dict[str, nn.Module]
 
 
 def _repeated(
-    items: Mapping[str, nn.Module], pipeline: Group | None, *, is_list: bool, above: str = ""
+    items: Mapping[str, nn.Module], pipeline: Group | None = None, *, is_list: bool = False, above: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost blocks among some modules, and within those that are none.
+
+    The ranks of `pipeline` hold items of the same list, and ask together; `is_list` says that items stand in one list.
+    """
     blocks = {name for name, one in items.items() if is_list and is_block(one) and not _lists_blocks(one)}
     mine = [_kind(items[name]) for name in blocks]
     everybody = [mine] if pipeline is None else pipeline.gather(mine)
@@ -127,15 +119,14 @@ def _is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
-def _matching(layers: Mapping[str, nn.Module], pattern: str) -> dict[str, nn.Module]:
+def _matching(layers: Mapping[str, nn.Module], pattern: str) -> list[tuple[str, nn.Module]]:
     every = {
         plain(f"{name}.{inner}".rstrip(".")): part
         for name, module in layers.items()
         for inner, part in module.named_modules(remove_duplicate=False)
     }
     called = {name: one for name, one in every.items() if fnmatchcase(name, pattern) and _is_called(one)}
-    outermost = (name for name in called if not any(name.startswith(f"{other}.") for other in called))
-    return _each_once((name, called[name]) for name in outermost)
+    return [(name, one) for name, one in called.items() if not any(name.startswith(f"{other}.") for other in called)]
 
 
 # --- Linear layers that multiply in float8.
@@ -154,7 +145,10 @@ def choose_linear_layers(model: nn.Module, precision: Precision) -> dict[str, nn
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear)
     }
-    unfit = {name: _why_not_float8(part) for name, part in found.items()}
+    foreign = {
+        name: type(part) not in (nn.Linear, DeferredLinear) and not is_converted(part) for name, part in found.items()
+    }
+    unfit = {name: f"is a {type(part).__name__}" if foreign[name] else why_not(part) for name, part in found.items()}
     chosen = {name: part for name, part in found.items() if not unfit[name]}
     if not any(pipeline_of(model).gather(bool(chosen))):
         reasons = first_of([f"`{name}` {why}" for name, why in unfit.items()], 3, "; ")
@@ -172,13 +166,6 @@ def convert_linear_layers(model: nn.Module, precision: Precision, chosen: Mappin
         restore(module)
     if isinstance(precision, Float8Mixed):
         precision.convert_layers(chosen.values())
-
-
-def _why_not_float8(layer: nn.Linear) -> str:
-    kind = type(layer)
-    if kind not in (nn.Linear, DeferredLinear) and not is_converted(layer):
-        return f"is a {kind.__name__}"
-    return why_not(layer)
 
 
 # --- Parts that are compiled. A hundred blocks take as long as one, and have the same bits whole and in stages.
@@ -210,8 +197,6 @@ def compiled_parts(model: nn.Module) -> dict[str, nn.Module]:
     >>> [*compiled_parts(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))]
     ['']
 
-    Raises:
-        ArgumentError: there are no blocks, and the whole would draw other random numbers than its layers.
     """
     if isinstance(model, PipelineModel):
         return {name: layer for name, layer in model.own_layers().items() if is_block(layer)}
@@ -228,7 +213,7 @@ def compiled_parts(model: nn.Module) -> dict[str, nn.Module]:
             f"blocks of several layers (a class with a `forward`), or set `compile` to 'off'.",
             field="compile",
         )
-    return repeated_blocks(children_of(model)) or {"": model}
+    return _each_once(_repeated(children_of(model))) or {"": model}
 
 
 def compile_model(model: nn.Module) -> None:

@@ -254,19 +254,16 @@ def _check_fits(
     *,
     formats: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    described = {
-        name: (_described(saved.get(name), None), _described(live.get(name), formats.get(name)))
-        for name in {**live, **saved}
-    }
-    faults = [
-        f"{name} is {found} instead of {wanted}" for name, (found, wanted) in described.items() if found != wanted
-    ]
+    def described(tensor: Tensor | None, dtype: torch.dtype | None = None) -> str:
+        return "missing" if tensor is None else f"{format_name(dtype or tensor.dtype)} {list(tensor.shape)}"
+
+    faults: list[str] = []
+    for name in {**live, **saved}:
+        found, wanted = described(saved.get(name)), described(live.get(name), formats.get(name))
+        if found != wanted:
+            faults.append(f"{name} is {found} instead of {wanted}")
     if faults:
         raise CheckpointError(
             f"the checkpoint's {what} does not fit this one: {first_of(faults, 5, '; ')}. Build the model of the "
             f"checkpoint."
         )
-
-
-def _described(tensor: Tensor | None, dtype: torch.dtype | None) -> str:
-    return "missing" if tensor is None else f"{format_name(dtype or tensor.dtype)} {list(tensor.shape)}"

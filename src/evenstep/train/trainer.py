@@ -319,7 +319,7 @@ class Trainer:
         rank gets the predictions, one per micro-batch.
         """
         engine = self.engine
-        if engine.parts.core.is_computing or self._loop.evaluator.is_running or engine.ledger.num_pending:
+        if engine.parts.core.rollback.is_unjudged or self._loop.evaluator.is_running or engine.ledger.num_pending:
             raise ArgumentError(
                 f"`predict` was called before update {self.progress.update} or an evaluation had ended: call it in "
                 f"`after_update` of a hook whose `needs_settled` is true, in `after_evaluate`, or after training."

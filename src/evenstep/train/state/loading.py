@@ -47,9 +47,8 @@ class LoadedWeights:
     def faults(self) -> list[str]:
         """Texts on tensors that do not fit."""
         shapes = [f"{name} of shape {[*file]} instead of {[*own]}" for name, (file, own) in self.other_shape.items()]
-        faults = [f"{first_of(self.missing)} missing in the file"] if self.missing else []
-        faults += [f"{first_of(self.unexpected)} not known to the model"] if self.unexpected else []
-        return [*faults, first_of(shapes)] if shapes else faults
+        kinds = {"missing in the file": self.missing, "not known to the model": self.unexpected, "": shapes}
+        return [f"{first_of(names)} {what}".rstrip() for what, names in kinds.items() if names]
 
 
 def load_weights(
@@ -80,8 +79,11 @@ def load_weights(
     ('weight',)
     """
     patterns = (only,) if isinstance(only, str) else tuple(only)
-    ranks = pipeline_of(model)
-    live, names = _live(model)
+    ranks, whole = pipeline_of(model), unwrapped(model)
+    state = {plain(name): one for name, one in whole.state_dict(keep_vars=True).items()}
+    live = {name: one for name, one in state.items() if isinstance(one, Tensor)}
+    tied = {name: tie.names for tie in model.ties for name in tie.names} if isinstance(model, PipelineModel) else {}
+    names = {name: tied.get(name, (name,)) for name in live}
     known = {name for theirs in ranks.gather(list(chain.from_iterable(names.values()))) for name in theirs}
     meant = _meant(patterns, known)
     wanted = {name: [one for one in own if one in meant] for name, own in names.items() if meant & {*own}}
@@ -93,11 +95,11 @@ def load_weights(
         places = {name: _place(weights, name, own) for name, own in wanted.items()}
         found = {name: there[place] for name, place in places.items() if place in there}
         loaded = [name for name in found if found[name].shape == live[name].shape]
-        tied = {id(live[name]) for name in loaded}  # a file may hold tied weights under one of their names
+        held = {id(live[name]) for name in loaded}  # a file may hold tied weights under one of their names
         report = LoadedWeights(
             source=weights.source,
             loaded=tuple(loaded),
-            missing=tuple(name for name in wanted if name not in found and id(live[name]) not in tied),
+            missing=tuple(name for name in wanted if name not in found and id(live[name]) not in held),
             unexpected=tuple(name for name in there if name not in known) if "*" in patterns else (),
             other_shape={
                 name: (tuple(found[name].shape), tuple(live[name].shape)) for name in found if name not in loaded
@@ -105,7 +107,7 @@ def load_weights(
         )
         if report.faults() and not partial:
             raise CheckpointError(
-                f"the weights in `{weights.source}` do not fit {type(unwrapped(model)).__name__}: "
+                f"the weights in `{weights.source}` do not fit {type(whole).__name__}: "
                 f"{'; '.join(report.faults())}. Name the part by `only`, or load what fits by `partial`."
             )
         return weights, report
@@ -120,17 +122,9 @@ def load_weights(
         return values
 
     values = on_all_ranks(ranks, read)
-    own = {plain(name): name for name in unwrapped(model).state_dict()}
-    unwrapped(model).load_state_dict({own[name]: value for name, value in values.items()}, strict=False)
+    own = {plain(name): name for name in whole.state_dict()}
+    whole.load_state_dict({own[name]: value for name, value in values.items()}, strict=False)
     return report
-
-
-def _live(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """Tensors of this rank by name, and all names of each: a tied parameter of several stages has several."""
-    state = unwrapped(model).state_dict(keep_vars=True)
-    live = {plain(name): one for name, one in state.items() if isinstance(one, Tensor)}
-    tied = {name: tie.names for tie in model.ties for name in tie.names} if isinstance(model, PipelineModel) else {}
-    return live, {name: [*tied.get(name, (name,))] for name in live}
 
 
 def _meant(patterns: Sequence[str], known: set[str]) -> set[str]:

@@ -6,6 +6,7 @@ is the `state_dict` of an optimizer that has its own.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -101,8 +102,11 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
     if "whole" in saved:
         optimizer.load_state_dict(deepcopy(saved["whole"]))
         return
-    # copied at once, as groups may share a tensor
-    options = deepcopy([_merged(group, then) for group, then in zip(saved["groups"], built, strict=True)])
+    merged = [
+        {**group["options"], **{key: then[key] for key in _changed(then, group["built"])}}
+        for group, then in zip(saved["groups"], built, strict=True)
+    ]
+    options = deepcopy(merged)  # at once, as groups may share a tensor
     for group, values in zip(optimizer.param_groups, options, strict=True):
         for key, value in values.items():
             is_tensor = isinstance(value, Tensor) and isinstance(group.get(key), Tensor)
@@ -121,8 +125,7 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
 
 
 def _names_by_parameter(optimizer: Optimizer, names: list[list[str]]) -> dict[Tensor, str]:
-    flat = [name for group in names for name in group]
-    return dict(zip(parameters_in(optimizer), flat, strict=True))
+    return dict(zip(parameters_in(optimizer), chain.from_iterable(names), strict=True))
 
 
 def _class_name(optimizer: Optimizer) -> str:
@@ -137,16 +140,13 @@ def _placed(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -
         if group.get("fused"):
             return value.to(parameter.device, torch.float32, copy=True)
         return value.to(parameter.device, copy=True) if group.get("capturable") else value.clone()
-    return mapped(value, lambda tensor: _like_parameter(tensor.to(parameter.device, copy=True), parameter))
 
+    def placed(tensor: Tensor) -> Tensor:
+        own = tensor.to(parameter.device, copy=True)
+        is_plain = type(own) is Tensor and type(parameter.data) is Tensor
+        return laid_out(own, parameter) if is_plain and own.shape == parameter.shape else own
 
-def _like_parameter(value: Tensor, parameter: Tensor) -> Tensor:
-    is_plain = type(value) is Tensor and type(parameter.data) is Tensor
-    return laid_out(value, parameter) if is_plain and value.shape == parameter.shape else value
-
-
-def _merged(group: Tree, then: Tree) -> Tree:
-    return {**group["options"], **{key: then[key] for key in _changed(then, group["built"])}}
+    return mapped(value, placed)
 
 
 def _changed(now: Tree, built: Tree) -> set[str]:

@@ -33,16 +33,10 @@ _FOLLOWS_A_METRIC = {"metric", "mode"}  # keys in the state of a hook with a `Me
 def settings_of(
     train: Training, coefficients: object, combine: object, precision: Precision, lr_schedule: LrSchedule | None
 ) -> dict[str, Any]:
-    """Settings of updates as plain values, by their names in a run file.
-
-    Args:
-        coefficients, combine: objects made of the options of that name in `train`.
-    """
-    own = {f"train.{one.name}": plain(getattr(train, one.name)) for one in fields(Training)}
-    for name in LEAVE_NO_TRACE:
-        del own[f"train.{name}"]
+    """Settings of updates as plain values, by their names in a run file."""
+    kept = [one.name for one in fields(Training) if one.name not in LEAVE_NO_TRACE]
     return {
-        **own,
+        **{f"train.{name}": plain(getattr(train, name)) for name in kept},
         "train.ema": train.ema and plain(train.ema.settings),
         "train.coefficients": plain(coefficients),
         "train.combine": plain(combine),
@@ -78,17 +72,16 @@ def check_parts(state: Tree, parts: Sequence[str], owner: str) -> None:
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless seed, precision and data are equal to the saved ones."""
-    compared = {name: differences(name, saved[name], value) for name, value in own.items()}
-    different = {name: texts for name, texts in compared.items() if texts}
+    different = [name for name, value in own.items() if differences(name, saved[name], value)]
     if different:
         instead = "start a new run with its weights: `load_weights(model, PATH)`, in a run file `init_from.path`"
-        if different.keys() == {"data"}:
+        if different == ["data"]:
             instead = f"begin with these data: {how_to_reset('data')}"
-        texts = "; ".join(text for texts in different.values() for text in texts)
+        texts = "; ".join(text for name in different for text in differences(name, saved[name], own[name]))
         raise CheckpointError(
             f"going on from the checkpoint would not be exact: {texts}. Build the run as in the checkpoint, or "
             f"{instead}.",
-            field=next(iter(different)),
+            field=different[0],
         )
 
 
@@ -96,21 +89,17 @@ def differences(name: str, saved: object, now: object) -> list[str]:
     """Texts on how two plain values differ; of two mappings with a common key, on the keys that differ.
 
     Keys that only one mapping has follow from others; they are named only where all common keys are equal.
-
-    >>> differences("data", {"kind": "map", "shuffle": True, "order": "new"}, {"kind": "map", "shuffle": False})
-    ['`data.shuffle` was True and is now False']
     """
-    if isinstance(saved, Mapping) and isinstance(now, Mapping):
-        before, after = cast("Mapping[str, object]", saved), cast("Mapping[str, object]", now)
-        common = [key for key in before if key in after]
-        if common:
-            found = [text for key in common for text in differences(f"{name}.{key}", before[key], after[key])]
-            lacking = [key for key in (*before, *after) if key not in common]
-            return found or [
-                f"`{name}.{key}` was {before.get(key, 'not given')} and is now {after.get(key, 'not given')}"
-                for key in lacking
-            ]
-    return [] if saved == now else [f"`{name}` was {_text(saved)} and is now {_text(now)}"]
+    before, after = (cast("Mapping[str, object]", one) if isinstance(one, Mapping) else {} for one in (saved, now))
+    common = [key for key in before if key in after]
+    if not common:
+        return [] if saved == now else [f"`{name}` was {_text(saved)} and is now {_text(now)}"]
+    found = [text for key in common for text in differences(f"{name}.{key}", before[key], after[key])]
+    return found or [
+        f"`{name}.{key}` was {before.get(key, 'not given')} and is now {after.get(key, 'not given')}"
+        for key in (*before, *after)
+        if key not in common
+    ]
 
 
 def _text(value: object) -> str:
@@ -142,26 +131,19 @@ def plain(value: object, depth: int = 2) -> Any:
     kind = getattr(value, "__qualname__", type(value).__qualname__)
     if depth == 0 or isinstance(value, type):
         return {"kind": kind}
-    kept = {name: getattr(value, name, getattr(value, f"_{name}", _MISSING)) for name in _arguments(type(value))}
-    return {"kind": kind, **{name: plain(one, depth - 1) for name, one in kept.items() if one is not _MISSING}}
-
-
-def _arguments(kind: type) -> list[str]:
     try:
-        return [*signature(kind).parameters]
+        arguments = [*signature(type(value)).parameters]
     except (TypeError, ValueError):  # a class written in C
-        return []
+        arguments = []
+    kept = {name: getattr(value, name, getattr(value, f"_{name}", _MISSING)) for name in arguments}
+    return {"kind": kind, **{name: plain(one, depth - 1) for name, one in kept.items() if one is not _MISSING}}
 
 
 # --- resets
 
 
 def resets_of(given: object, source: object) -> tuple[Reset, ...]:
-    """Parts of the checkpoint `source` that are not loaded, from one word or several.
-
-    >>> resets_of("data", "runs/a"), resets_of(("optimizer", "data", "data"), "runs/a")
-    (('data',), ('optimizer', 'data'))
-    """
+    """Parts of the checkpoint `source` that are not loaded, from one word or several."""
     words = [given] if isinstance(given, str) else cast("Collection[Reset]", given)
     for word in words:
         choose("reset", word, dict.fromkeys(get_args(Reset)))

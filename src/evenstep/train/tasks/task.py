@@ -131,8 +131,8 @@ class Loss:
 class Task(ABC):
     """Inputs, weight, loss and metrics of a batch. Subclass it and write `loss`, and more if needed.
 
-    With micro-batches m, summed losses S_m and weights w_m the gradient of an update is Σ∇S_m / Σw_m, however batches
-    are cut. With several tasks it is the sum of that over tasks, each times its coefficient.
+    With summed losses S_m and weights w_m of micro-batches, the gradient of an update is Σ∇S_m / Σw_m, however batches
+    are cut; of several tasks the sum of these, each times its coefficient.
 
     Attributes:
         late_weight: True when the weight is known only after the forward; `loss` then gives it, `weight` is not called.
@@ -163,16 +163,10 @@ class Task(ABC):
         return vars(self).get(NOW) or Now()
 
     def prepare(self, model: nn.Module) -> None:
-        """Look at the model that is about to be trained, before it is moved or wrapped; raise ArgumentError to refuse.
-
-        Of a model in stages each rank has its own.
-        """
+        """Look at the model (in stages this rank's), before it is moved or wrapped; raise ArgumentError to refuse."""
 
     def transform(self, batch: Any) -> Any:
-        """Change a batch on the model's device, before its forward and outside autocast; unchanged by default.
-
-        Random numbers drawn here are keyed as those of the forward are.
-        """
+        """Change a batch on the model's device, before its forward and outside autocast; unchanged by default."""
         return batch
 
     def inputs(self, batch: Any) -> Any:

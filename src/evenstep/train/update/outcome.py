@@ -139,24 +139,19 @@ class SummedLoss:
 
     def __init__(self, numbers: Sequence[Tensor | float], group: Group) -> None:
         self._numbers = numbers
-        self._pair: Tensor | None = None  # one rank sums at the first read: 40 µs an update
-        self._finish: Callable[[], None] | None = None
-        if group.ranks > 1:
-            self._pair = _pair_of(numbers)
-            self._finish = group.sum(self._pair)
+        self._pair = _pair_of(numbers) if group.ranks > 1 else None  # one rank sums at a read: 40 µs an update
+        self._wait = None if self._pair is None else group.sum(self._pair)
 
     def finish(self) -> None:
         """Wait until all ranks have the sums."""
-        finish = self._finish
-        self._finish = None
-        if finish is not None:
-            finish()
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
 
     def __call__(self) -> float:
         self.finish()
-        if self._pair is None:
-            self._pair = _pair_of(self._numbers)
-        total, weight = cast("list[float]", self._pair.tolist())
+        pair = _pair_of(self._numbers) if self._pair is None else self._pair
+        total, weight = cast("list[float]", pair.tolist())
         return total / weight if weight else math.nan
 
 

@@ -90,7 +90,13 @@ class Update:
         scale = self._context.loss_scale.state_dict()
         pending = PendingUpdate(batch=batch, before=before, loss_scale=scale, rates=self.learning_rates.last)
         update = pending.number
-        self._begin(update, batch)
+        self.rollback.begin(update, batch)
+        self.trained.follow()
+        if not self.model.training:
+            raise TaskError(
+                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
+                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
+            )
         passes = Passes({}, 0.0)
         squared: Tensor | None = None
         for attempt in self._recovery.attempts(f"update {update}", update, self.rollback.begin_passes()):
@@ -102,28 +108,13 @@ class Update:
                     squared = self._judge()
         rates = self.learning_rates(update, batch.position.epoch)
         if squared is None:  # nothing to train on, on any rank
-            pending.aborted = float(
-                not self._execution.reducers.is_idle(batch.num_microbatches, len(batch.microbatches))
-            )
+            is_idle = self._execution.reducers.is_idle(batch.num_microbatches, len(batch.microbatches))
+            pending.aborted = 0.0 if is_idle else 1.0
             self.rollback.judge(1.0)
         else:
             self._step(pending, passes, squared)
             self.record(pending, rates)
         return pending
-
-    @property
-    def is_computing(self) -> bool:
-        """True while an update is computed."""
-        return self.rollback.is_unjudged
-
-    def _begin(self, update: int, batch: GlobalBatch) -> None:
-        self.rollback.begin(update, batch)
-        self.trained.follow()
-        if not self.model.training:
-            raise TaskError(
-                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
-                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
-            )
 
     def weigh(self, batch: GlobalBatch) -> Weights:
         """Count the weights of an update; see `weigh`."""
@@ -158,17 +149,14 @@ class Update:
             parameter.grad = None
         if not all(context.tasks[name].late_weight for name in weights.totals):
             return Passes(recording.losses, weights.total)
-        total = self._late_total(recording.late_weights, weights)
+        dtype = torch.float32 if context.device.type == "mps" else torch.float64  # mps has no float64
+        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=context.device)
+        for microbatch, weight in recording.late_weights.items():
+            each[microbatch] = weight
+        execution.group.sum(each)()
+        total = each.sum()
         recording.settle_late(total)
         return Passes(recording.losses, total, total)
-
-    def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
-        dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
-        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
-        for microbatch, weight in late.items():
-            each[microbatch] = weight
-        self._execution.group.sum(each)()
-        return each.sum()
 
     def _judge(self) -> Tensor | None:
         """‖g‖₂² over all stages and shards: the gradient is applied if that is finite; None without any gradient."""
