@@ -71,7 +71,12 @@ def _start(run: OpenRun, folder: Path, resume: str, arguments: list[str], again:
         if slurm is not None:
             logs = folder.with_name(f"{folder.name}-slurm")
             return submit_run(slurm, [*arguments, "--launch.slurm", "none", *again], name=run.config.name, folder=logs)
-    return on_ranks(run, arguments, lambda group: _train_in(run, folder, group.first_rank_does(begin), group))
+
+    def work(group: Group) -> int:
+        source = group.first_rank_does(begin) or "never"  # None on a rank that takes the state of others
+        return _train_in(run, folder, source, group)
+
+    return on_ranks(run, arguments, work)
 
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:

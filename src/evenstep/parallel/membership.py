@@ -51,8 +51,7 @@ def connect(info: RankInfo, timeout_s: float) -> Store:
             f"{info} {what}: {clause(str(error).partition(chr(10))[0])}. MASTER_ADDR must be rank 0's machine, and "
             f"MASTER_PORT a free port of it; set both alike on all ranks, and let no firewall stand between."
         ) from error
-    # a launcher's store keeps keys of earlier attempts
-    return PrefixStore(f"evenstep/{info.attempt}/{info.ranks}" if info.store_is_served else "evenstep", store)
+    return PrefixStore(f"evenstep/{info.attempt}/{info.ranks}", store)  # a launcher's keeps keys of earlier attempts
 
 
 def _listens(info: RankInfo) -> bool:

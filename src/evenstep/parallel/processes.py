@@ -4,7 +4,6 @@ Every wait ends within the timeout, and within seconds of the notice that anothe
 """
 
 import atexit
-import json
 import os
 import pickle
 import socket
@@ -20,14 +19,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError, clause
-from evenstep.internals import PrefixStore, Store
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
+from evenstep.internals import PrefixStore
 from evenstep.parallel.group import Group, Interrupted
 from evenstep.parallel.membership import ANSWER_S, Membership, connect
-from evenstep.parallel.rank_info import RankInfo, rank_info_of, this_process
+from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.renewable import GLOO, NCCL, Connections
 from evenstep.tensors import device_here, make_current
-from evenstep.version import __version__
 
 T = TypeVar("T")
 _dist = cast("Any", dist)  # whose functions have types in part
@@ -85,37 +83,18 @@ class Processes(Group):
             store, self.rank, self.ranks, self._table.breaker, answer_s=answer_s, holds_store=holds_store
         )
         try:
-            places = self._meet_first(info, store, meeting_s or timeout_s)
-            self._connect(shares_devices=len(set(places)) < self.ranks)
+            self._join(f"{info.address}:{info.port}", meeting_s or timeout_s)
         except BaseException:
             self._members.leave(waits=holds_store)
             raise
 
-    def _meet_first(self, info: RankInfo, store: Store, timeout_s: float) -> list[bytes]:
-        """Wait for all ranks; they raise the same error if one does not come, or was started otherwise.
-
-        Gives the accelerator of each rank, or a text of its own.
-        """
-        members, me = self._members, f"rank {self.rank} ({this_process()})"
-        terms = {"WORLD_SIZE": str(self.ranks), "evenstep": __version__, "torch": torch.__version__}
-        first = json.loads(store.compare_set("terms", "", json.dumps(terms | {"who": me})))
-        different = [name for name, value in terms.items() if first[name] != value]
-        for name in different[:1]:
-            members.fail(
-                f"all ranks must be started alike, but {name} is {terms[name]} for {me} and {first[name]} for "
-                f"{first['who']}."
-            )
-        place = place_of(self.device) if self.device.type == "cuda" else me
-        met, missing = ([], []) if different else members.meet(place.encode(), timeout_s)
-        if missing:
-            members.fail(self._absent(missing, f"did not come to {info.address}:{info.port} within {timeout_s:g} s"))
-        if not met:
-            fault = members.failure() or self._absent(None)
-            raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{info}: {fault}")
-        members.epoch += 1
-        return met
-
-    def _connect(self, *, shares_devices: bool) -> None:
+    def _join(self, at: str, timeout_s: float) -> None:
+        """Wait for all ranks and connect to each; all raise the same error if one does not come."""
+        is_cuda = self.device.type == "cuda"
+        places, missing = self._members.meet(str(place_of(self.device) if is_cuda else self.rank).encode(), timeout_s)
+        if not places:
+            raise self._given_up("join", self._absent(missing, f"did not come to {at} within {timeout_s:g} s"))
+        self._members.epoch += 1
         try:
             self._hosts = self._devices = self._table.get(GLOO, self._global_ranks)
         except (RuntimeError, ValueError) as error:
@@ -124,8 +103,8 @@ class Processes(Group):
                 f"{self._timeout_s:g} s: {str(error).splitlines()[0]} Check the firewall, and name the network in "
                 f"GLOO_SOCKET_IFNAME."
             ) from error
-        self._share_devices = shares_devices
-        self._has_devices = self.device.type == "cuda" and not shares_devices
+        self._share_devices = len(set(places)) < self.ranks
+        self._has_devices = is_cuda and not self._share_devices
         if self._has_devices:
             self._devices = self._table.get(NCCL, self._global_ranks)
         self._parts = [self]  # with those that were split off
@@ -249,7 +228,7 @@ class Processes(Group):
             self._table.breaker()()
             told, gone = members.meet(pickle.dumps(value), timeout_s, after_failure=after_failure)
             if not told:
-                raise self._given_up(what, self._absent(gone or None))
+                raise self._given_up(what, self._absent(gone))
             members.epoch += 1
             try:
                 self._table.renew(members.epoch, timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
@@ -324,7 +303,7 @@ class Processes(Group):
         is_late = any(word in str(error).lower() for word in ("timed out", "timeout"))
         missing = self._members.absent(is_late=is_late)
         if missing or missing is None:
-            return self._absent(missing, f"did not come within {self._timeout_s:g} s" if is_late else "is gone")
+            return self._absent(missing or [], f"did not come within {self._timeout_s:g} s" if is_late else "is gone")
         return f"{str(error).splitlines()[0]} All ranks are there. {_TOGETHER}; in a hook, use `request_save`."
 
     def _given_up(self, what: str, cause: str) -> LostRankError:
@@ -334,8 +313,8 @@ class Processes(Group):
         cause = f"{clause(failure)}." if failure else cause
         return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self._where()}: {cause}")
 
-    def _absent(self, ranks: Sequence[int] | None, did: str = "is gone") -> str:
-        if ranks is None:
+    def _absent(self, ranks: Sequence[int], did: str = "is gone") -> str:
+        if not ranks:
             return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
 

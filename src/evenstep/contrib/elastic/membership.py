@@ -20,7 +20,7 @@ from typing import Any, TypeVar, final
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError, MissingExtraError, ReplicaError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, MissingExtraError
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
@@ -225,8 +225,6 @@ class Elastic(Group):
         try:
             now = Processes("cpu", info=info, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=_SILENT_S)
         except (EvenstepError, RuntimeError) as error:
-            if isinstance(error, ReplicaError) and not self._has_begun:
-                raise
             # a lost process is not in the next answer, and a slow one is
             logging.getLogger(__name__).debug("no group of process %s: %s", _numbers(members), error)
             self._tries += 1
