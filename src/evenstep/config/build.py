@@ -296,6 +296,7 @@ def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
     model = made if isinstance(made, nn.Module) else build_model(config, made, None)
     prepared(config, model)
     optimizer = make_optimizer(config, model)
+    set_mode(optimizer, "train")  # as the saved one was
     groups = parameter_names(model, optimizer)
     saved = reader.state["optimizer"]
     check_optimizer(saved, optimizer, groups)
