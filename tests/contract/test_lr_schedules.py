@@ -1,7 +1,6 @@
 """What every LR schedule must be, whichever it is: add yours to `schedules()`."""
 
 import math
-import pickle
 from itertools import pairwise
 
 import pytest
@@ -12,32 +11,18 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import (
     Constant,
     Cosine,
-    CosineRestarts,
     InverseSqrt,
     Linear,
     Listed,
     LrSchedule,
     Multiplicative,
-    Plateau,
     Polynomial,
     Step,
-    Triangular,
     TriStage,
     Wsd,
 )
 from refused import refused
 
-ENDLESS = [
-    CosineRestarts(warmup_updates=3, period_updates=5, end_factor=0.1),
-    Listed(warmup_updates=3, factors=((1, 1.0),)),
-    Multiplicative(warmup_updates=3, factors=(1.0, 0.9), min_factor=0.1),
-    Plateau(warmup_updates=3),
-    Step(warmup_updates=3, every=5, min_factor=0.1),
-    TriStage(warmup_updates=3, decay_updates=5),
-    Constant(warmup_updates=3),
-    InverseSqrt(warmup_updates=3),
-    Wsd(warmup_updates=3, decay_updates=0),
-]
 ENDING = [TriStage(), Linear(), Cosine(), Polynomial(), Wsd(decay_updates=1)]
 
 
@@ -109,23 +94,6 @@ def test_the_warm_up_rises_in_equal_steps_to_exactly_one(case: tuple[LrSchedule,
 def test_after_the_warm_up_it_never_rises(case: tuple[LrSchedule, int]):
     after = factors(*case)[peak_update(case[0]) - 1 :]
     assert all(later <= earlier for earlier, later in pairwise(after))
-
-
-@pytest.mark.parametrize(
-    "schedule", [CosineRestarts(period_updates=6, shrink=0.8), Triangular(period_updates=6, shrink=0.8)]
-)
-def test_one_that_rises_again_stays_at_most_one_and_has_a_first_rate(schedule: LrSchedule):
-    given = factors(schedule, 200)
-    assert all(math.isfinite(factor) and 0 <= factor <= 1 for factor in given) and given[0] > 0
-    assert max(given) == 1
-    assert pickle.loads(pickle.dumps(schedule)) == schedule
-
-
-@pytest.mark.parametrize("schedule", ENDLESS, ids=lambda schedule: type(schedule).__name__)
-def test_a_schedule_without_an_end_needs_no_length(schedule: LrSchedule):
-    schedule.check(None)
-    assert [schedule(update, None) for update in (1, 2, 3)] == [1 / 3, 2 / 3, 1]
-    assert 0 < schedule(10**9, None) <= 1
 
 
 @pytest.mark.parametrize("schedule", ENDING, ids=lambda schedule: type(schedule).__name__)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from evenstep import Ema, Failures, Loss, MapData, Mixture, Task, Trainer, Training, is_dummy_pass
+from evenstep import Ema, Failures, MapData, Mixture, Task, Trainer, Training, is_dummy_pass
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 from evenstep.train import FailurePolicy
@@ -258,25 +258,6 @@ def methods_and_learned_coefficients_are_those_of_one_process(group: Group) -> o
     return wrong
 
 
-class Late(OfHead):
-    late_weight = True
-
-    def loss(self, output: Any, batch: Any) -> Loss:
-        return Loss(super().loss(output, batch), weight=len(batch[0]))
-
-
-def a_late_weight_beside_others_is_divided(group: Group) -> object:
-    def run(strategy: Strategy, late: bool) -> dict[str, Tensor]:
-        kinds = (OfHead, OfHead, Late) if late else (OfHead,) * 3
-        one = _mixed(
-            strategy, task={name: kind(head) for head, (name, kind) in enumerate(zip("abc", kinds, strict=True))}
-        )
-        one.train()
-        return values(one)
-
-    return near(run(Fsdp(group), late=True), run(Single(), late=False)) < 1e-9
-
-
 class Full(OfHead):
     """Runs out of memory once, when its inputs have been asked for `skip` times."""
 
@@ -406,7 +387,6 @@ CHECKS = [
     non_finite_numbers_of_an_unseen_pass_reach_nobody,
     an_update_that_raised_on_all_ranks_leaves_nothing_behind,
     methods_and_learned_coefficients_are_those_of_one_process,
-    a_late_weight_beside_others_is_divided,
     memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient,
     state_of_an_optimizer_that_has_stepped_is_cut,
     what_a_task_trains_is_that_of_one_process,

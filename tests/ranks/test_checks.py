@@ -20,7 +20,6 @@ def test_shards_of_two_processes_are_exact_whatever_a_rank_has_to_do() -> None:
         "non_finite_numbers_of_an_unseen_pass_reach_nobody": (1, True),
         "an_update_that_raised_on_all_ranks_leaves_nothing_behind": [True, True],
         "methods_and_learned_coefficients_are_those_of_one_process": [],
-        "a_late_weight_beside_others_is_divided": True,
         "memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient": (2, True),
         "state_of_an_optimizer_that_has_stepped_is_cut": [True, True],
         "what_a_task_trains_is_that_of_one_process": (0.0, 0.0, 0.0, True),

@@ -2,14 +2,14 @@
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import torch
-from torch import Tensor
 
 from evenstep import files
 from evenstep.checkpoint import tensor_file, weights
@@ -29,55 +29,32 @@ class FailingDisk:
         self.failed = False
 
     def __enter__(self) -> Self:
-        self._use(self)
+        for name in OPERATIONS:
+            setattr(files, name, partial(self.operate, name))
+        for module in (tensor_file, weights):
+            module.save = partial(self.operate, "save")  # type: ignore[attr-defined]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._use(REAL)
-
-    def _use(self, disk: object) -> None:
         for name in OPERATIONS:
-            setattr(files, name, getattr(disk, name))
+            setattr(files, name, getattr(REAL, name))
         for module in (tensor_file, weights):
-            module.save = disk.save  # type: ignore[attr-defined]
+            module.save = REAL.save  # type: ignore[attr-defined]
 
-    def _count(self, operation: str, path: Path) -> None:
+    def operate(self, name: str, path: Path, *more: Any) -> None:
+        if name in ("write", "save"):
+            path.write_bytes(more[0][: len(more[0]) // 2] if name == "write" else b"half")  # as a full disk does
         number = len(self.operations)
-        self.operations.append(operation)
+        self.operations.append(name)
         if self.fail_at is not None and (number == self.fail_at or (self.for_good and number > self.fail_at)):
             self.failed = True
             raise OSError(self.code, os.strerror(self.code), str(path))
-
-    def make_folder(self, path: Path) -> None:
-        self._count("make_folder", path)
-        path.mkdir(parents=True, exist_ok=True)
-
-    def write(self, path: Path, data: bytes) -> None:
-        # a disk that is full takes a part of the bytes
-        REAL.write(path, data[: len(data) // 2])
-        self._count("write", path)
-        path.write_bytes(data)
-
-    def save(self, path: Path, values: Mapping[str, Tensor]) -> None:
-        path.write_bytes(b"half")
-        self._count("save", path)
-        REAL.save(path, values)
-
-    def sync_path(self, path: Path) -> None:
-        self._count("sync_path", path)
-        REAL.sync_path(path)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._count("rename", source)
-        REAL.rename(source, target)
-
-    def remove_file(self, path: Path) -> None:
-        self._count("remove_file", path)
-        REAL.remove_file(path)
-
-    def remove_folder(self, path: Path) -> None:
-        self._count("remove_folder", path)
-        REAL.remove_folder(path)
+        if name == "make_folder":  # by itself, so that what it does is one operation
+            path.mkdir(parents=True, exist_ok=True)
+        elif name == "write":
+            path.write_bytes(more[0])
+        else:
+            getattr(REAL, name)(path, *more)
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ def gated(failing_disk: type[Any], gate: threading.Event) -> Any:
     """A disk that writes nothing before the gate is open."""
 
     class Gated(failing_disk):
-        def save(self, path: Path, values: Any) -> None:
-            assert gate.wait(20)
-            super().save(path, values)
+        def operate(self, name: str, path: Path, *more: Any) -> None:
+            assert name != "save" or gate.wait(20)
+            super().operate(name, path, *more)
 
     return Gated()
 

@@ -20,7 +20,6 @@ from evenstep.checkpoint import (
     verify,
     write_checkpoint,
 )
-from evenstep.checkpoint.manifest import UnreadableError
 from evenstep.errors import CheckpointError
 
 WEIGHT = torch.arange(35.0).view(7, 5)
@@ -47,11 +46,6 @@ def state(group: Any, scale: float = 1.0) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def three(folder: Path, on_ranks: Any) -> Path:
-    return on_ranks(3, lambda group: write_checkpoint(folder, 3, state(group), group=group))[0]
-
-
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(writers=st.integers(1, 4), readers=st.integers(1, 4), dim=st.integers(0, 1))
 def test_any_number_of_ranks_reads_what_any_other_wrote(
@@ -73,23 +67,6 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
         assert torch.equal(reader.state["owned"]["across"], WEIGHT.bfloat16())  # what is no outline is read whole
 
     on_ranks(readers, read)
-
-
-def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path, on_ranks: Any) -> None:
-    file = three / "rank-00001.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 4
-    file.write_bytes(data)
-
-    def read(group: Any) -> str:
-        reader = CheckpointReader(three)
-        if group.rank == 1:
-            reader.tensor("model/b")
-        with pytest.raises(UnreadableError) as raised:
-            reader.verify(group)
-        return str(raised.value)
-
-    assert len(on_ranks(3, read)) == 3
 
 
 def test_ranks_with_other_tensors_are_an_error_on_all(folder: Path, on_ranks: Any) -> None:

@@ -120,16 +120,10 @@ class Folder:
         for name, node in choose(self.may_be).items():
             node.survives(choose, path / name)
 
-    def find(self, path: Path) -> "File | Folder":
-        node: File | Folder = self
+    def find(self, path: Path) -> Any:
+        node: Any = self
         for name in path.parts:
-            assert isinstance(node, Folder)
             node = node.now[name]
-        return node
-
-    def folder(self, path: Path) -> "Folder":
-        node = self.find(path)
-        assert isinstance(node, Folder)
         return node
 
 
@@ -155,7 +149,7 @@ class Modelled:
                 at.put(name, Folder())
             if name != path.name:
                 del at.may_be[:-1]  # parents are durable; see `files.make_folder`
-            at = at.folder(Path(name))
+            at = at.find(Path(name))
         self._after()
 
     def write(self, path: Path, data: bytes) -> None:
@@ -171,7 +165,7 @@ class Modelled:
         data = path.read_bytes()
         file = File()
         file.may_be += [data[: len(data) // 2], data]
-        self.model.folder(self._inner(path.parent)).put(path.name, file)
+        self.model.find(self._inner(path.parent)).put(path.name, file)
         self._after()
 
     def sync_path(self, path: Path) -> None:
@@ -181,20 +175,17 @@ class Modelled:
     def rename(self, source: Path, target: Path) -> None:
         source.replace(target)
         assert source.parent == target.parent
-        folder = self.model.folder(self._inner(source.parent))
+        folder = self.model.find(self._inner(source.parent))
         folder.put(target.name, folder.take(source.name))
         del folder.may_be[-2]  # it has either name at each instant
         self._after()
 
     def remove_file(self, path: Path) -> None:
-        path.unlink()
-        self.model.folder(self._inner(path.parent)).take(path.name)
+        path.rmdir() if path.is_dir() else path.unlink()
+        self.model.find(self._inner(path.parent)).take(path.name)
         self._after()
 
-    def remove_folder(self, path: Path) -> None:
-        path.rmdir()
-        self.model.folder(self._inner(path.parent)).take(path.name)
-        self._after()
+    remove_folder = remove_file
 
 
 def test_what_was_acknowledged_survives_a_loss_of_power_at_any_operation(

@@ -12,7 +12,7 @@ from evenstep import Ema, Evaluation, Hook, Logging, StreamData, Trainer, Traini
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.events import Best, Save
 from evenstep.optim.schedules import Linear
-from kit import Heard, Squares, StopAt, data, history, net, noisy, points, saved_updates, stacked
+from kit import Heard, Squares, StopAt, data, history, net, noisy, saved_updates
 from kit import trainer_of as trainer_of_kit
 from refused import refused
 from same import assert_same
@@ -137,20 +137,6 @@ def test_a_stop_that_is_requested_before_training_begins_is_not_lost() -> None:
     result = trainer.train()
     assert (result.update, result.outcome, result.reason) == (0, "stopped", "a signal during start-up")
     assert trainer.train().update == 7
-
-
-def batches(count: int) -> StreamData:
-    return StreamData([tuple(stacked(points(6, seed=seed))) for seed in range(count)], batched=True)
-
-
-def test_a_stream_without_state_keeps_checkpoints_and_begins_its_epoch_again(tmp_path: Path) -> None:
-    heard = Heard()
-    trainer_of(None, heard, data=batches(3), folder=tmp_path, updates=2).train()
-    assert len(heard.incidents) == 1
-    again = trainer_of(None, heard, data=batches(3), folder=tmp_path)
-    assert again.resume() == tmp_path / "checkpoints" / "step-00000002"
-    assert again.train().update == 7
-    assert again.progress.position == (1, 2)  # epoch 0 began again and had 5 updates
 
 
 class Counting:
