@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.data import ReadOptions
 from evenstep.events import MicrobatchEvent, UpdateEvent
-from evenstep.pipeline.layers import Layer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,23 +119,8 @@ def drawn(module: nn.Module, seed: int) -> None:
     module.double()
 
 
-class Net(nn.Module):
-    """Two layers in float64, with a place between them where faults strike. No dropout: cutting keeps the gradient."""
-
-    def __init__(self, place: Place, *, norm: bool = False) -> None:
-        super().__init__()
-        self.place = place
-        self.first = nn.Linear(3, 6)
-        self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
-        self.second = nn.Linear(6, 1)
-        drawn(self, 0)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.second(struck(self, torch.tanh(self.norm(self.first(inputs))), len(inputs)))
-
-
 class Hidden(nn.Module):
-    """One layer of a model in stages, after which faults strike."""
+    """One layer in float64, after which faults strike. No dropout: cutting keeps the gradient."""
 
     def __init__(self, place: Place, number: int, width: int = 6) -> None:
         super().__init__()
@@ -158,9 +142,10 @@ class Sum(nn.Module):
 class Chain(nn.Module):
     """Three units that FSDP2 gathers one by one, and a head that belongs to the whole."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, norm: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Hidden(place, number) for number in range(3)])
+        self.norm = nn.BatchNorm1d(6).double() if norm else nn.Identity()
         self.head = nn.Linear(6, 1).double()
         with torch.no_grad():
             self.head.weight.fill_(0.3)
@@ -169,11 +154,7 @@ class Chain(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         for layer in self.layers:
             inputs = layer(inputs)
-        return self.head(inputs)
-
-    def stages(self) -> list[Layer]:
-        """The same for a pipeline, under the same names."""
-        return [*(Layer(f"layers.{number}", one) for number, one in enumerate(self.layers)), Layer("head", self.head)]
+        return self.head(self.norm(inputs))
 
 
 class Square(evenstep.Task):

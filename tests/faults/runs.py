@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from injector import Chain, Fault, Hidden, Net, Place, Points, Square, Sum, Where
+from injector import Chain, Fault, Hidden, Place, Points, Square, Sum, Where
 from torch import Tensor, nn
 
 import evenstep
@@ -92,7 +92,7 @@ def train(
     """Train one rank to the end, or to its error."""
     group = group or Group()
     place = Place(group.rank, faults=list(faults))
-    model: nn.Module = Chain(place) if "fsdp" in strategy and pipeline == 1 else Net(place, norm=norm)
+    model: nn.Module = Chain(place, norm=norm)
     shared = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)

@@ -23,7 +23,6 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Hook, Statistics
 from evenstep.parallel import Ddp
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Fp16Mixed
 from evenstep.train import Aborted, Committed
 from refused import refused
 
@@ -201,14 +200,6 @@ def test_captured_graphs_may_overwrite_what_they_gave_and_write_to_what_stays() 
 def test_machine_code_gives_the_run_within_1e_6_after_50_updates() -> None:
     torch.compiler.reset()
     compared(50)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("as_found")
-def test_an_overflow_in_float16_is_tried_again_at_half_the_scale() -> None:
-    engine = engine_of(net(), precision=Fp16Mixed(initial=2.0**40))
-    assert isinstance(engine.update(microbatches=batches(0)), Committed)
-    assert engine.parts.context.loss_scale.value < 2.0**40
 
 
 @pytest.mark.usefixtures("as_found")

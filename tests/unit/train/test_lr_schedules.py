@@ -88,19 +88,6 @@ def test_a_rate_by_epoch_follows_a_stream_whose_length_nobody_knows() -> None:
     assert rates.first == [0.5] * 3 + [0.25] * 3 + [0.125] * 3
 
 
-def test_of_a_stream_of_unknown_length_a_schedule_is_asked_only_for_updates_that_it_makes() -> None:
-    class Given(LrSchedule):
-        def check(self, updates: int | None) -> None: ...
-
-        def __call__(self, update: int, updates: int | None) -> float:
-            return [1.0, 0.5, 0.25, 0.125, 0.1][update - 1]
-
-    rates = Rates()
-    stream = StreamData([*POINTS], global_batch_size=4)
-    trainer_of(rates, Given(), data=stream, epochs=1, updates=None).train()
-    assert rates.first == [0.5, 0.25, 0.125, 0.0625, 0.05]
-
-
 def test_each_group_follows_its_own_schedule() -> None:
     rates = Rates()
     schedule = PerGroup({"head": Listed(factors=((1, 1.0), (3, 0.5)))}, Linear(end_factor=0.0))
