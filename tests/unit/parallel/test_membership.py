@@ -207,7 +207,6 @@ def test_ranks_are_at_one_place_where_host_and_device_are_the_same(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda one: SimpleNamespace(uuid=uuids[one.index]))
     first, second = place_of(torch.device("cuda:0")), place_of(torch.device("cuda:1"))
     assert first == place_of(torch.device("cuda:0")) != second
-    assert 0 <= first < 2**63 and 0 <= second < 2**63
     monkeypatch.setattr("socket.gethostname", lambda: "another")
     assert place_of(torch.device("cuda:0")) != first
 
