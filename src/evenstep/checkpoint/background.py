@@ -307,7 +307,7 @@ def _check_equal(
     own: Mapping[str, int],
     checksums: list[tuple[tuple[int, ...], int]],
 ) -> None:
-    """Raise ReplicaError on all ranks if tensors of one differ from those of another of its place.
+    """Raise ReplicaError on all ranks if two ranks of one place have different tensors.
 
     Args:
         own: sums of this rank's tensors.

@@ -56,19 +56,18 @@ class CheckpointReader:
         """Number of committed updates in the state."""
         return self.manifest.update
 
-    def load(self, is_outlined: Callable[[str], bool] | None = None, device: torch.device | str = "cpu") -> None:
+    def load(self, is_outlined: Callable[[str], bool] | None = None) -> None:
         """Read the state; UnreadableError for a damaged file.
 
         Args:
             is_outlined: True for a tensor `PART/TENSOR` in whose place to put an outline: a tensor on the meta device,
                 whose values `read` gives. None reads all tensors.
-            device: of the other tensors.
         """
         tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.values}
 
         def given(name: str) -> Tensor:
             if is_outlined is None or not is_outlined(name):
-                return self.tensor(name).to(device)
+                return self.tensor(name)
             entry = self.tensors[name]
             outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
             self._outlines[id(outline)] = name, outline
@@ -192,12 +191,8 @@ def verify(path: Path | str) -> Manifest:
     return reader.manifest
 
 
-def read_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> CheckpointReader:
+def read_checkpoint(path: Path | str) -> CheckpointReader:
     """The checkpoint at `path`, or the newest complete one of the run there, whole and verified, by one process.
-
-    Args:
-        path: a step folder, a folder of checkpoints or a run folder.
-        device: of the tensors.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import write_checkpoint
@@ -207,6 +202,6 @@ def read_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> Che
     {'model': {'bias': tensor([1., 1.])}}
     """
     reader = CheckpointReader(path)
-    reader.load(device=device)
+    reader.load()
     reader.verify()
     return reader

@@ -130,7 +130,7 @@ def block_of(leaf: Any) -> Block | None:
 
 
 def dealt(everybody: Sequence[Mapping[str, Block | None]]) -> dict[str, TensorEntry]:
-    """Entries of tensors from the blocks of all ranks; of those that hold a block the least busy one writes it.
+    """Entries of tensors from the blocks of all ranks. A block is written by its holder with the fewest bytes so far.
 
     >>> whole = {"w": block_of(torch.zeros(3)), "b": block_of(torch.zeros(1))}
     >>> [entry.pieces[0].file for entry in dealt([whole, whole]).values()]
@@ -141,7 +141,7 @@ def dealt(everybody: Sequence[Mapping[str, Block | None]]) -> dict[str, TensorEn
 
 
 def whole_entry(path: str, tensor: Tensor) -> TensorEntry:
-    """The entry of a tensor that one rank writes, into the file of its part."""
+    """The entry of a tensor that rank 0 writes, into the file of its part."""
     part, _, name = path.partition("/")
     shape = tuple(tensor.shape)
     return TensorEntry(tensor.dtype, shape, (TensorPiece((0,) * len(shape), shape, f"{part}{SUFFIX}", name),))

@@ -202,8 +202,7 @@ def write_checkpoint(
     Args:
         folder: of checkpoints, `RUN/checkpoints`, the same on all ranks; made if need be.
         update: number of committed updates in the state.
-        state: a nested tree of dict, list, tuple, set, Tensor, str, numbers and None, the same on all ranks. Values
-            other than tensors are those of the first rank.
+        state: a nested tree of dict, list, tuple, set, Tensor, str, numbers and None. Plain values are those of rank 0.
         group: the ranks, all of which call this.
         resumed_from: the checkpoint that the run went on from, for people.
 

@@ -38,9 +38,6 @@ class ReadOptions:
         blocks: number B of blocks in which gradients are added; None without blocks.
         total: sums numbers over the ranks, which call it together; streams need it on several ranks.
         pin_memory: whether batches are put in pinned memory, where there is an accelerator.
-
-    >>> ReadOptions(seed=1, rank=1, ranks=2).share(5)
-    range(2, 5)
     """
 
     seed: int

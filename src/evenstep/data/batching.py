@@ -41,7 +41,7 @@ def measure(lengths: Lengths, num_samples: int, *, max_tokens: int) -> NDArray[n
 
 
 def cut_by_count(num_samples: int, size: int | None, *, ranks: int) -> list[int]:
-    """Cut into batches of `size`, of which the last may be short; None cuts evenly into as many as there are ranks.
+    """Cut into batches of `size`; the last may be short. None cuts evenly, a batch for each rank.
 
     >>> cut_by_count(5, 2, ranks=2), cut_by_count(5, None, ranks=2), cut_by_count(1, None, ranks=2)
     ([0, 2, 4, 5], [0, 2, 5], [0, 1])

@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError
@@ -32,15 +32,19 @@ def count_samples(dataset: object) -> int:
     return num_samples
 
 
-def with_set_epoch(dataset: object) -> list[Any]:
-    """The dataset, or the datasets that it is made of, if they have `set_epoch`."""
+def with_set_epoch(dataset: Any) -> list[Any]:
+    """The dataset or loader, or the parts that it is made of, if they have `set_epoch`."""
     if callable(getattr(dataset, "set_epoch", None)):
         return [dataset]
+    parts: Sequence[Any] = ()
     if isinstance(dataset, Subset):
-        return with_set_epoch(cast("Subset[object]", dataset).dataset)
-    if isinstance(dataset, ConcatDataset):
-        return [one for part in cast("ConcatDataset[object]", dataset).datasets for one in with_set_epoch(part)]
-    return []
+        parts = [cast("Any", dataset).dataset]
+    elif isinstance(dataset, ConcatDataset):
+        parts = cast("Any", dataset).datasets
+    elif isinstance(dataset, DataLoader):
+        loader = cast("Any", dataset)
+        parts = [loader.dataset, loader.sampler, loader.batch_sampler]
+    return [one for part in parts for one in with_set_epoch(part)]
 
 
 def fetches_many(dataset: object) -> bool:

@@ -101,7 +101,7 @@ class _Cursor:
         rank = 0 if self.shared else self.read.rank
         self._epoch_key = key(self.read.seed, "stream", self.position.epoch, rank)
         seed_generators(self._epoch_key)  # also for `iter`, in which a loader draws the order of its epoch
-        for one in _with_set_epoch(self._stream):
+        for one in with_set_epoch(self._stream):
             one.set_epoch(self.position.epoch)
 
     def _look_ahead(self, batch: int) -> None:
@@ -373,11 +373,8 @@ class StreamData(Data):
 class UpdateData(StreamData):
     """The updates of an iterable: a tuple of batches, or one batch; see `batches_in`.
 
-    All ranks iterate over the same updates, and each runs its share of an update's batches.
-
-    Args:
-        stream: gives one update after the other; iterating it again is the next epoch.
-        samples_in: number of samples of a batch; by default dim 0 of its tensors.
+    All ranks iterate over the same updates, and each runs its share of an update's batches. Iterating `stream` again
+    is the next epoch; `samples_in` is as for `StreamData`.
 
     >>> data = UpdateData([((["a"], "class"), (["b", "c"], "box"))], samples_in=len)
     >>> batch = next(data.batches(ReadOptions(seed=1)))
@@ -417,28 +414,17 @@ def _is_stateful(stream: object) -> bool:
 
 
 def _check_stream(stream: object, *, gives_batches: bool) -> None:
+    loader: Any = stream if isinstance(stream, DataLoader) else None
     is_iterable = hasattr(stream, "__iter__") and not isinstance(stream, str | bytes | Mapping)
-    size = cast(Any, stream).batch_size or 0 if isinstance(stream, DataLoader) else 0
-    if not is_iterable or (size > 1 and not gives_batches):
+    if not is_iterable or (loader is not None and (loader.batch_size or 0) > 1 and not gives_batches):
         raise ArgumentError(
             f"`stream` must give samples when it is iterated, but is a {type(stream).__name__}; for the batches of a "
             f"loader pass `batched=True`, or give its dataset to `MapData`.",
             field="stream",
         )
-    _with_set_epoch(stream)
-
-
-def _with_set_epoch(stream: object) -> list[Any]:
-    """Objects of a stream that have `set_epoch`: itself, or the parts of a DataLoader."""
-    found = with_set_epoch(stream)
-    if found or not isinstance(stream, DataLoader):
-        return found
-    loader = cast(Any, stream)
-    of_dataset = with_set_epoch(loader.dataset)
-    if of_dataset and loader.persistent_workers:
+    if loader is not None and loader.persistent_workers and with_set_epoch(loader.dataset):
         raise ArgumentError(
             "a DataLoader with `persistent_workers=True` never tells its workers of a new epoch, but its dataset has "
             "`set_epoch`; turn `persistent_workers` off, or give the dataset to `MapData`.",
             field="stream",
         )
-    return [*of_dataset, *with_set_epoch(loader.sampler), *with_set_epoch(loader.batch_sampler)]

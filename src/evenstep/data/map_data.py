@@ -61,12 +61,10 @@ class MapData(Data):
         dataset: has `len(dataset)`, the same in all epochs, and `dataset[i]`. Its `set_epoch(epoch)` is called whenever
             the epoch changes; its `fingerprint` (str, or a method that returns one) is checked on resume.
         global_batch_size: samples of one update, over all ranks; or pairs (n, samples): that many from update n on.
-            Give this or `global_batch_tokens`.
-        global_batch_tokens: token budget of one update, longest sample × count.
-        micro_batch_size: most samples of a micro-batch.
-        micro_batch_tokens: token budget of a micro-batch. Without size or budget a global batch is divided evenly among
-            the ranks.
-        lengths: the length of each sample, in tokens, or a function of its index; needed for token budgets.
+        global_batch_tokens: in place of that, token budget of one update, longest sample × count.
+        micro_batch_size: most samples of a micro-batch; without size or budget ranks divide a global batch evenly.
+        micro_batch_tokens: token budget of a micro-batch.
+        lengths: of each sample, in tokens, or a function of its index; needed for token budgets.
         packed: True if `collate` packs samples into rows: the tokens of a batch are the sum over its samples.
         shuffle: whether epochs are shuffled.
         sampling: a weight for each sample: an epoch then draws `len(dataset)` samples with replacement. Or a
