@@ -1,8 +1,4 @@
-"""Modules that options mean, and how they are changed: recomputed in the backward, compiled, multiplied in float8.
-
-Blocks are items of a list, or layers of a model in stages, of a class that stands there at least twice; they hold
-parameters and are more than one layer of torch's. Blocks are not looked for inside of blocks.
-"""
+"""Modules that options mean, and how they are changed: recomputed in the backward, compiled, multiplied in float8."""
 
 import random
 from collections import Counter
@@ -38,7 +34,7 @@ from evenstep.precision.float8 import is_converted, restore, why_not
 from evenstep.tensors import plain
 from evenstep.train.randomness import layers_of, may_draw
 
-# --- Choice.
+# --- Choice. Blocks are items of a list, or layers of a model in stages, of a class that stands there at least twice.
 
 
 def choose_modules(model: nn.Module, meant: str, key: str = "memory.checkpoint") -> dict[str, nn.Module]:

@@ -1,7 +1,4 @@
-"""Cuts of micro-batches that do not fit into a rank's memory: the gradients of the pieces are added.
-
-A size that did not fit once is not tried again in the run. `Task.split` cuts a batch; by default along the samples.
-"""
+"""Cuts micro-batches that do not fit into a rank's memory; a size that did not fit is not tried again in the run."""
 
 import math
 from collections.abc import Sequence

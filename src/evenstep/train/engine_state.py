@@ -1,8 +1,4 @@
-"""State of an engine as a dict of parts: gathered for a checkpoint, compared with a saved state, and restored.
-
-The parts are "model" (with masters where parameters have them), "optimizer", "ema", "precision", "trained", "training",
-"tasks", "progress", "lr_schedule" and "run", a description.
-"""
+"""State of an engine as a dict of parts: gathered for a checkpoint, compared with a saved state, and restored."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

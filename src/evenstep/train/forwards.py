@@ -1,8 +1,4 @@
-"""Forward passes of evaluations, predictions and the check of the loss, and of the average of the parameters.
-
-The average is run for tasks that learn from its output (mean teachers, self-distillation). In update u that is the
-average after update u - 1, the same for every micro-batch, so the result does not depend on the cut.
-"""
+"""Forward passes of evaluations, predictions and the check of the loss, and of the average of the parameters."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,9 +1,6 @@
-"""Keyed randomness: generators are seeded from (seed, u, k) for micro-batch k of update u, from (seed, u) for the step
-of the optimizer, and from (seed, u, name) for a hook.
+"""Keyed randomness: generators are seeded from (seed, u, k) for micro-batch k of update u, from (seed, u) for a step.
 
-Dropout then depends neither on the rank that runs k, nor on earlier work, nor on resumes; no generator state is saved.
-Where a model gives its layers as to a pipeline, each layer and the loss have a key of their own below that, so that it
-draws the same whole and in stages.
+Where layers are known, each layer and the loss have keys below that, so a model draws the same whole and in stages.
 """
 
 import random

@@ -1,8 +1,4 @@
-"""State of an optimizer as a tree by parameter name, and its assignment to the bit.
-
-`groups` has of each group the names of its parameters, its options now, and its options when the run was built. `whole`
-is the `state_dict` of an optimizer that has its own.
-"""
+"""State of an optimizer as a tree by parameter name, and its assignment to the bit."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -45,7 +41,10 @@ def options_of(optimizer: Optimizer) -> list[Tree]:
 
 
 def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
-    """State of the optimizer by the `names` of each group's parameters; `built` are options of `options_of`."""
+    """State of the optimizer by the `names` of each group's parameters; `built` are options of `options_of`.
+
+    `whole` is the `state_dict` of an optimizer that has its own.
+    """
     groups = [
         {"parameters": list(own), "options": _options(group), "built": then}
         for group, own, then in zip(optimizer.param_groups, names, built, strict=True)

@@ -1,7 +1,4 @@
-"""Settings of a run as plain values: described, compared with saved ones, and left out by a reset.
-
-A reset leaves a part of a checkpoint out. The count of updates stays, and with it everything that is keyed by it.
-"""
+"""Settings of a run as plain values: described, compared with saved ones, and left out by a reset."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, fields
@@ -161,7 +158,7 @@ def how_to_reset(part: Reset) -> str:
 
 
 def without(state: Tree, reset: Collection[Reset]) -> Tree:
-    """A state of `RunState` without the parts that are reset."""
+    """A state of `RunState` without the parts that are reset; the count of updates stays, and what is keyed by it."""
     update = state["progress"]["update"]
     run = {**state["run"]}
     begun = dict(run.get("begun") or {})

@@ -1,7 +1,4 @@
-"""Names and inputs of metrics: of a task's metric objects, derived metrics, pairs and counts.
-
-States of metric objects are kept and reduced over ranks in `events.metrics.meters`.
-"""
+"""Names and inputs of metrics: of a task's metric objects, derived metrics, pairs and counts."""
 
 import re
 from collections.abc import Iterator, Mapping

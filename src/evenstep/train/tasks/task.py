@@ -1,8 +1,4 @@
-"""The user's seam: what a batch means.
-
-A task turns a batch into the model's inputs, says how many units the batch's loss covers, and sums the loss over
-them. It does not divide: the update divides by the weight of all its micro-batches, over all ranks, once.
-"""
+"""The user's seam: inputs, weight and summed loss of a batch; the update divides by the weight of all its batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping

@@ -1,8 +1,4 @@
-"""The tasks of a run by name: their states, and their parts of the model.
-
-Learned coefficients become a part of the model, `task_coefficients` or `task_balance`: saved, averaged, clipped. So do
-modules and parameters of tasks, below `task_parameters`, by their names in the task.
-"""
+"""The tasks of a run by name: their states, their parts of the model, and their event methods."""
 
 import weakref
 from collections.abc import Callable, Collection, Mapping

@@ -104,7 +104,8 @@ class MicrobatchStep:
         self.doing = "forward", one
         seen: dict[str, Any] = self._open[microbatch][1] if microbatch in self._open else {}
         # the output of one of several stages is not the model's
-        heard = self._span("forward", one, batch, seen) if stage.is_whole else nullcontext()
+        is_heard = stage.is_whole and context.bus.hears_passes
+        heard = self._span("forward", one, batch, seen) if is_heard else nullcontext()
         if self.model is not None:
             with context.precision.forward(context.device), lent(self.model, context) as whole, heard:
                 found = task.evaluate(whole, batch)
@@ -154,7 +155,7 @@ class MicrobatchStep:
         """Around the backward of a stage."""
         one = self.pieces[microbatch]
         self.doing = "backward", one
-        return self._span("backward", one)
+        return self._span("backward", one) if self.context.bus.hears_passes else nullcontext()
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""

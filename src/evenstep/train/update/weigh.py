@@ -1,7 +1,6 @@
-"""Counts what an update's losses cover, before any forward.
+"""Counts what an update's losses cover, before any forward; a late weight is counted by the forward itself.
 
-With the totals known, each micro-batch's summed loss is divided at once and every later reduction is a plain SUM:
-g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs; a late weight is counted by the forward itself.
+With the totals known, each summed loss is divided at once: g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m.
 """
 
 import math
