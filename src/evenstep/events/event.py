@@ -65,7 +65,7 @@ class MicrobatchEvent(Event):
     """Micro-batch `microbatch` of `task`, numbered in the global batch, or its forward or backward.
 
     `batch` is the collated data, in events of the forward on the device and transformed. `output` is the output of the
-    model after `Task.postprocess`, `loss` the summed loss; both are None before, on failure and in backwards.
+    model, `loss` the summed loss; both are None before, on failure and in backwards.
     """
 
     microbatch: int

@@ -162,8 +162,7 @@ class SixteenBits(Precision):
     """Base of precisions with parameters, activations and gradients of 16 bits; their sums and steps are float32."""
 
     float32_outputs: bool = True
-    """Cast the model's outputs to float32 for `Task.postprocess` and `Task.loss`. Use false if the loss multiplies
-    outputs with parameters."""
+    """Cast the model's outputs to float32 for `Task.loss`. Use false if the loss multiplies outputs with parameters."""
 
     @property
     def output_format(self) -> torch.dtype | None:

@@ -99,6 +99,6 @@ def build_teacher(context: TrainContext, model: nn.Module, average: Average | No
             context.precision.forward(context.device),
         ):
             output = functional_call(model, values, tuple(positional), dict(named), tie_weights=False)
-        return output if context.cast_outputs is None else context.cast_outputs(output)
+        return context.output(output)
 
     return teacher

@@ -29,10 +29,6 @@ class Asked(Squares):
         self.told.append("inputs")
         return batch[0]
 
-    def postprocess(self, output: Any, batch: Any) -> Any:
-        self.told.append("postprocess")
-        return output
-
     def loss(self, output: Any, batch: Any) -> Any:
         self.told.append("loss")
         if batch[1].sum() > 1e6:
@@ -65,7 +61,7 @@ def of(task: Any, *hooks: Hook, **more: Any) -> Trainer:
     )
 
 
-ONE = ["before_microbatch", "transform", "before_forward", "inputs", "postprocess", "after_forward", "loss"]
+ONE = ["before_microbatch", "transform", "before_forward", "inputs", "after_forward", "loss"]
 BACK = ["before_backward", "after_backward", "after_microbatch"]
 
 
@@ -74,7 +70,7 @@ def test_a_task_is_told_of_all_moments_in_the_order_of_the_page() -> None:
     of(task, evaluations={"valid": small(micro=4)}).train()
     assert task.told == [
         *("before_train", "before_epoch"),
-        *("transform", "inputs", "postprocess", "loss"),  # the evaluation is tried
+        *("transform", "inputs", "loss"),  # the evaluation is tried
         *("before_update", *[*ONE, *BACK] * 2, "before_step", "after_step", "after_update", "after_epoch"),
         *("before_evaluate", *ONE, "after_microbatch", "after_evaluate"),
         "after_train",
@@ -126,7 +122,7 @@ def test_an_engine_tells_of_updates_and_evaluations() -> None:
     engine = engine_of(line(), task, train=Training(check_loss=False))
     engine.update(batch)
     engine.evaluate(batch)
-    asked = ["transform", "inputs", "postprocess", "loss"]
+    asked = ["transform", "inputs", "loss"]
     assert task.told == ["before_update", *asked, "after_update", "before_evaluate", *asked, "after_evaluate"]
 
 

@@ -56,7 +56,7 @@ def function_of(
                 positional, keywords = arguments((), context.inputs(task, batch), True)
                 # all places have names: torch would search the model, and compare all that it saw at each call
                 output = functional_call(model, named, positional, keywords, tie_weights=False)
-                loss = task.loss(context.output(task, output, batch), batch)
+                loss = task.loss(context.output(output), batch)
             if not isinstance(loss, Loss):
                 loss = Loss(loss)
             total = loss.sum

@@ -171,10 +171,6 @@ class Task(ABC):
         """
         return batch[0] if isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence) else batch
 
-    def postprocess(self, output: Any, batch: Any) -> Any:
-        """The output as `loss` sees it, such as with what `transform` did undone; unchanged by default."""
-        return output
-
     def weight(self, batch: Any) -> float | Tensor:
         """Number of units that the summed loss of `batch` covers: valid tokens, samples, boxes.
 
@@ -197,7 +193,7 @@ class Task(ABC):
         is no `valid/loss`. Each rank calls it for its own micro-batches, so it must ask nothing of other ranks.
         """
         positional, named = arguments((), self.inputs(batch), True)
-        return self.loss(self.postprocess(model(*positional, **named), batch), batch)
+        return self.loss(model(*positional, **named), batch)
 
     def predict(self, output: Any, batch: Any) -> Any:
         """Prediction that `Trainer.predict` keeps of the model's output: any tree of tensors; by default the output."""

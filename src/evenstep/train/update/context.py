@@ -60,10 +60,9 @@ class TrainContext:
         given = task.inputs(batch)
         return given if self.cast_inputs is None else self.cast_inputs(given)
 
-    def output(self, task: Task, output: Any, batch: Any) -> Any:
-        """The model's output as the task's loss takes it."""
-        given = output if self.cast_outputs is None else self.cast_outputs(output)
-        return task.postprocess(given, batch)
+    def output(self, output: Any) -> Any:
+        """The model's output in the number format that the task's loss takes."""
+        return output if self.cast_outputs is None else self.cast_outputs(output)
 
     def silently(self) -> "TrainContext":
         """The same without hooks, records and incidents, for micro-batches that are not cut."""

@@ -123,7 +123,7 @@ class MicrobatchStep:
                 if context.randomness.by_layer:
                     context.randomness.seed_layer(LOSS)
                 (output,) = outputs.values()
-                seen["output"] = output = context.output(task, output, batch)
+                seen["output"] = output = context.output(output)
             found = self._see(task, output, batch)
         total = self._take(task, one, found)
         if microbatch in self._open:
