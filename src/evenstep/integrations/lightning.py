@@ -20,17 +20,7 @@ from evenstep.train.tasks.metrics import LaterMetrics
 from evenstep.train.tasks.task import Loss, Task, default_weight
 
 # Beginnings of the names of hooks, and of hooks that training does not call or `parts` does.
-_HOOKS = (
-    "on_",
-    "configure_",
-    "optimizer_",
-    "lr_scheduler_",
-    "transfer_",
-    "backward",
-    "teardown",
-    "get_extra",
-    "set_extra",
-)
+_HOOKS = ("on_", "configure_", "optimizer_", "lr_scheduler_", "transfer_", "backward", "teardown", "get_", "set_extra")
 _NOT_OF_TRAINING = ("configure_optimizers", "configure_model", "on_test_", "on_predict_")
 
 

@@ -4,7 +4,6 @@ The model never gets the labels: its own loss is a mean. A token or row with lab
 w · (−log p(y)) to the loss and w to the batch's weight. The label −100 is not counted.
 """
 
-import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, cast
@@ -16,7 +15,6 @@ from torch.nn import functional
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.integrations.hf.checks import check_causal, check_documents
-from evenstep.internals import unwrapped
 from evenstep.train import Loss, Task, chunked_cross_entropy
 
 IGNORED = -100  # label that is not counted
@@ -231,18 +229,6 @@ class Classification(_Labelled):
             raise ArgumentError("`label_smoothing` is for single labels; leave it out.", field="label_smoothing")
         self._problem = problem
         self._label_smoothing = float(label_smoothing)
-        self._more = dict[str, bool]()
-
-    def prepare(self, model: nn.Module) -> None:
-        whole: Any = unwrapped(model)
-        kinds = [type(whole)]
-        if hasattr(whole, "get_base_model"):  # a model of peft hands on arguments that it does not know
-            kinds.append(type(whole.get_base_model()))
-        takes = any("use_cache" in inspect.signature(kind.forward).parameters for kind in kinds)
-        self._more = {"use_cache": False} if takes else {}  # a decoder keeps no keys and values for generation
-
-    def inputs(self, batch: Any) -> dict[str, Any]:
-        return self._more | super().inputs(batch)
 
     def weight(self, batch: Any) -> Tensor:
         labels = batch["labels"]

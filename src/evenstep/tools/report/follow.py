@@ -21,8 +21,10 @@ def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
     if follow and to is not None:
         raise ConfigError("`--to` can't be given with `--follow`, which writes no file; leave one out.")
     folders = list(dict.fromkeys(paths))
-    if len(folders) > 1:
-        folders = _runs(folders)
+    if len(folders) > 1:  # `runs/*` may name other files
+        folders = [folder for folder in folders if is_run(folder)]
+        if not folders:
+            raise ConfigError(f"none of the {len(paths)} paths is a run folder.")
     if not follow:
         beside = folders[0] if len(folders) == 1 else folders[0].parent
         print(write_page(folders, to or beside / "report.html"))
@@ -31,18 +33,6 @@ def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
         print(f"{address_of(serving)}  (Ctrl-C ends it)", flush=True)
         serving.serve_forever(poll_interval=0.2)
     return EXIT_DONE
-
-
-def _runs(folders: list[Path]) -> list[Path]:
-    """Run folders among the paths: `runs/*` may name other files."""
-    missing = [f"`{folder}` must be a run folder, but is not there." for folder in folders if not folder.exists()]
-    found = [folder for folder in folders if is_run(folder)]
-    if missing or not found:
-        raise ConfigError(missing or [f"none of the {len(folders)} paths is a run folder."])
-    others = [str(folder) for folder in folders if folder not in found]
-    if others:
-        print(f"no run, left out: {', '.join(others)}")
-    return found
 
 
 def server(folders: Sequence[Path]) -> ThreadingHTTPServer:
