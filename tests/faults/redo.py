@@ -47,11 +47,9 @@ def ended(layout: str, **what: Any) -> list[Said]:
 
 
 @cache
-def cut_from(layout: str, rank: int, update: int) -> tuple[str, ...]:
-    """What all ranks end at where this one, or all of its pipeline, cut as finely as they must after a fault."""
-    replicas = LAYOUTS[layout].get("ranks", 2) // LAYOUTS[layout].get("pipeline", 1)
-    alike = [one for one in range(4) if "pipeline" in LAYOUTS[layout] and one % replicas == rank % replicas]
-    ends = ended(layout, cut=[alike or [rank], update, HALF])
+def cut_from(layout: str, update: int) -> tuple[str, ...]:
+    """What all ranks end at where they cut as finely as they must after a fault of one."""
+    ends = ended(layout, cut=[[0, 1, 2, 3], update, HALF])
     assert [end.code for end in ends] == [0] * len(ends), ends
     return tuple(end.said["sha256"] for end in ends)
 
@@ -62,7 +60,7 @@ def good(ends: list[Said], wanted: tuple[str, ...]) -> None:
 
 def memory(layout: str, phase: str, rank: int) -> None:
     ends = ended(layout, fault="out_of_memory", at=[rank, 4, phase])
-    good(ends, cut_from(layout, rank, 4))
+    good(ends, cut_from(layout, 4))
     assert "out_of_memory" in ends[0].said["kinds"], ends
 
 
@@ -82,7 +80,7 @@ def twice_in_a_row() -> None:
 def _alone_with(group: Group) -> Recovery:
     """The recovery of a run that has nothing but its ranks."""
     context = cast("TrainContext", SimpleNamespace(tasks={}, cuts=SplitLimit()))
-    execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, of_my_pipeline=list))
+    execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None))
     return Recovery(execution=execution, context=context)
 
 

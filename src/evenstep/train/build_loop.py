@@ -83,7 +83,6 @@ def build_loop(
         epochs=epochs,
         evaluator=evaluator,
         requests=requests,
-        reporter=reporter,
         config=dict(checkpoint.config or {}),
     )
     mirror = None if folder is None or checkpoint.mirror is None else Mirror(checkpoint.mirror, folder)

@@ -187,8 +187,7 @@ class Loop:
             raise self._rewind(incident, answer)
 
     def write_known(self) -> list[Record]:
-        engine = self.engine
-        return self.reporter.settle(engine.storage, limit=engine.parts.context.cuts.limit)
+        return self.reporter.settle(self.engine.storage)
 
     def _epoch_events(self, epoch: int) -> AbstractContextManager[None]:
         engine = self.engine

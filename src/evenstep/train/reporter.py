@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, cast, final
 
 from evenstep.data import GlobalBatch
@@ -22,7 +21,6 @@ class Reporter:
 
     Attributes:
         bus: of the hooks that are told of incidents.
-        limits: of the ranks' cuts, by rank, as of the last exchange.
     """
 
     def __init__(self, *, files: IncidentFiles, group: Group, writers: Sequence[Writer], logs: bool) -> None:
@@ -32,7 +30,6 @@ class Reporter:
         self.writers = Writers(writers if group.rank == 0 else (), report=self.report)
         self._logs = logs
         self._untold: list[Incident] = []
-        self.limits: list[int | None] = [None] * group.ranks
 
     def say(self, kind: str, update: int, message: str, **more: Any) -> None:
         """Report an incident."""
@@ -52,28 +49,23 @@ class Reporter:
         if self._logs and incident.kind != "failed":  # which is raised
             logging.getLogger("evenstep").warning(incident.message)
 
-    def settle(self, storage: Storage, *, limit: int | None) -> list[Record]:
-        """Hand all pending metrics of all ranks to the writers; all ranks call it together.
-
-        Args:
-            limit: how finely this rank cuts its micro-batches.
-        """
-        records = storage.settle(partial(self._exchange, limit=limit))
+    def settle(self, storage: Storage) -> list[Record]:
+        """Hand all pending metrics of all ranks to the writers; all ranks call it together."""
+        records = storage.settle(self._exchange)
         self.writers.write(records)
         for one in storage.take_shown():
             self.writers.event("shown", one)
         return records
 
-    def _exchange(self, pairs: Any, *, limit: int | None) -> list[Any]:
+    def _exchange(self, pairs: Any) -> list[Any]:
         told, self._untold = self._untold, []
-        everybody = self._group.gather((pairs, told, limit))
-        self.limits = [limit for _, _, limit in everybody]
+        everybody = self._group.gather((pairs, told))
         if self._group.rank == 0:
-            for _, incidents, _ in everybody[1:]:
+            for _, incidents in everybody[1:]:
                 for incident in incidents:
                     self._write(incident)
                     self.bus.tell(incident)
-        return only_largest_peaks([theirs for theirs, _, _ in everybody])
+        return only_largest_peaks([theirs for theirs, _ in everybody])
 
 
 def report_faults(report: Callable[[Incident], None], batch: GlobalBatch, update: int, rank: int) -> None:

@@ -19,7 +19,6 @@ from evenstep.options import Reset
 from evenstep.parallel import mapped
 from evenstep.tensors import state_of
 from evenstep.train.engine import Engine
-from evenstep.train.reporter import Reporter
 from evenstep.train.state import Tree
 from evenstep.train.state.pipeline_state import once_per_tensor
 from evenstep.train.state.settings import MAY_CHANGE, check_parts, check_same_run, without
@@ -47,7 +46,6 @@ class RunState:
     epochs: int | None
     evaluator: "Evaluator"
     requests: "Requests"
-    reporter: Reporter
     config: dict[str, Any]
 
     def state_dict(self, *, whole: bool) -> Tree:
@@ -61,7 +59,7 @@ class RunState:
         state["run"] |= {
             "evaluate": self.requests.evaluate,
             "evaluated_at": dict(self.evaluator.evaluated_at),
-            "cuts": self.reporter.limits,
+            "cuts": engine.parts.context.cuts.limit,
             "config": self.config,
         }
         state |= {
@@ -221,10 +219,7 @@ class RunState:
             engine.storage.load_state_dict(own["storage"])
         self.requests.evaluate = run["evaluate"]
         self.evaluator.evaluated_at = dict(run["evaluated_at"])
-        limits: list[int | None] = run["cuts"]
-        same = len(limits) == engine.group.ranks and not engine.parts.execution.in_stages
-        smallest = min((limit for limit in limits if limit is not None), default=None)
-        engine.parts.context.cuts.limit = limits[engine.group.rank] if same else smallest
+        engine.parts.context.cuts.limit = run["cuts"]
         return changed
 
 

@@ -1,9 +1,9 @@
 """Stages, plans and norms of updates and evaluations, chosen when a trainer is built."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from evenstep.tensors import named_parameters, parameters_in
 from evenstep.train.update.microbatch import MicrobatchStep, dummy_step
 from evenstep.train.update.rollback import Buffers
 
-T = TypeVar("T")
 Numbers = tuple[int, ...]  # of micro-batches in a plan, or of their pieces
 
 
@@ -151,11 +150,6 @@ class Execution:
     def run_locally(self, step: MicrobatchStep, *, backward: bool = True) -> None:
         """Run micro-batches on this rank, whose gradients are shared with nobody."""
         self.local_runner.run(self.plan(step.numbers, True) if backward else self.forwards(step.numbers), step)
-
-    def of_my_pipeline(self, values: Sequence[T]) -> Sequence[T]:
-        """The values of the ranks of this rank's pipeline, of one of each rank of the group."""
-        replicas = self.group.ranks // self.pipeline.ranks
-        return values[self.group.rank % replicas :: replicas]
 
     def reset(self) -> None:
         """Forget everything of an attempt that has failed, on all ranks."""

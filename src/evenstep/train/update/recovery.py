@@ -102,7 +102,7 @@ class Recovery:
         return True
 
     def _meet(self, place: str, number: int, reason: str, value: T, undo: Callable[[], None]) -> Sequence[T]:
-        """Undo the attempt on all ranks; gives the values of this pipeline's ranks."""
+        """Undo the attempt on all ranks; gives their values."""
         if not self._interruption:
             self._execution.group.interrupt(reason)
         self._execution.reset()
@@ -115,7 +115,7 @@ class Recovery:
                     f"{reason}, in {place}, when rank {rank} was in {theirs}, which can't be undone. Go on from "
                     f"the last checkpoint, with smaller micro-batches."
                 )
-        return self._execution.of_my_pipeline([theirs for _, _, theirs in everybody])
+        return [theirs for _, _, theirs in everybody]
 
     def _cut(self, place: str, update: int, traceback: str) -> str:
         """Cut the current micro-batch finer; gives the reason for the other ranks."""
