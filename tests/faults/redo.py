@@ -100,21 +100,26 @@ def in_another_work() -> None:
 def at_the_work_before() -> None:
     """Rank 0 breaks off what the others have not begun: ranks 1 and 2 still exchange what belongs to the one before."""
 
-    def act(group: Group) -> tuple[Any, Any]:
+    def act(group: Group) -> list[list[int]]:
         recovery = _alone_with(group)
         part = group.split([[0], [1, 2]])
+        values: list[list[int]] = []
 
-        def before() -> list[int]:
+        def before() -> None:
             time.sleep(0.5 * group.rank)
-            return part.gather(group.rank)
+            values.append(part.gather(group.rank))
 
-        def after() -> list[int]:
-            return out_of_memory() or [] if group.rank == 0 else group.gather(group.rank)
+        def after() -> None:
+            if group.rank == 0:
+                out_of_memory()
+            values.append(group.gather(group.rank))
 
-        return recovery.once("update 1", before), recovery.once("update 2", after)
+        recovery.once("update 1", before)
+        recovery.once("update 2", after)
+        return values
 
     for rank, end in enumerate(ends_of_ranks(3, act)):
-        assert end == (([0], [1, 2])[rank > 0], None), end
+        assert end == [([0], [1, 2])[rank > 0]], end
 
 
 def both_at_once() -> None:

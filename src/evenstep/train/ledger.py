@@ -155,7 +155,7 @@ class Ledger:
         elif bad := self._bad_losses(pending):
             details["tasks"] = sorted({task for _, task, _ in bad if task})
             details["microbatches"] = [microbatch for microbatch, _, _ in bad]
-            why += f"; micro-batches {first_of([microbatch for microbatch, _, _ in bad], 3)} have losses of inf or NaN"
+            why += f"; the loss of micro-batch {first_of([microbatch for microbatch, _, _ in bad], 3)} is inf or NaN"
         elif has_scale and self._halves_scale(pending):
             kind = "overflow"
         where = f"update {pending.number} (global batch {position.batch} of epoch {position.epoch})"
