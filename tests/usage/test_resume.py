@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep import Ema, Hook, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.contrib.multitask import GradNorm, Uncertainty
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import CheckpointError
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEvent, Incident, UpdateEvent
 from evenstep.precision import Fp16Mixed
 from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
@@ -220,15 +220,6 @@ def test_an_average_that_moves_otherwise_is_said(tmp_path: Path) -> None:
     _, said = gone_on(tmp_path, [], [], first=first, train=Training(ema=Ema(decay=0.5)))
     words = "`train.ema.decay` was 0.9 and is now 0.5"
     assert said == [f"the run goes on with changes: {words}."]
-
-
-@pytest.mark.parametrize("length", [{"updates": 3}, {"updates": None, "epochs": 1}])
-def test_a_run_that_is_to_be_shorter_than_it_is_is_refused(length: dict[str, Any], tmp_path: Path) -> None:
-    trainer_of(tmp_path, Heard(), updates=6).train()
-    shorter = trainer_of(tmp_path, Heard(), **length)
-    shorter.resume()  # as whoever only evaluates it may do
-    with pytest.raises(ArgumentError):
-        shorter.train()
 
 
 def stopped_early(folder: Path) -> None:
