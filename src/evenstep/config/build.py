@@ -4,10 +4,10 @@ So the same file gives the same initial parameters. Nothing is trained here, and
 """
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, final
 
@@ -136,12 +136,11 @@ def build_parts(config: RunConfig, group: Group | None = None, *, begins: bool =
     parallel = config.parallel
     with refused_at("parallel.pipeline"):
         mesh = None if group is None else Mesh.of(group, pipeline=parallel.pipeline)
-    made = make_model(config)
-    is_whole = isinstance(made, nn.Module)
-    loaded = _load_weights(config, made) if begins and is_whole else None
-    model = build_model(config, made, mesh)
-    if begins and not is_whole:  # its layers are only made in its stages
-        loaded = _load_weights(config, model)
+    model = build_model(config, mesh)
+    loaded = None
+    if begins and config.init_from is not None:
+        with refused_at("init_from.path"):
+            loaded = load_weights(model, **vars(config.init_from))
     hooks, task = prepared(config, model)
     optimizer = make_optimizer(config, model)
     data, evaluations = build_sets(config, lambda key, table: _make(config, key, table, object))
@@ -180,7 +179,10 @@ def prepared(config: RunConfig, model: nn.Module) -> tuple[list[Hook], dict[str,
 
 
 def _make(config: RunConfig, key: str, table: Callable[[], object], kind: type[_Made]) -> _Made:
-    with seeded(config.seed), refused_at(key):
+    with undisturbed(), refused_at(key):
+        random.seed(config.seed)
+        np.random.seed(config.seed % 2**32)
+        torch.default_generator.manual_seed(config.seed)
         made = table()
     return _checked(key, made, kind)
 
@@ -191,32 +193,15 @@ def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
     return made
 
 
-@contextmanager
-def seeded(seed: int) -> Generator[None]:
-    with undisturbed():
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 def make_model(config: RunConfig) -> nn.Module | Layers:
     """The model as its target gives it, its parameters drawn from the run's seed."""
     made = _make(config, "model", config.model, object)
     return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
 
-def _load_weights(config: RunConfig, model: nn.Module) -> LoadedWeights | None:
-    table = config.init_from
-    if table is None:
-        return None
-    with refused_at("init_from.path"):
-        return load_weights(model, **{one.name: getattr(table, one.name) for one in fields(table)})
-
-
-def build_model(config: RunConfig, made: nn.Module | Layers, mesh: Mesh | None) -> nn.Module:
+def build_model(config: RunConfig, mesh: Mesh | None) -> nn.Module:
     """The model as it is trained: whole, or in stages where the run file asks for a pipeline."""
-    parallel = config.parallel
+    made, parallel = make_model(config), config.parallel
     if parallel.pipeline == 1 and isinstance(made, nn.Module):
         return made
     with refused_at("parallel.pipeline"):
@@ -292,8 +277,7 @@ def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
     Schedule-free optimizers train other weights than they evaluate, and only they can make these of their state.
     """
     reader = read_checkpoint(path)
-    made = make_model(config)
-    model = made if isinstance(made, nn.Module) else build_model(config, made, None)
+    model = build_model(config, None)
     prepared(config, model)
     optimizer = make_optimizer(config, model)
     set_mode(optimizer, "train")  # as the saved one was

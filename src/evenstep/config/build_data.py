@@ -1,6 +1,5 @@
 """Data of a run: datasets as global batches, map-style or streams. No sample is read."""
 
-import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from inspect import signature
@@ -27,7 +26,7 @@ def build_sets(config: RunConfig, make: Callable[[str, Target], Any]) -> tuple[D
         task = key.removeprefix("tasks.").removesuffix(".data")
         dataset = make(f"{key}.train", table.train)
         with refused_at(f"{key}.train"):
-            train[task] = build_data(table, dataset, pipeline_ranks=config.parallel.pipeline)
+            train[task] = build_data(table, dataset)
         for name, evaluation in table.evaluations.items():
             dataset = make(f"{key}.evaluations.{name}", evaluation)
             with refused_at(f"{key}.evaluations.{name}"):
@@ -46,20 +45,14 @@ def build_sets(config: RunConfig, make: Callable[[str, Target], Any]) -> tuple[D
     return data, sets
 
 
-def build_data(table: DataTable, dataset: Any, *, pipeline_ranks: int = 1) -> Data:
-    """The training set, as a map-style dataset or, where it has no length, as a stream.
-
-    With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must;
-    each pipeline as many as overlap well.
-    """
+def build_data(table: DataTable, dataset: Any) -> Data:
+    """The training set, as a map-style dataset or, where it has no length, as a stream."""
     kind = StreamData if is_stream(dataset) else MapData
     own = {one.name: one.default for one in fields(table) if one.name not in ("train", "evaluations")}
     options = {name: getattr(table, name) for name, default in own.items() if getattr(table, name) != default}
     unused = options.keys() - signature(kind).parameters
     if unused:
         raise ArgumentError(f"`{min(unused)}` has no effect on a {kind.__name__}; leave it out.")
-    if table.micro_batch_size == "auto":
-        options["micro_batch_size"] = _largest(table, pipeline_ranks)
     if kind is MapData:
         options["lengths"] = _lengths(dataset, table)
     return kind(dataset, **options)
@@ -67,7 +60,7 @@ def build_data(table: DataTable, dataset: Any, *, pipeline_ranks: int = 1) -> Da
 
 def _build_evaluation(evaluation: EvaluationSet, table: DataTable, dataset: Any) -> Data:
     """An evaluation set: in its own order, a micro-batch at a time; nothing is left out."""
-    size = evaluation.micro_batch_size or (None if table.micro_batch_size == "auto" else table.micro_batch_size)
+    size = evaluation.micro_batch_size or table.micro_batch_size
     if size is None and table.micro_batch_tokens is None:
         size = largest(table.global_batch_size)
     options: dict[str, Any] = {"global_batch_size": size, "limit_batches": evaluation.first_batches}
@@ -88,19 +81,6 @@ def _build_evaluation(evaluation: EvaluationSet, table: DataTable, dataset: Any)
 
 def is_stream(dataset: object) -> bool:
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
-
-
-def _largest(table: DataTable, pipeline_ranks: int) -> int | None:
-    """Samples of the largest micro-batch that is worth trying: a replica's share of a global batch.
-
-    A pipeline gets M = 4 P of its share: P ranks are idle for (P-1)/(M+P-1) of an update, then less than a fifth.
-    """
-    size = largest(table.global_batch_size)
-    if size is None:
-        return None
-    replicas = max(1, int(os.environ.get("WORLD_SIZE", "1")) // pipeline_ranks)
-    overlapping = 1 if pipeline_ranks == 1 else 4 * pipeline_ranks
-    return -(-size // (replicas * overlapping))
 
 
 def _lengths(dataset: Any, table: DataTable) -> Any:

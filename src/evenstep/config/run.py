@@ -150,9 +150,9 @@ class DataTable:
     Give either this or `global_batch_tokens`."""
     global_batch_tokens: Count | None = None
     """Most tokens of one update, padding included: the number of samples times the longest one."""
-    micro_batch_size: Count | Literal["auto"] | None = None
-    """Samples that go through forward and backward at once. By default the whole global batch. auto finds at the start,
-    by trying, how many fit into memory; with a pipeline it starts with four micro-batches per pipeline rank."""
+    micro_batch_size: Count | None = None
+    """Samples that go through forward and backward at once. By default each rank's share of the global batch, which is
+    cut until it fits into memory."""
     micro_batch_tokens: Count | None = None
     """Most tokens of one micro-batch, padding included."""
     packed: bool = False
@@ -447,9 +447,8 @@ class RunConfig:
             self.parallel.strategy in ("fsdp", "zero1")
             or self.parallel.pipeline > 1
             or any(str(one).startswith("rewind") for one in (self.failures.non_finite, self.failures.loss_spike))
-            or any(one.micro_batch_size == "auto" for one in self.sets.values())
         ):
             yield (
-                '`launch.lost_rank` "continue" is for strategy ddp without a pipeline, without policies that rewind, '
-                'and with a number as `micro_batch_size`; use "stop".'
+                '`launch.lost_rank` "continue" is for strategy ddp without a pipeline, and without policies that '
+                'rewind; use "stop".'
             )

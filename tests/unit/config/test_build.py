@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from evenstep.config.build import RunParts, build_parts
-from evenstep.config.build_data import build_data
 from evenstep.config.load import from_arguments, open_run
-from evenstep.data import MapData, ReadOptions, StreamData
+from evenstep.data import MapData, StreamData
 from evenstep.errors import ConfigError, TaskError
 from refused import refused
 
@@ -113,18 +112,6 @@ def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:
     assert isinstance(build("--data.train.target", "parts.py:Stream").data, StreamData)
     with pytest.raises(ConfigError):
         build("--data.train.target", "parts.py:Stream", "--data.packed", "true", "--data.micro_batch_tokens", "3")
-
-
-@pytest.mark.parametrize(("processes", "pipeline", "samples"), [(1, 1, 64), (4, 2, 4), (3, 1, 22)])
-def test_auto_begins_with_the_share_of_a_replica_or_pipeline(
-    build: Build, monkeypatch: pytest.MonkeyPatch, processes: int, pipeline: int, samples: int
-) -> None:
-    config = build("--data.micro_batch_size", "auto", "--data.global_batch_size", "64").config
-    assert config.data is not None
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
-    data = build_data(config.data, range(64), pipeline_ranks=pipeline)
-    batch = next(data.batches(ReadOptions(seed=0)))
-    assert batch.microbatches[0].num_samples == samples
 
 
 def test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns(build: Build) -> None:
