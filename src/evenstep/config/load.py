@@ -30,24 +30,19 @@ Tree = dict[str, Any]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
-    """A run without faults.
-
-    Args:
-        tables: its run file with its overrides, as a run folder keeps it.
-        recipe: the folder of the recipe's Python files, importable while the run is open.
-    """
+    """A run without faults."""
 
     config: RunConfig
-    tables: Tree
-    recipe: Path
+    tables: Tree  # its run file with its settings, as a run folder keeps it
+    recipe: Path  # the folder of its Python files, importable while the run is open
 
 
 @contextmanager
 def open_run(path: Path, settings: "Sequence[Setting]" = ()) -> Generator[OpenRun]:
-    """Read the run of `path` with settings over its values, and keep its recipe importable inside the `with`.
+    """Read a run with settings over its values, and keep its recipe importable inside the `with`.
 
     Raises:
-        ConfigError: with everything that is wrong.
+        ConfigError: with a sentence for each wrong value: its key, allowed values, given value, closest name.
     """
     tables = read(path, settings)
     folders = {key: path.resolve().parent / str(tables.get(key, ".")) for key in ("recipe", "paths")}
@@ -55,12 +50,22 @@ def open_run(path: Path, settings: "Sequence[Setting]" = ()) -> Generator[OpenRu
     if not recipe.is_dir():
         raise ConfigError(f"`recipe` must be a folder, but there is no {recipe}; set `recipe` to one.")
     with importable(recipe):
-        config = validated(tables, folders)
-        faults = list(config.faults())
-        if faults:
-            raise ConfigError(faults)
+        config = _validated(tables, folders)
         tables |= {"recipe": "recipe", "paths": str(folders["paths"].resolve())}
         yield OpenRun(config=config, tables=tables, recipe=recipe.resolve())
+
+
+def _validated(tables: Tree, folders: Mapping[str, Path]) -> RunConfig:
+    try:
+        config = arguments_of(RunConfig).validate_json(json.dumps(tables), context=folders)
+    except ValidationError as error:
+        faults = [f"`{'.'.join(path)}` {text}" for path, text in faults_of(error, tables, advice_for).items()]
+        causes = [fault.get("ctx", {}).get("error") for fault in error.errors()]
+        raise ConfigError(faults) from next((one.__cause__ for one in causes if isinstance(one, ArgumentError)), None)
+    faults = list(config.faults())
+    if faults:
+        raise ConfigError(faults)
+    return config
 
 
 class Setting(NamedTuple):
@@ -84,11 +89,7 @@ class Setting(NamedTuple):
 
 
 def from_arguments(arguments: Sequence[str]) -> list[Setting]:
-    """The settings of a command line: `--section.key value` or `--section.key=value`.
-
-    >>> from_arguments(["--train.updates", "10", "--seed=7"])
-    [Setting(path=('train', 'updates'), text='10'), Setting(path=('seed',), text='7')]
-    """
+    """The settings of a command line: `--section.key value` or `--section.key=value`."""
     settings: list[Setting] = []
     faults: list[str] = []
     rest = list(arguments)
@@ -130,12 +131,9 @@ def merge(tree: Tree, settings: Sequence[Setting]) -> Tree:
     A text whose keys are set becomes the `kind` of a table. In a list of hooks a name stands for the hook of that name,
     which is added if there is none.
 
-    >>> merge({"train": {"epochs": 3}}, from_arguments(["--train.epochs", "none", "--train.updates", "9"]))
-    {'train': {'updates': 9}}
-    >>> merge({"precision": "16-mixed"}, from_arguments(["--precision.initial", "8"]))
-    {'precision': {'kind': '16-mixed', 'initial': 8}}
-    >>> merge({}, from_arguments(["--hooks.time_budget.max_minutes", "55"]))
-    {'hooks': [{'use': 'time_budget', 'max_minutes': 55}]}
+    >>> settings = from_arguments(["--precision.initial", "8", "--name=none", "--hooks.time_budget.max_minutes", "55"])
+    >>> merge({"name": "a", "precision": "16-mixed"}, settings)
+    {'precision': {'kind': '16-mixed', 'initial': 8}, 'hooks': [{'use': 'time_budget', 'max_minutes': 55}]}
     """
     tree = deepcopy(tree)
     for setting in settings:
@@ -178,24 +176,6 @@ def flat(tree: Tree, outer: str = "") -> dict[str, object]:
     for name, value in tree.items():
         found |= flat(value, f"{outer}{name}.") if isinstance(value, dict) else {outer + name: value}
     return found
-
-
-def validated(tree: Tree, folders: Mapping[str, Path] | None = None) -> RunConfig:
-    """The run of a file's tables.
-
-    Args:
-        folders: `recipe`, from which targets are imported, and `paths`, from which relative paths count. Without them
-            targets stay names.
-
-    Raises:
-        ConfigError: with a sentence for each value that is wrong: its key, allowed values, given value, closest name.
-    """
-    try:
-        return arguments_of(RunConfig).validate_json(json.dumps(tree), context=folders)
-    except ValidationError as error:
-        faults = [f"`{'.'.join(path)}` {text}" for path, text in faults_of(error, tree, advice_for).items()]
-        causes = [fault.get("ctx", {}).get("error") for fault in error.errors()]
-        raise ConfigError(faults) from next((one.__cause__ for one in causes if isinstance(one, ArgumentError)), None)
 
 
 @cache

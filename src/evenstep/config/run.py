@@ -37,8 +37,7 @@ Pairs = tuple[tuple[Count, Count], ...]
 
 
 def _found(target: str, info: ValidationInfo) -> Any:
-    """The object of that name, in a run that is opened; else the name."""
-    return target if info.context is None else find(target, info.context["recipe"])
+    return find(target, cast("Any", info.context)["recipe"])
 
 
 def _bound(args: dict[str, Any], info: ValidationInfo, **given: Any) -> dict[str, Any]:
@@ -51,12 +50,12 @@ def _hook(name: str, info: ValidationInfo) -> Any:
 
 
 Function = Annotated[
-    Callable[..., Any] | str,
+    Callable[..., Any],
     Matching(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*", "FILE.py:NAME or package.module:NAME"),
     AfterValidator(_found),
 ]
 TorchOptimizer = Annotated[
-    Callable[..., Any] | str,
+    Callable[..., Any],
     Matching(r"\w+", "a class of torch.optim"),
     AfterValidator(lambda name, info: _found(f"torch.optim:{name}", info)),
 ]
@@ -97,9 +96,8 @@ class Target:
     args: Args = field(default_factory=dict[str, Any])
     """Keyword arguments. A relative path counts from the run file's folder, if the parameter is a `Path`."""
 
-    def __call__(self, *given: object, **more: object) -> Any:
-        """Call it, in a run that is opened."""
-        return cast("Any", self.target)(*given, **self.args, **more)
+    def __call__(self) -> Any:
+        return self.target(**self.args)
 
 
 @option
