@@ -55,7 +55,6 @@ class Apply:
     def __init__(self, stepper: Stepper, *, clip_norm: float | None) -> None:
         self.stepper = stepper
         self._clip_norm = clip_norm
-        self._in_kernel = stepper.divides_in_kernel
 
     def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         """Take the step with g/divisor clipped, unless it is not finite.
@@ -72,15 +71,12 @@ class Apply:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
         scale: Tensor | None = None
         if divisor != 1.0:
-            if divisor <= _LARGEST_FLOAT32 and self._divides_in_kernel():
+            if divisor <= _LARGEST_FLOAT32 and self.stepper.divides_in_kernel:
                 scale = torch.full((), divisor, device=squared.device)
             else:
                 foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
         self.stepper.step(update, scale=scale)
         return Applied(norm=norm, aborted=0.0)
-
-    def _divides_in_kernel(self) -> bool:
-        return self._in_kernel and not self.stepper.shows_gradients
 
     def resume(self) -> None:
         """Take steps again after an abort was handled."""
@@ -110,7 +106,7 @@ class DeviceApply(Apply):
         scale = torch.ones_like(norm) * divisor
         if self._clip_norm is not None:
             scale = scale * ((norm + CLIP_EPSILON) / self._clip_norm).clamp(min=1.0)
-        in_kernel = self._divides_in_kernel()
+        in_kernel = self.stepper.divides_in_kernel
         if not in_kernel:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
         self.stepper.step(update, scale=scale.float() if in_kernel else None, found_inf=aborted)

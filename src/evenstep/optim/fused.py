@@ -60,16 +60,6 @@ def take_step(optimizer: Any) -> None:
         set_grad_enabled(before)
 
 
-def may_draw(optimizer: Any) -> bool:
-    """True if a step may draw random numbers: all but torch's own without hooks.
-
-    >>> may_draw(AdamW([torch.zeros(1)]))
-    False
-    """
-    step = unwrapped_step(optimizer)
-    return step is None or not is_torchs_step(step)
-
-
 def _launch(group: Mapping[str, Any], states: Mapping[Any, _State]) -> _Launch | None:
     parameters: list[Tensor] = group["params"]
     grads = list(map(_grad, parameters))

@@ -11,9 +11,16 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
-from evenstep.internals import foreach_copy, looks_at_gradients, takes_scale, times_written
+from evenstep.internals import (
+    foreach_copy,
+    is_torchs_step,
+    looks_at_gradients,
+    takes_scale,
+    times_written,
+    unwrapped_step,
+)
 from evenstep.oom import give_back, is_out_of_memory
-from evenstep.optim.fused import may_draw, take_step
+from evenstep.optim.fused import take_step
 from evenstep.optim.optimizers import parts_of
 
 
@@ -29,6 +36,8 @@ class Stepper:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizers: tuple[Any, ...] = parts_of(optimizer)
         self.takes_scale = all(map(takes_scale, self.optimizers))
+        # the kernels read the scale as float32, too coarse for float64
+        self._divides_exactly = self.takes_scale and all(one.dtype != torch.float64 for one in self.parameters)
         self.masters: Mapping[str, Tensor] = {}
         self.rounded: frozenset[str] = frozenset()
 
@@ -42,18 +51,14 @@ class Stepper:
 
     @property
     def divides_in_kernel(self) -> bool:
-        """True if the kernels divide gradients exactly: they read the scale as float32, too coarse for float64."""
-        return self.takes_scale and all(one.dtype != torch.float64 for one in self.parameters)
-
-    @property
-    def shows_gradients(self) -> bool:
-        """True if the user's code reads the gradients before the kernels."""
-        return any(map(looks_at_gradients, self.optimizers))
+        """True if the kernels divide gradients exactly, and nobody reads them before."""
+        return self._divides_exactly and not any(map(looks_at_gradients, self.optimizers))
 
     @property
     def may_draw(self) -> bool:
-        """True if the next step may draw random numbers."""
-        return any(map(may_draw, self.optimizers))
+        """True if the next step may draw random numbers: all but torch's own without hooks."""
+        steps = map(unwrapped_step, self.optimizers)
+        return not all(step is not None and is_torchs_step(step) for step in steps)
 
     def load_masters(self, values: Mapping[str, Tensor]) -> None:
         """Load the masters by parameter name; the model has their rounded values already."""

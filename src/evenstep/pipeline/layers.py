@@ -30,9 +30,9 @@ class Layer:
     Args:
         name: prefix of its parameters' names, dotted, such as `blocks.3`.
         build: module, or function that builds it.
-        sources: names of earlier layers whose outputs are its arguments, in this order; by default the layer before.
-        inputs: the task's inputs that follow: True for all (a tuple is positional, a dict keyword arguments), a tuple
-            for these keys of a dict, False for none. By default the first layer gets all.
+        sources: names of earlier layers whose outputs are its arguments; by default the layer before.
+        inputs: the task's inputs that follow: all (a tuple as positional, a dict as keyword arguments), these keys of a
+            dict, or none. By default the first layer gets all.
     """
 
     name: str

@@ -168,7 +168,7 @@ class PipelineModel(nn.Module):
         for place, module in modules.items():
             register(self, self.names[place], module)
         held = _held(self.own_layers(), self.names, pipeline)
-        self.ties = tuple(Tie(tie, tuple(held[name][0] for name in tie)) for tie in _joined(tied, list(held)))
+        self.ties: list[Tie] = [{name: held[name][0] for name in tie} for tie in _joined(tied, list(held))]
         self.sizes = {name: size for name, (_, size) in held.items() if name not in self.aliases}
         equalise(self.ties, named_parameters(self), pipeline)
 
@@ -180,7 +180,7 @@ class PipelineModel(nn.Module):
     @property
     def aliases(self) -> dict[str, str]:
         """Name in checkpoints of each copy of a tied parameter."""
-        return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
+        return {name: next(iter(tie)) for tie in self.ties for name in [*tie][1:]}
 
     def count_parameters(self) -> tuple[int, int]:
         """Numbers in the whole model's parameters, tied ones once, and in the trained ones. All ranks call it."""

@@ -4,7 +4,7 @@ Each owner steps its own copy; gradients are summed over owners in the order of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,41 +14,34 @@ from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
 from evenstep.tensors import gradient_format
 
-
-class Tie(NamedTuple):
-    """One tied parameter: its names, in the order of the layers, and their ranks. Checkpoints have the first name."""
-
-    names: tuple[str, ...]
-    owners: tuple[int, ...]
+Tie = Mapping[str, int]
+"""Ranks of the copies of one parameter by name, in the order of the layers; checkpoints have the first name."""
 
 
 def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
     """Give every copy the value of the first."""
-    if not ties:
-        return
-    firsts = {tie.names[0]: parameters[tie.names[0]].detach().cpu() for tie in ties if tie.owners[0] == group.rank}
-    values = {name: value for theirs in group.gather(firsts) for name, value in theirs.items()}
+    firsts = [next(iter(tie)) for tie in ties]
+    mine = {name: parameters[name].detach().cpu() for name in firsts if name in parameters}
+    values = {name: value for theirs in group.gather(mine) for name, value in theirs.items()}
     with torch.no_grad():
-        for tie in ties:
-            value = values[tie.names[0]]
-            for name in tie.names:
-                if name in parameters and parameters[name].shape != value.shape:
+        for first, tie in zip(firsts, ties, strict=True):
+            for name in tie.keys() & parameters.keys():
+                if parameters[name].shape != values[first].shape:
                     raise ArgumentError(
-                        f"tied parameters must have one shape, but `{tie.names[0]}` has {list(value.shape)} and "
+                        f"tied parameters must have one shape, but `{first}` has {list(values[first].shape)} and "
                         f"`{name}` {list(parameters[name].shape)}."
                     )
-                if name in parameters:
-                    parameters[name].copy_(value)
+                parameters[name].copy_(values[first])
 
 
 def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
     """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand."""
-    own = [{name: parameters[name] for name in tie.names if name in parameters} for tie in ties]
+    own = [{name: parameters[name] for name in tie if name in parameters} for tie in ties]
     flags = {name: (one.requires_grad, one.grad is not None) for copies in own for name, one in copies.items()}
     known = {name: both for theirs in group.gather(flags) for name, both in theirs.items()}
     for tie, copies in zip(ties, own, strict=True):
-        check_frozen({name: known[name][0] for name in tie.names})
-        present = [(name, owner) for name, owner in zip(tie.names, tie.owners, strict=True) if known[name][1]]
+        check_frozen({name: known[name][0] for name in tie})
+        present = [(name, owner) for name, owner in tie.items() if known[name][1]]
         if present and copies:
             _sum_one(tie, present, copies, group)
 
@@ -72,14 +65,14 @@ def _sum_one(tie: Tie, present: list[tuple[str, int]], copies: Mapping[str, nn.P
         group.begin_receive(gradient, rank)()
         return gradient
 
-    root = tie.owners[0]
+    root = next(iter(tie.values()))
     waits: list[Callable[[], None]] = []
     if group.rank == root:
         gradients = (_gradient(copies[name]) if owner == root else received(owner) for name, owner in present)
         total = next(gradients).clone()
         for gradient in gradients:
             total.add_(gradient)
-        waits = [group.begin_send(total, owner) for owner in sorted({*tie.owners} - {root})]
+        waits = [group.begin_send(total, owner) for owner in sorted({*tie.values()} - {root})]
     else:
         for name, owner in present:
             if owner == group.rank:

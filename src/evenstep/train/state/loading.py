@@ -82,7 +82,7 @@ def load_weights(
     ranks, whole = pipeline_of(model), unwrapped(model)
     state = {plain(name): one for name, one in whole.state_dict(keep_vars=True).items()}
     live = {name: one for name, one in state.items() if isinstance(one, Tensor)}
-    tied = {name: tie.names for tie in model.ties for name in tie.names} if isinstance(model, PipelineModel) else {}
+    tied = {name: tuple(tie) for tie in model.ties for name in tie} if isinstance(model, PipelineModel) else {}
     names = {name: tied.get(name, (name,)) for name in live}
     known = {name for theirs in ranks.gather(list(chain.from_iterable(names.values()))) for name in theirs}
     meant = _meant(patterns, known)
