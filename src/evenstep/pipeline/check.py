@@ -23,14 +23,11 @@ _OTHER_END = {
 Needs = dict[Action, list[Action]]
 
 
-def check(
-    plans: Sequence[Plan], layout: Layout, microbatches: Collection[int], *, forward_only: bool = False
-) -> tuple[int, ...]:
-    """Check that `plans` train, or evaluate, `microbatches` exactly once on all stages of `layout`.
+def check(plans: Sequence[Plan], layout: Layout, microbatches: Collection[int]) -> tuple[int, ...]:
+    """Check that `plans` train `microbatches` exactly once on all stages of `layout`.
 
     Args:
         plans: the actions of each rank, with communication, ARM and REDUCE, as `lower` gives them.
-        forward_only: plans for evaluation.
 
     Returns:
         For each rank the peak number of (stage, micro-batch) activations that live at once.
@@ -42,7 +39,7 @@ def check(
         raise PlanError(f"there must be one plan for each of the {layout.ranks} ranks, but there are {len(plans)}.")
     walks: list[_Walk] = []
     for rank, plan in enumerate(plans):
-        needs = _needs(rank, plan, layout, microbatches, forward_only=forward_only)
+        needs = _needs(rank, plan, layout, microbatches)
         counts = Counter(plan)
         wrong = [action for action, count in counts.items() if action not in needs or count > 1]
         missing = [str(action) for action in needs if action not in counts]
@@ -57,7 +54,7 @@ def check(
     return tuple(walk.peak for walk in walks)
 
 
-def _needs(rank: int, plan: Plan, layout: Layout, microbatches: Collection[int], *, forward_only: bool) -> Needs:
+def _needs(rank: int, plan: Plan, layout: Layout, microbatches: Collection[int]) -> Needs:
     """All actions that a plan must have, each with those that must come before it on the same rank."""
     split = {(action.stage, action.microbatch) for action in plan if action.op in _BACKWARDS[1:]}
 
@@ -73,8 +70,6 @@ def _needs(rank: int, plan: Plan, layout: Layout, microbatches: Collection[int],
             Action(Op.FORWARD, peer, k) if peer in own else Action(Op.RECEIVE_INPUT, stage, k, peer) for peer in sources
         ]
         needs |= {Action(Op.SEND_OUTPUT, stage, k, peer): [forward] for peer in destinations if peer not in own}
-        if forward_only:
-            continue
         back = backward(stage, k)
         needs[back] = [forward] + [
             backward(peer, k) if peer in own else Action(Op.RECEIVE_GRADIENT, stage, k, peer) for peer in destinations
@@ -83,7 +78,7 @@ def _needs(rank: int, plan: Plan, layout: Layout, microbatches: Collection[int],
         if back.op is Op.INPUT_BACKWARD:
             needs[Action(Op.WEIGHT_BACKWARD, stage, k)] = [back]
     needs |= {one: [] for some in [*needs.values()] for one in some if one.op in _OTHER_END}
-    for stage in () if forward_only else own:
+    for stage in own:
         needs |= {Action(Op.ARM, stage): [], Action(Op.REDUCE, stage): [Action(Op.ARM, stage)]}
     return needs
 
@@ -111,7 +106,7 @@ class _Walk:
             is_early = left != (action.stage in self._trains)
         if is_early or (action.op is Op.REDUCE and left > 0):
             raise PlanError(f"rank {self.rank}, action {self.place}, {action}: its needs must come before it.")
-        self._live += (action.op is Op.FORWARD and left > 0) - (action.op in _GIVES_WEIGHTS)
+        self._live += (action.op is Op.FORWARD) - (action.op in _GIVES_WEIGHTS)
         self.peak = max(self.peak, self._live)
         self._left[action.stage] -= action.op in _BACKWARDS
         self._done.add(action)
