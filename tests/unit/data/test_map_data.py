@@ -109,9 +109,6 @@ def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(num_samples: 
     assert taken(data, 12, start=start) == whole[skip:]
 
 
-# --- Random numbers.
-
-
 def test_augmentation_does_not_depend_on_the_cut_or_the_ranks() -> None:
     def values(micro_batch_size: int | None, rank: int = 0, ranks: int = 1) -> list[Any]:
         data = MapData(Noisy(12), global_batch_size=6, micro_batch_size=micro_batch_size, collate=list)
@@ -156,9 +153,6 @@ def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -
     assert dataset.told == [3, 4, 5]
 
 
-# --- Token budgets.
-
-
 def by_tokens(lengths: Any, **options: Any) -> list[list[list[int]]]:
     """Micro-batches of the global batches of an epoch."""
     data = MapData(range(len(lengths)), lengths=np.array(lengths), **options)
@@ -195,9 +189,6 @@ def test_batches_hold_every_sample_once_within_every_budget(
         assert all(size([*one, end]) > tokens[0] for one, end in zip(whole, ends, strict=False))
 
 
-# --- Sizes that change.
-
-
 @st.composite
 def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
     begins = sorted({1, *draw(st.sets(st.integers(2, 40), max_size=4))})
@@ -214,9 +205,6 @@ def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(given: list[tuple
             expected.append(expected[-1] + [size for begin, size in given if begin <= number + 1][-1])
             number += 1
         assert list(cut_by_pairs(given, num_samples, epoch)) == expected
-
-
-# --- Datasets.
 
 
 def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update() -> None:

@@ -149,9 +149,6 @@ def test_a_stream_without_state_begins_its_epoch_again_and_says_so_once() -> Non
     assert not second.faults
 
 
-# --- Several ranks.
-
-
 def stream(first: int, length: int) -> StreamData:
     return by_samples(Counting(length, first), 4, micro_batch_size=2)
 
@@ -239,9 +236,6 @@ def test_ranks_that_read_the_same_items_from_streams_of_their_own_say_so_once(to
     for rank in together([stream(0, 8), stream(0, 8)], 6):
         assert sum(len(batch.faults) for batch in rank) == 1
     assert not any(batch.faults for rank in together([stream(0, 8), stream(1000, 8)], 6) for batch in rank)
-
-
-# --- Ready-made updates.
 
 
 class Updates(Counting):

@@ -90,9 +90,6 @@ def test_adapters_train_alone_resume_exactly_and_are_read_by_peft(made: Made, tm
     torch.testing.assert_close(scores(read), scores(resumed.model), rtol=0, atol=1e-12)
 
 
-# --- What a run leaves for `from_pretrained` when it ends.
-
-
 def left_by(transformers: Any, folder: Path) -> dict[str, Tensor]:
     return dict(transformers.AutoModelForCausalLM.from_pretrained(folder / "pretrained").named_parameters())
 

@@ -169,9 +169,6 @@ def test_a_step_that_ran_out_of_memory_is_taken_again_if_it_has_written_nothing(
         assert all(not one.any() for one in parameters)
 
 
-# --- stochastic rounding
-
-
 def neighbours(value: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
     """The numbers of the format at or below, and above, found from the nearest one in float64."""
     nearest = value.to(format)
