@@ -27,7 +27,7 @@ from evenstep.pipeline.pipeline_model import in_stages
 from evenstep.precision import Precision, SixteenBits
 from evenstep.train.blocks import check_compiled
 from evenstep.train.build import Parts
-from evenstep.train.failures import Answer, Policies
+from evenstep.train.failures import Answer, FailurePolicy, Policies
 from evenstep.train.state.optimizer_state import parameter_names
 from evenstep.train.tasks.task import evaluates_itself
 
@@ -115,7 +115,9 @@ def _check_own_models(parts: Parts, *, averages: bool) -> None:
             f"add a hook that averages the models, such as `evenstep.contrib.local_sgd:LocalSgd`.",
             field="strategy",
         )
-    if parts.precision.retries_overflow or parts.policies.non_finite.answer is not Answer.STOP:
+    policy = parts.policies.non_finite
+    always_stops = type(policy) is FailurePolicy and policy.answer is Answer.STOP
+    if parts.precision.retries_overflow or not always_stops:
         raise ArgumentError(
             "ranks that train a model each can't repeat or skip updates by themselves: use a precision without a loss "
             'scale, and `failures.non_finite = "stop"`.',
