@@ -165,8 +165,8 @@ def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Paramete
             for one in fitting:
                 if owners.setdefault(one, name) != name:
                     raise ArgumentError(
-                        f"each parameter must be in one group, but `{one}` fits the `patterns` of group "
-                        f"`{owners[one]}` and those of `{name}`; narrow one of them.",
+                        f"`{one}` fits `patterns` of the groups `{owners[one]}` and `{name}`, but must be in one; narrow a "
+                        f"pattern.",
                         field="patterns",
                     )
     return {one.names[0]: owners.get(one.names[0], OTHERS) for one in parameters}

@@ -41,7 +41,6 @@ class LearningRates:
                     group["lr"] = group["lr"].clone()
         self._bases: Sequence[float] = [] if schedule is None else self._rates()
         self.last = self._bases
-        self._watched = schedule is not None
         has_rates = all(group.get("lr") is not None for group in self._groups)
         self.names = ["train/lr", *(f"train/lr/{name}" for name in names[1:])] if has_rates else []
 
@@ -72,7 +71,7 @@ class LearningRates:
             rates = [group["lr"] for group in self._groups] if self.names else []
             return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
         for number, (rate, group) in enumerate(zip(self.last, self._groups, strict=True)):
-            if self._watched and not isinstance(group["lr"], Tensor) and group["lr"] != rate:
+            if not isinstance(group["lr"], Tensor) and group["lr"] != rate:
                 raise ArgumentError(
                     f"the learning rate of group {number} was set to {group['lr']:g} before update {update}, but "
                     f"`lr_schedule` sets it in every update; leave `lr_schedule` out, or write an `LrSchedule`.",
@@ -100,7 +99,6 @@ class LearningRates:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        self._watched = True
         self.last = rates
         return rates
 
@@ -127,7 +125,6 @@ class LearningRates:
         for number, plateau in enumerate(plateaus_of(self._schedule)):
             plateau.load_state_dict(state.get(str(number), {}))
         self.begun_at = begun_at
-        self._watched = False
         if self._schedule is not None:
             self.last = self._rates()
 

@@ -24,13 +24,7 @@ Group = dict[str, Any]
 class Optimizers:
     """Groups and state of several optimizers, in their order. Only the `Stepper` steps them.
 
-    Raises:
-        ArgumentError: a parameter is in two optimizers, or an optimizer has its own `state_dict`.
-
-    >>> model = torch.nn.Linear(2, 2)
-    >>> both = Optimizers((torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=1e-3)))
-    >>> [group["lr"] for group in both.param_groups]
-    [0.02, 0.001]
+    ArgumentError if a parameter is in two optimizers, or an optimizer has its own `state_dict`.
     """
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
@@ -138,7 +132,7 @@ TORCHAO = tuple(
 
 
 def is_torchs(optimizer: Optimizer) -> bool:
-    """True for a class of torch in the table, which steps each of its parameters by itself."""
+    """True for a class of torch in the lists above."""
     return type(optimizer) in (*ELEMENTWISE, *PARAMETERWISE)
 
 

@@ -401,12 +401,7 @@ class Plateau(Warmup):
 
 @option
 class PerGroup(LrSchedule):
-    """A schedule for each named group, and one for all others.
-
-    >>> schedule = PerGroup({"head": Cosine()})
-    >>> schedule.of_group("head"), schedule.of_group("1")
-    (Cosine(warmup_updates=0, end_factor=0.1), Constant(warmup_updates=0))
-    """
+    """A schedule for each named group, and one for all others."""
 
     groups: Mapping[str | int, LrSchedule] = field(kw_only=False)
     """Schedules by the `name` of an optimizer's group, or its number. A schedule of `head` is also one of

@@ -160,13 +160,6 @@ class MasterStepper(Stepper):
     Args:
         parameters: float32 parameters by name; cast here, in place.
         format: number format of the rounded parameters.
-
-    >>> weight = nn.Parameter(torch.tensor([1.0]))
-    >>> stepper = MasterStepper(torch.optim.SGD([weight], lr=1.0), {"weight": weight}, torch.bfloat16)
-    >>> weight.grad = torch.tensor([-0.001])
-    >>> for update in (1, 2): stepper.step(update)
-    >>> weight.item(), round(stepper.masters["weight"].item(), 6)
-    (1.0, 1.002)
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], format: torch.dtype) -> None:

@@ -24,10 +24,6 @@ class LossScale:
     """Factor of every loss before its backward, doubled after `growth_updates` clean updates, halved at an overflow.
 
     float16 loses gradients below 6e-8. Unlike with GradScaler, the *same* update is tried again at half the scale.
-
-    >>> scale = LossScale(initial=4.0, growth_updates=2)
-    >>> scale.halve(), scale.value
-    (True, 2.0)
     """
 
     def __init__(self, initial: float = 1.0, growth_updates: int | None = None, floor: float = 1.0) -> None:
@@ -66,7 +62,6 @@ class Precision:
     """A number format of computations; the defaults change nothing.
 
     Attributes:
-        name: name in run files.
         autocast: number format of autocast, or None.
         format: number format of the model and its inputs; None leaves them unchanged.
         output_format: number format of the model's outputs for the task; None leaves them unchanged.
@@ -191,9 +186,6 @@ class Float8Mixed(Bf16Mixed):
 
     Scales are powers of two: only values some 2¹⁵ times smaller than the largest of a tensor or row change.
     With "tensorwise" and "rowwise" this depends on the samples that share a micro-batch; with "rowwise_with_gw_hp" not.
-
-    >>> Float8Mixed(recipe="tensorwise").layers
-    'blocks'
     """
 
     name = "float8-mixed"
