@@ -165,8 +165,7 @@ def _owners(groups: Mapping[str, ParameterGroup], parameters: Sequence[_Paramete
             for one in fitting:
                 if owners.setdefault(one, name) != name:
                     raise ArgumentError(
-                        f"`{one}` fits `patterns` of the groups `{owners[one]}` and `{name}`, but must be in one; narrow a "
-                        f"pattern.",
+                        f"`{one}` fits `patterns` of the groups `{owners[one]}` and `{name}`; narrow a pattern.",
                         field="patterns",
                     )
     return {one.names[0]: owners.get(one.names[0], OTHERS) for one in parameters}
