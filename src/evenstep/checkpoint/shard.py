@@ -3,8 +3,9 @@
 `tensors.json` has dtype and shape of each `PART/TENSOR`, and its pieces: offsets, sizes, file, name, checksums.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple, final
 
@@ -158,7 +159,8 @@ def _entry(name: str, blocks: Sequence[Block | None], num_bytes: list[int]) -> T
             holders.setdefault(block, []).append(rank)
     formats = {(block.dtype, block.shape) for block in holders}
     dtype, shape = min(formats, key=repr, default=(torch.uint8, ()))
-    if len(formats) != 1 or sum(prod(block.sizes) for block in holders) != prod(shape):
+    whole = Block(dtype, shape, (0,) * len(shape), shape)
+    if len(formats) != 1 or not _fill(holders, whole):
         raise CheckpointError(
             f"the ranks hold {len(holders)} blocks of `{name}`, which do not make up one tensor; give each element by "
             f"one rank, or by several in the same block.",
@@ -171,3 +173,17 @@ def _entry(name: str, blocks: Sequence[Block | None], num_bytes: list[int]) -> T
         piece_name = f"{name}@{','.join(map(str, block.offsets))}"
         pieces.append(TensorPiece(block.offsets, block.sizes, rank_file(rank), piece_name))
     return TensorEntry(dtype, shape, tuple(pieces))
+
+
+def _fill(blocks: Collection[Block], whole: Block) -> bool:
+    """True if the blocks have the volume of the whole, and no corners but its own and pairs inside: they tile it."""
+    return sum(prod(block.sizes) for block in blocks) == prod(whole.shape) and _corners(blocks) == _corners([whole])
+
+
+def _corners(blocks: Collection[Block]) -> set[tuple[int, ...]]:
+    """Corners of an odd number of blocks."""
+    corners: set[tuple[int, ...]] = set()
+    for block in blocks:
+        for corner in product(*[(at, at + size) for at, size in zip(block.offsets, block.sizes, strict=True)]):
+            corners ^= {corner}
+    return corners

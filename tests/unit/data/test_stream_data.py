@@ -222,6 +222,17 @@ def test_ranks_that_share_a_stream_get_the_samples_of_one_process(
             assert all(len(rank.microbatches) == 1 for rank in of_ranks)
 
 
+def test_ranks_that_share_a_stream_may_leave_out_samples_in_collate(together: Together) -> None:
+    def without_first(samples: list[int]) -> torch.Tensor:
+        return torch.tensor([one for one in samples if one])
+
+    def data() -> StreamData:
+        return StreamData(range(4), global_batch_size=4, micro_batch_size=2, collate=without_first, shared=True)
+
+    for rank, (batch,) in enumerate(together([data(), data()], 1)):
+        assert (batch.num_samples, batch.microbatches[0].num_samples) == (4, 1 + rank)
+
+
 @pytest.mark.parametrize("kind", ["shared", "updates"])
 def test_shared_streams_that_differ_are_refused_on_all_ranks(kind: str, together: Together) -> None:
     def data(length: int) -> StreamData:
