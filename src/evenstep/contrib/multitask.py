@@ -300,7 +300,7 @@ class PerTaskGradients:
 
     def _shares(self, products: Tensor, losses: list[float], tasks: list[str], update: int) -> TaskWeights:
         context = self.context
-        with context.randomness.keyed(context.device, key(context.seed, "combine", update)):
+        with context.randomness.keyed(key(context.seed, "combine", update)):
             return self.combine(products, losses, tasks=tasks, seed=context.seed, update=update)
 
     def _losses(self, tasks: Sequence[str], weights: Weights, whole: Passes, late: Mapping[str, Tensor]) -> Tensor:

@@ -201,13 +201,14 @@ class Parts:
             storage=self.storage,
             bus=bus,
             seed=self.seed,
+            randomness=Randomness(self.device),
             cast_inputs=build_cast(precision.format),
             cast_outputs=build_cast(precision.output_format),
             coefficients=self.coefficients,
             cuts=SplitLimit(sums=train.check_loss),
             report=report,
         )
-        bus.drawing = _drawing(context.randomness, self.device, branch(self.seed, "hooks"))
+        bus.drawing = _drawing(context.randomness, branch(self.seed, "hooks"))
         self.coefficients.check(updates)
         learning_rates = LearningRates(optimizer, self.lr_schedule, updates)
         self._change_layers()
@@ -346,11 +347,9 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
     return {"kind": type(optimizer).__name__, **named}
 
 
-def _drawing(
-    randomness: Randomness, device: torch.device, root: int
-) -> Callable[[str, Event], AbstractContextManager[None]]:
+def _drawing(randomness: Randomness, root: int) -> Callable[[str, Event], AbstractContextManager[None]]:
     def drawing(place: str, event: Event) -> AbstractContextManager[None]:
         which = (event.microbatch,) if isinstance(event, MicrobatchEvent) else ()
-        return randomness.keyed(device, key_below(root, place, event.update, *which))
+        return randomness.keyed(key_below(root, place, event.update, *which))
 
     return drawing

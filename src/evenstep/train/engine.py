@@ -213,7 +213,7 @@ class Engine:
             self.parts.core.require_whole()
             batch = global_batch(given, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
-        undisturbed = context.randomness.undisturbed(context.device)
+        undisturbed = context.randomness.undisturbed()
         with ledger.events(self.bus, batch), ledger.together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be replaced

@@ -63,23 +63,23 @@ class Randomness:
         in_pass: True while layers of a micro-batch are called in the order of their keys.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.by_layer = False
         self.in_pass = False
-        self._device = torch.device("cpu")
+        self._device = device
         self._state = 0
         self._calls: dict[int, dict[int, int]] = {}  # numbers of a layer's calls, by the generator's seed before
         self._numpys: list[np.random.BitGenerator] = []  # of `undisturbed`, free to be used again
 
     def __reduce__(self) -> Any:  # a copy of a model, with its hooks, is no part of a run
-        return Randomness, ()
+        return Randomness, (self._device,)
 
     @contextmanager
-    def undisturbed(self, device: torch.device) -> Generator[None]:
+    def undisturbed(self) -> Generator[None]:
         """Restore all generators at the end of the `with`."""
         torchs: AbstractContextManager[Any] = nullcontext()
-        if device.type == "cuda":
-            torchs = torch.random.fork_rng([device])
+        if self._device.type == "cuda":
+            torchs = torch.random.fork_rng([self._device])
         # numpy's state takes 65 µs to read, and as long to write; another generator in its place takes 1 µs
         numpys = _numpy.get_bit_generator()
         mine = self._numpys.pop() if self._numpys else np.random.MT19937()
@@ -96,10 +96,10 @@ class Randomness:
             self._numpys.append(mine)
 
     @contextmanager
-    def keyed(self, device: torch.device, number: int) -> Generator[None]:
+    def keyed(self, number: int) -> Generator[None]:
         """Generators seeded with the key `number`; their states are restored afterwards."""
-        with self.unkeyed(), self.undisturbed(device):
-            seed_all(device, number)
+        with self.unkeyed(), self.undisturbed():
+            seed_all(self._device, number)
             yield
 
     @contextmanager
@@ -112,13 +112,12 @@ class Randomness:
         finally:
             self.in_pass = outer
 
-    def begin(self, device: torch.device, state: int) -> None:
+    def begin(self, state: int) -> None:
         """A micro-batch begins; `state` is the branch of its keys."""
-        self._device = device
         self._state = state
         self.in_pass = True
         self._calls.clear()
-        seed_all(device, key_below(state))
+        seed_all(self._device, key_below(state))
 
     def seed_layer(self, place: int) -> None:
         """A layer begins, by its place in the model, or the `LOSS`."""

@@ -223,14 +223,14 @@ class CompiledUpdate:
 
     def _begin_graph(self, weights: Weights, update: int) -> None:
         own = branch_below(self._root, update)
-        self._context.randomness.begin(self._context.device, branch_below(own, weights.work[0].index, _GRAPH))
+        self._context.randomness.begin(branch_below(own, weights.work[0].index, _GRAPH))
 
     def _prepared(self, one: Microbatch, own: int) -> Any:
         context, batch = self._context, one.data
         if context.transfer is not None:
             batch = context.transfer(batch)
         if one.task in self._transforms:
-            context.randomness.begin(context.device, branch_of(own, one.index, ()))
+            context.randomness.begin(branch_of(own, one.index, ()))
             batch = context.tasks[one.task].transform(batch)
         return batch
 

@@ -20,8 +20,7 @@ from evenstep.train.timing import Phases
 Change: TypeAlias = Callable[[Any], Any]
 
 
-def _ignore(incident: Incident) -> None:
-    pass
+def _ignore(incident: Incident) -> None: ...
 
 
 @final
@@ -45,15 +44,15 @@ class TrainContext:
     storage: Storage
     bus: Bus
     seed: int
-    cast_inputs: Change | None = None
-    cast_outputs: Change | None = None
-    coefficients: Coefficients = field(default_factory=Coefficients)
-    loss_scale: LossScale = field(default_factory=LossScale)
-    randomness: Randomness = field(default_factory=Randomness)
+    randomness: Randomness
+    cast_inputs: Change | None
+    cast_outputs: Change | None
+    coefficients: Coefficients
+    loss_scale: LossScale
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     phases: Phases = field(default_factory=Phases)
-    cuts: SplitLimit = field(default_factory=SplitLimit)
-    report: Callable[[Incident], None] = _ignore
+    cuts: SplitLimit
+    report: Callable[[Incident], None]
 
     def inputs(self, task: Task, batch: Any) -> Any:
         """The inputs of the model, in its number format."""

@@ -136,7 +136,7 @@ class MicrobatchStep:
         if stage.takes_batch and context.transfer is not None:
             batch = context.transfer(batch)
             context.phases.lap("transfer")
-        context.randomness.begin(context.device, branch_of(self._branch, one.index, one.part))
+        context.randomness.begin(branch_of(self._branch, one.index, one.part))
         if not stage.takes_batch:
             return None
         return task.transform(batch)
