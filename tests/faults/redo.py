@@ -17,8 +17,8 @@ from processes import Said, run
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
 from evenstep.train.cut import SplitLimit
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.recovery import Recovery
 from threads import ends_of_ranks
 

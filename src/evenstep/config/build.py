@@ -35,7 +35,7 @@ from evenstep.train import LoadedWeights, Task, Trainer
 from evenstep.train.state.loading import load_weights
 from evenstep.train.state.optimizer_state import check_optimizer, load_optimizer, options_of, parameter_names
 from evenstep.train.tasks.tasks import attach_modules
-from evenstep.train.update.context import build_transfer
+from evenstep.train.update.microbatch import build_transfer
 
 _Made = TypeVar("_Made")
 

@@ -15,8 +15,8 @@ from evenstep.keys import key
 from evenstep.optim.schedules import AnySchedule
 from evenstep.schema import NonNegative, Positive
 from evenstep.train.tasks.weighting import Coefficients, Combine, TaskWeights, check_tasks
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.outcome import Passes
 from evenstep.train.update.weigh import Weights
 

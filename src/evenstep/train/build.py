@@ -51,8 +51,8 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import attach_learned, attach_modules, named
 from evenstep.train.tasks.weighting import Coefficients, Combine, Separate
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.context import TrainContext, build_cast, build_transfer
 from evenstep.train.update.execution import build_execution
+from evenstep.train.update.microbatch import TrainContext, build_cast, build_transfer
 from evenstep.train.update.outcome import PendingUpdate
 from evenstep.train.update.update import Update
 

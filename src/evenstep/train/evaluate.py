@@ -28,7 +28,7 @@ from evenstep.train.reporter import report_faults
 from evenstep.train.requests import BrokenOff, Requests
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.task import Task, evaluates_itself
-from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.weigh import task_of, weigh

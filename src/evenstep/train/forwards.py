@@ -19,9 +19,8 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.tensors import plain
 from evenstep.train.tasks.task import loss_of
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep, See, Take
+from evenstep.train.update.microbatch import MicrobatchStep, See, Take, TrainContext
 
 Read: TypeAlias = Callable[[ReadOptions], Iterator[GlobalBatch]]
 """Gives global batches, as `Data.batches` does."""

@@ -19,8 +19,8 @@ from evenstep.internals import children_of, local_tensor
 from evenstep.pipeline.compiled import as_written
 from evenstep.tensors import named_parameters
 from evenstep.train.progress import Progress
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.outcome import Aborted, PendingUpdate, first_aborted
 from evenstep.train.update.update import Update
 

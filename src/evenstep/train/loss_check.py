@@ -21,8 +21,8 @@ from evenstep.pipeline.compiled import as_written
 from evenstep.train.cut import parts_of
 from evenstep.train.forwards import evaluating, run_forwards
 from evenstep.train.tasks.task import Loss, Task, weight_of
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.recovery import Recovery
 from evenstep.train.update.update import Update
 

@@ -18,7 +18,7 @@ from evenstep.parallel import Group
 from evenstep.train.agreement import check_same_on_all_ranks
 from evenstep.train.cut import SplitLimit
 from evenstep.train.tasks.task import weight_of
-from evenstep.train.update.context import build_transfer
+from evenstep.train.update.microbatch import build_transfer
 from kit import Squares, filled, flat, points, trainer_of
 from refused import refused
 

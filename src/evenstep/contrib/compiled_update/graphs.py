@@ -18,7 +18,7 @@ from evenstep.internals import pytree
 from evenstep.optim.apply import CLIP_EPSILON
 from evenstep.pipeline.layers import arguments
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch import TrainContext
 
 Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None, Mapping[str, Any]]
 """Outputs of a micro-batch: the loss without its graph, metrics, arguments of metric objects, and counts."""

@@ -98,7 +98,7 @@ def _measured(path: Path, settings: Sequence[str]) -> Measured:
     from evenstep.config.load import open_run
     from evenstep.parallel import device_of_rank
     from evenstep.train.build import precision_of
-    from evenstep.train.update.context import build_cast
+    from evenstep.train.update.microbatch import build_cast
 
     with open_run(path, from_arguments(settings)) as opened, closing(build_parts(opened.config)) as parts:
         parallel = opened.config.parallel

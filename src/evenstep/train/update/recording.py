@@ -11,7 +11,7 @@ from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
 from evenstep.train.tasks.metrics import LaterMetrics, check_names, no_pair, observations
 from evenstep.train.tasks.task import Loss, Task, weight_of
-from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.weigh import Weights
 
 _16_BITS = frozenset({torch.float16, torch.bfloat16})

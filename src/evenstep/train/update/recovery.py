@@ -11,8 +11,8 @@ from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.oom import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
+from evenstep.train.update.microbatch import TrainContext
 
 T = TypeVar("T")
 

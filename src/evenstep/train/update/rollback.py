@@ -18,7 +18,7 @@ from evenstep.parallel.buffers import running_statistics
 from evenstep.tensors import named_parameters
 from evenstep.train.tasks.task import Task
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.context import TrainContext
+from evenstep.train.update.microbatch import TrainContext
 
 _CHECKED = 2  # first updates of a run in which writes to parameters and batches are looked for
 

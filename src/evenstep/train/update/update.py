@@ -22,9 +22,8 @@ from evenstep.train.progress import Progress
 from evenstep.train.randomness import seed_all
 from evenstep.train.tasks.weighting import Combine
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.update.context import TrainContext
 from evenstep.train.update.execution import Execution
-from evenstep.train.update.microbatch import MicrobatchStep
+from evenstep.train.update.microbatch import MicrobatchStep, TrainContext
 from evenstep.train.update.outcome import Passes, PendingUpdate
 from evenstep.train.update.recording import Recording
 from evenstep.train.update.recovery import Recovery
