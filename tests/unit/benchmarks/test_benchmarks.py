@@ -1,21 +1,17 @@
 """Benchmarks at toy size: contenders take turns and do the same work, or are found out; bounds give exit codes."""
 
-import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import gpu
-import run
 from contenders.bare import train_ordinary, train_tuned
 from contenders.evenstep_ import train as train_evenstep
 from harness.rounds import interleave
-from harness.row import Row, Times, compared, read_rows, write_rows
+from harness.row import Row, Times, compared
 from harness.work import mlp
 
 
@@ -34,20 +30,6 @@ def test_the_ratio_is_the_median_over_rounds_of_the_ratios_within_a_round() -> N
 
 def row(ratio: float, bound: float | None) -> Row:
     return Row(case="work", contender="x", median=2.0, unit="s", ratio=ratio, spread=0.1, wall_ratio=1.0, bound=bound)
-
-
-def test_rows_say_whether_their_bound_holds_and_decide_the_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [row(1.0, None), row(1.2, 1.1), row(1.1, 1.1)]
-    write_rows(tmp_path / "rows.json", rows)
-    assert [one["ok"] for one in json.loads((tmp_path / "rows.json").read_text())] == [None, False, True]
-    assert read_rows(tmp_path / "rows.json") == rows
-    for name, ratio in (("good", 0.9), ("bad", 1.5)):
-        module = ModuleType(name)
-        vars(module)["main"] = lambda ratio=ratio: [row(ratio, 1.0)]
-        monkeypatch.setitem(sys.modules, name, module)
-    assert [run.run(["good"]), run.run(["bad", "good"])] == [0, 1]
 
 
 def test_rows_of_a_gpu_are_made_at_toy_size() -> None:

@@ -171,15 +171,6 @@ def contents(step: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in step.iterdir()}
 
 
-def test_a_copy_comes_back_byte_by_byte(mirror: Mirror, folder: Path, tmp_path: Path, state: State) -> None:
-    step = write_checkpoint(folder, 7, state(7))
-    mirror.copy(step)
-    assert mirror.steps() == ["step-00000007"]
-    fetched = mirror.fetch("step-00000007", tmp_path / "new/checkpoints")
-    assert contents(fetched) == contents(step)
-    assert verify(fetched).update == 7
-
-
 def test_whoever_dies_at_any_operation_leaves_complete_copies_or_none(
     mirror: Mirror, store: Store, folder: Path, tmp_path: Path, state: State
 ) -> None:

@@ -232,15 +232,6 @@ def test_every_tree_comes_back_with_its_values_types_and_order(tree: object):
     assert equal(round_trip(tree), tree)
 
 
-def test_tied_tensors_are_stored_once_and_come_back_tied():
-    weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
-    packed, skeleton = pack({"embedding": weight, "head": weight}, "model")
-    assert list(packed) == ["embedding"]
-    back = unpack(skeleton, packed)
-    assert isinstance(back, dict)
-    assert back["embedding"] is back["head"]
-
-
 def test_paths_that_read_the_same_get_different_names():
     tree = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), 0: torch.tensor(3), "0": torch.tensor(4)}
     packed, _ = pack(tree, "x")

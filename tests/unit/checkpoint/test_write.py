@@ -67,16 +67,6 @@ def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_on
         assert all(path.name.startswith("step-") for path in run.iterdir())
 
 
-def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(folder: Path, state: State, failing_disk):
-    counted = failing_disk()
-    with counted:
-        write_checkpoint(folder, 1, state(1))
-    last_sync = max(i for i, name in enumerate(counted.operations) if name == "sync_path")
-    with failing_disk(last_sync), pytest.raises(CheckpointError):
-        write_checkpoint(folder, 2, state(2))
-    assert update_of(folder) == 2
-
-
 def test_an_emergency_save_is_an_ordinary_checkpoint_that_is_made_once(folder: Path, state: State) -> None:
     assert write_emergency(folder, 4, state(4)) == folder / "step-00000004"
     assert read_checkpoint(folder).update == 4

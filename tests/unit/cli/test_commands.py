@@ -199,17 +199,6 @@ def test_followed_runs_are_served_until_ctrl_c(runs: Path) -> None:
     assert script.ended(30).code == 0
 
 
-def test_a_requested_reset_happens_once_and_the_run_goes_on(evenstep: Run, trained: Path) -> None:
-    given = ["--resume", str(trained), "--reset", "optimizer,data", "--train.updates", "10"]
-    done = evenstep("train", "run.toml", *given, "--optimizer.name", "SGD")
-    assert done.code == 0, done.err
-    state = read_checkpoint("runs/tiny").state
-    assert (state["optimizer"]["class"], state["progress"]["update"]) == ("SGD", 10)
-    assert state["run"]["begun"] == {"data": 6}
-    assert evenstep("resume", "runs/tiny", "--train.updates", "12").code == 0
-    assert read_checkpoint("runs/tiny").state["run"]["begun"] == {"data": 6}
-
-
 def test_each_module_has_its_shape_and_parameters(evenstep: Run, recipe: Path) -> None:
     done = evenstep("summary", "run.toml", "--model.args", "{width = 4}")
     assert done.code == 0, done.err

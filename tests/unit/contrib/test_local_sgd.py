@@ -135,19 +135,6 @@ def test_a_run_goes_on_with_the_same_bits(name: str, stop: int, tmp_path: Path, 
         assert torch.equal(straight, resumed)
 
 
-def test_metrics_and_evaluations_are_of_all_ranks(on_ranks: Any) -> None:
-    def act(group: Any) -> dict[str, float]:
-        data = evenstep.MapData(ROWS, global_batch_size=4, micro_batch_size=2, shuffle=False)
-        return dict(trainer_of(group, [LocalSgd(EVERY)], evaluations={"valid": data}).train().metrics)
-
-    first, second = on_ranks(2, act)
-    assert first["valid/loss"] == second["valid/loss"]
-    theta = by_hand(2, METHODS["local SGD"][1])
-    targets = torch.stack([target for _, target in ROWS])
-    wanted = ((POINTS @ theta[:3] + theta[3] - targets) ** 2).mean()
-    assert first["valid/loss"] == pytest.approx(wanted.item(), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("hooks", "more"),
     [

@@ -247,31 +247,3 @@ def test_ranks_that_read_the_same_items_from_streams_of_their_own_say_so_once(to
     for rank in together([stream(0, 8), stream(0, 8)], 6):
         assert sum(len(batch.faults) for batch in rank) == 1
     assert not any(batch.faults for rank in together([stream(0, 8), stream(1000, 8)], 6) for batch in rank)
-
-
-class Updates(Counting):
-    """One to three batches an update."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in super().__iter__():
-            yield tuple((torch.full((1 + number % 6,), float(k)), "ab"[k % 2]) for k in range(1 + number % 3))
-
-
-def shown(batches: Sequence[GlobalBatch]) -> list[Any]:
-    return [
-        (batch.num_microbatches, batch.num_samples, batch.ends_epoch, [(m.index, m.task) for m in batch.microbatches])
-        for batch in batches
-    ]
-
-
-def test_ranks_share_the_batches_of_every_update_and_go_on_where_it_was_saved() -> None:
-    data = UpdateData(Updates(6))
-    whole = taken(data, 8)
-    for ranks in (2, 4):
-        parts = [shown(taken(UpdateData(Updates(6)), 8, rank=rank, ranks=ranks)) for rank in range(ranks)]
-        for one, *theirs in zip(shown(whole), *parts, strict=True):
-            assert all(part[:3] == one[:3] for part in theirs)
-            assert [micro for part in theirs for micro in part[3]] == one[3]
-    resumed = UpdateData(Updates(6))
-    resumed.load_state_dict(data.state_dict(whole[7].position))
-    assert shown(taken(resumed, 1, whole[6].following)) == shown(whole[7:])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 import kit
 from evenstep import Ema, MapData, Mixture, Training
+from evenstep.checkpoint import CheckpointReader
 from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import RoundRobin
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
+from same import assert_same
 
 
 @given(
@@ -139,3 +142,24 @@ def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: Any
     (state, own), (other_state, other) = on_ranks(2, act)
     check_equal([state, other_state])
     assert own and all(torch.equal(own[name], other[name]) for name in own)
+
+
+def test_each_rank_writes_its_own_part_of_the_optimizers_state(on_ranks: Any, tmp_path: Path) -> None:
+    def made(strategy: Strategy, **more: Any) -> Any:
+        net = kit.net(nn.Linear(5, 5))
+        return kit.trainer_of(net, optimizer=torch.optim.AdamW(net.parameters(), lr=0.01), strategy=strategy, **more)
+
+    def resumed(group: Group) -> Any:
+        trainer = made(Zero1(group))
+        trainer.resume(tmp_path)
+        return trainer.state_dict()
+
+    on_ranks(2, lambda group: made(Zero1(group), folder=tmp_path).train().update)
+    stored = CheckpointReader(tmp_path).tensors
+    files = {piece.file for name, one in stored.items() if name.endswith("exp_avg") for piece in one.pieces}
+    assert files == {"rank-00000.safetensors", "rank-00001.safetensors"}
+    wanted = made(Ddp())
+    wanted.train()
+    for state in on_ranks(3, resumed):
+        for part in ("model", "optimizer"):
+            assert_same(state[part], wanted.state_dict()[part], part)

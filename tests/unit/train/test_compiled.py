@@ -169,12 +169,3 @@ def test_names_copies_and_states_are_those_of_the_model_as_it_is_written() -> No
     assert not torch.equal(model.eval()(x), other.eval()(x))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(x), other(x))
-
-
-@pytest.mark.slow
-def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits() -> None:
-    torch.compiler.reset()
-    eager, one = trained(chain(), "off", updates=50), trained(chain(), updates=50)
-    torch.compiler.reset()
-    assert torch.equal(one, trained(chain(stages=3), updates=50))
-    assert (one - eager).norm() / eager.norm() < 1e-6

@@ -164,11 +164,6 @@ def scale_of(**options: Any) -> LossScale:
     return Fp16Mixed(**options).build_loss_scale()
 
 
-def commit(scale: LossScale, count: int) -> None:
-    for _ in range(count):
-        scale.committed()
-
-
 @pytest.mark.parametrize("kind", SCALED)
 def test_the_scale_doubles_after_each_growth_window(kind: Any) -> None:
     scale = kind(initial=4.0, growth_updates=5).build_loss_scale()
@@ -177,17 +172,6 @@ def test_the_scale_doubles_after_each_growth_window(kind: Any) -> None:
         scale.committed()
         values.append(scale.value)
     assert values == [4.0] * 4 + [8.0] * 5 + [16.0]
-
-
-def test_an_overflow_halves_the_scale_and_restarts_the_window() -> None:
-    scale = scale_of(initial=8.0, growth_updates=3)
-    commit(scale, 2)
-    scale.halve()
-    assert scale.value == 4.0
-    commit(scale, 2)
-    assert scale.value == 4.0
-    commit(scale, 1)
-    assert scale.value == 8.0
 
 
 def test_a_state_holds_all_that_the_next_scales_depend_on() -> None:

@@ -98,18 +98,6 @@ def test_samples_and_tokens_are_counted_over_windows_and_resumes(make: Make) -> 
     assert last(again, "perf/tokens_per_s") == pytest.approx(12 / last(again, "perf/update_s"))
 
 
-def test_a_weight_without_a_unit_is_a_weight_and_one_of_samples_is_left_out(
-    make: Make, clock: Clock, tmp_path: Path
-) -> None:
-    unnamed, samples = Line(clock), type("Samples", (Line,), {"weight": Task.weight})(clock)
-    unnamed.unit = samples.unit = ""
-    trainer, other = make(unnamed, folder=tmp_path / "unnamed"), make(samples, folder=tmp_path / "samples")
-    for one in (trainer, other):
-        one.train()
-    assert last(trainer, "progress/weight") == 48
-    assert not [name for name in other.storage.names() if "weight" in name]
-
-
 def test_a_unit_that_is_no_word_is_refused(make: Make, clock: Clock) -> None:
     task = Line(clock)
     task.unit = "tokens / s"

@@ -278,16 +278,3 @@ def test_each_of_several_tasks_evaluates_in_its_own_way() -> None:
     metrics = counting({"a": Rises(), "b": plain}, model, data=sets, evaluations=valid).train().metrics
     assert metrics["valid/a/rate"] == by_hand(model)["rate"]
     assert "valid/a/loss" not in metrics and "valid/b/loss" in metrics and "valid/b/rate" not in metrics
-
-
-@pytest.mark.parametrize("compile", ["off", pytest.param("update", marks=pytest.mark.slow)])
-def test_counts_of_training_are_derived_too(compile: Any) -> None:
-    class Hits(Task):
-        derived: Any = {"hits": lambda metrics: metrics["hit"] ** 2}  # noqa: RUF012
-
-        def loss(self, output: Any, batch: Any) -> Loss:
-            return Loss((output**2).sum(), counts={"hit": torch.tensor(len(output))})
-
-    engine = engine_of(line(torch.float32), Hits(), train=Training(compile=compile))
-    outcome: Any = engine.update(microbatches=[(torch.ones(2, 3),), (torch.ones(3, 3),)])
-    assert outcome.metrics()["hits"] == 25

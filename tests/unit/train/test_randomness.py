@@ -144,17 +144,6 @@ def test_draws_of_steps_hooks_and_tasks_are_the_same_in_every_cut_and_after_a_re
     assert not torch.allclose(whole, ended(8, 4, seed=7), rtol=1e-4)
 
 
-def test_two_hooks_of_a_class_draw_numbers_of_their_own() -> None:
-    drawn: list[float] = []
-
-    class Draws(Hook):
-        def after_update(self, event: Any) -> None:
-            drawn.append(torch.rand(1).item())
-
-    trained(line(torch.float32), Draws(), Draws())
-    assert len(set(drawn)) == 6
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -180,11 +169,6 @@ class Net(nn.Module):
         for one in self.blocks:
             x = one(x)
         return self.last(x)
-
-
-class Draws(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + float(np.random.rand()) + random.random()
 
 
 def sequence() -> nn.Module:

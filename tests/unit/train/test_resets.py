@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Trainer
-from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import CheckpointError, ReplicaError
 from evenstep.events import Best, Evaluate, Save
 from evenstep.optim.schedules import Linear
@@ -187,17 +186,6 @@ def test_a_part_that_a_hook_woke_stays_awake_after_a_resume(tmp_path: Path, stop
     resumed.train()
     assert resumed.model.body.training
     assert_same(whole.state_dict()["model"], resumed.state_dict()["model"])
-
-
-def test_flags_of_a_part_that_is_built_otherwise_are_the_new_runs(tmp_path: Path) -> None:
-    waking(tmp_path, 8, WakeUp()).train()
-    model = Net()
-    model.body.train()
-    resumed = waking(tmp_path, 9, model=model)
-    resumed.resume(new_settings=True)
-    resumed.train()
-    assert resumed.model.body.training
-    assert read_checkpoint(tmp_path).state["training"] == {}
 
 
 class Drift(Hook):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Hook, MapData, Memory, Mixture, Trainer, Training
-from evenstep.parallel import Ddp, Zero1
+from evenstep.errors import TaskError
 from kit import Squares, data, engine_of, flat, line, net, noisy, points, stacked, trainer_of
 from kit import trainer_of as trainer_of_kit
 from same import assert_same
@@ -183,17 +183,6 @@ def test_a_mean_teacher_trains_as_a_plain_loop_does_at_every_cut(micro: int) -> 
     torch.testing.assert_close(flat(trainer.model), plain_loop(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Zero1])
-def test_two_ranks_have_the_bits_of_one(strategy: Any, on_ranks: Any) -> None:
-    def act(group: Any) -> Tensor:
-        trainer = teaching(micro=1, strategy=strategy(group))
-        trainer.train()
-        return flat(trainer.model)
-
-    alone = on_ranks(1, act)[0]
-    assert all(torch.equal(alone, found) for found in on_ranks(2, act))
-
-
 def test_the_teacher_leaves_no_trace_where_nothing_is_made_of_it() -> None:
     class Without(Ignores):
         uses_average = False
@@ -213,6 +202,8 @@ def test_a_task_knows_the_update_and_whether_it_trains() -> None:
             seen.append((self.now.update, self.now.is_training))
             return super().loss(output, batch)
 
+    with pytest.raises(TaskError):
+        _ = Told().now.update  # which no trainer has
     valid = {"valid": data(2, size=2, micro=2, shuffle=False)}
     teaching(task=Told(), train=Training(check_loss=False), updates=3, evaluations=valid).train()
     assert [update for update, trains in seen if trains] == [1, 1, 2, 2, 3, 3]

@@ -202,24 +202,6 @@ def test_a_head_is_unchanged_where_the_early_or_late_weight_of_its_task_is_0(met
     close(*models)
 
 
-@pytest.mark.parametrize("kind", ["shared", "frozen"])
-def test_running_statistics_are_moved_by_every_batch_in_order_or_frozen(kind: Any) -> None:
-    def trunk() -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5, momentum=0.5), nn.Tanh())
-
-    model, wanted = heads("a", "b", trunk=trunk()), heads("a", "b", trunk=trunk())
-    some = mixture(micro=6)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer_of(model, data=some, optimizer=sgd, train=Training(norm_statistics=kind), evaluations=some).train()
-    for update in range(3):
-        for seed, size in enumerate(BATCHES.values()):
-            if kind == "shared":
-                wanted.trunk(stacked(samples(24, seed)[size * update : size * (update + 1)])[0])
-    assert model.training and model.trunk[1].training == (kind == "shared")
-    for name, value in wanted.trunk[1].named_buffers():
-        assert torch.equal(model.trunk[1].get_buffer(name), value), name
-
-
 class Evals(Hook):
     def after_update(self, event: Any) -> None:
         self.trainer.model.eval()

@@ -121,15 +121,3 @@ def test_lines_stay_above_a_live_line(clock: Clock, terminal: Terminal, trainer:
     assert "update 2/100    valid/loss 2       in 1.0 s" in text
     assert text.count("sentence") == text.count("several") == text.count("words") == 5  # none is broken
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is given back
-
-
-@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("CI", "true")])
-def test_a_terminal_without_a_cursor_gets_plain_lines(
-    clock: Clock, terminal: Terminal, trainer: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    writer = opened(trainer, terminal)
-    clock.now = 4.0
-    writer.write(losses([1, 2]))
-    writer.close()
-    assert terminal.getvalue().endswith("\nupdate 2/100    loss 1.5     0.5 updates/s  3:16 left\n")
