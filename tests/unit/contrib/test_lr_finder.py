@@ -10,7 +10,6 @@ import torch
 
 import kit
 from evenstep import Ema, StreamData, Trainer, Training, find_lr
-from evenstep.contrib.lr_finder import _steepest  # pyright: ignore[reportPrivateUsage]
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import Cosine
 from refused import refused
@@ -91,11 +90,3 @@ def test_what_cannot_be_tried_is_refused(given: dict[str, Any], field: str) -> N
     data = {"data": given.pop("data")} if "data" in given else {}
     with refused(ArgumentError, field):
         find_lr(trainer_of(**data), **given)
-
-
-def test_nothing_is_suggested_where_losses_only_differ_by_chance() -> None:
-    """What ten tries of a sound run gave, of which none but the last two moved it."""
-    losses = (2.306, 2.295, 2.28, 2.308, 2.308, 2.318, 2.292, 2.283, 2.705, 3.303)
-    assert _steepest(tuple(10.0**-number for number in range(10, 0, -1)), losses) is None
-    falling = [2.3 + 0.02 * (-1) ** number - max(0.0, 0.05 * (number - 20)) for number in range(40)]
-    assert _steepest(tuple(map(float, range(40))), falling) is not None

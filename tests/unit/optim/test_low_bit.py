@@ -27,7 +27,7 @@ def states() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_each_class_goes_through_a_checkpoint_with_the_same_bits_and_in_memory_of_its_own(number: int) -> None:
+def test_each_class_goes_through_a_checkpoint_with_the_same_bits(number: int) -> None:
     state = states()[number]
     tensors, skeleton = pack({"exp_avg": as_plain(state)}, "optimizer")
     assert all(type(one) is Tensor for one in tensors.values())

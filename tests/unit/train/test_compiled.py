@@ -139,7 +139,7 @@ def test_a_compiled_run_has_the_bits_of_one_that_is_not(precision: str) -> None:
 
 
 @pytest.mark.usefixtures("as_found")
-def test_a_compiled_run_in_stages_leaves_backwards_whole_and_has_the_bits_of_one_that_is_not() -> None:
+def test_a_compiled_run_in_stages_has_the_bits_of_one_that_is_not() -> None:
     model = chain(stages=3)
     assert torch.equal(trained(model), trained(chain(), "off"))
     assert not any(type(part).__name__ == "DeferredLinear" for part in model.modules())

@@ -88,7 +88,7 @@ def test_all_ranks_wait_if_one_has_no_memory_for_a_copy(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_tried(
+def test_a_save_that_fails_in_the_background_is_an_incident(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     save, log = tensor_file.save, Log()
@@ -105,7 +105,7 @@ def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_
     assert saved_updates(tmp_path) == [2, 6, 8, 9]
 
 
-def test_after_an_error_the_last_committed_update_is_saved_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_after_an_error_the_last_committed_update_is_saved_and_resumed(tmp_path: Path) -> None:
     straight, log = trainer_of(tmp_path / "straight"), Log()
     straight.train()
     with pytest.raises(ValueError, match="injected"):

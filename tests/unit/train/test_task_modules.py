@@ -186,7 +186,7 @@ def test_of_several_tasks_each_has_its_own_and_an_idle_one_stays_as_it_is() -> N
     assert not torch.equal(tasks["a"].scale, new.scale) and torch.equal(tasks["b"].scale, new.scale)
 
 
-def test_networks_of_a_task_are_in_evaluation_mode_only_in_evaluations_and_predictions() -> None:
+def test_networks_of_a_task_are_in_evaluation_mode_only_where_it_evaluates() -> None:
     modes: list[bool] = []
 
     class Compares(Task):
@@ -214,9 +214,7 @@ def test_networks_of_a_task_are_in_evaluation_mode_only_in_evaluations_and_predi
     ("kind", "held", "field"),
     [(Centers, lambda task: task.centers.parameters(), "Centers.scale"), (Module, lambda task: [task.scale], "Module")],
 )
-def test_parameters_that_the_optimizer_does_not_hold_are_refused_and_the_model_is_as_it_was(
-    kind: Any, held: Any, field: str
-) -> None:
+def test_parameters_that_the_optimizer_does_not_hold_are_refused(kind: Any, held: Any, field: str) -> None:
     model, task = network(), kind()
     with refused(ArgumentError, field):
         trainer_of(model, task, optimizer=sgd_of(*model.parameters(), *held(task)))
