@@ -181,9 +181,6 @@ class Parts:
 
         Args:
             updates: length of the run; None if that is not known.
-
-        Raises:
-            ArgumentError: parts that do not go together.
         """
         model, optimizer, train, tasks, precision = self.model, self.optimizer, self.train, self.tasks, self.precision
         attach_learned(model, optimizer, tuple(tasks), self.coefficients, self.combine)

@@ -29,11 +29,7 @@ from evenstep.train.tasks.tasks import task_hooks
 
 
 def evaluations_of(given: Any) -> dict[str, Data]:
-    """The evaluation sets by name; a single one is called "valid".
-
-    Raises:
-        ArgumentError: no data, or a name that is taken.
-    """
+    """The evaluation sets by name; a single one is called "valid"."""
     if given is None:
         return {}
     sets: Mapping[str, Any] = given if isinstance(given, Mapping) else {"valid": given}

@@ -123,11 +123,7 @@ class Loop:
         return self.planned_end()
 
     def settle(self) -> None:
-        """Read the verdicts of dispatched updates, and answer the first that was aborted.
-
-        Raises:
-            Rewind: the answer is to go back.
-        """
+        """Read the verdicts of dispatched updates, and answer the first that was aborted; it may raise `Rewind`."""
         aborted = self.engine.ledger.settle()
         if aborted is not None:
             self._answer(aborted)
@@ -163,11 +159,7 @@ class Loop:
             self.requests.forget_actions()
 
     def write(self) -> None:
-        """Write metrics of settled updates and apply the policy for loss spikes.
-
-        Raises:
-            Rewind: the answer is to go back.
-        """
+        """Write metrics of settled updates, and apply the policy for loss spikes; it may raise `Rewind`."""
         engine = self.engine
         engine.phases.lap("loop")
         records = self.write_known()
