@@ -10,13 +10,12 @@ from evenstep.usual_words import ARGUMENTS, VALUES
 T = TypeVar("T")
 
 
-def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = "") -> int:
-    """`value`, perhaps a number of numpy's, as an int; ArgumentError, which ends in `advice`, unless it is in range."""
+def require_whole(name: str, value: object, *, at_least: int = 1) -> int:
+    """`value`, perhaps a number of numpy's, as an int; ArgumentError unless it is in range."""
     whole = not isinstance(value, bool) and hasattr(value, "__index__")
     number = cast(Any, value).__index__() if whole else at_least - 1
     if number < at_least:
-        end = f"; {advice}." if advice else "."
-        text = f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}{end}"
+        text = f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}."
         raise ArgumentError(text, field=name)
     return number
 

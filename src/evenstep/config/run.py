@@ -427,17 +427,12 @@ class RunConfig:
         own = {} if self.data is None else {"data": self.data}
         return own | {f"tasks.{name}.data": task.data for name, task in self.tasks.items()}
 
-    @property
-    def evaluations(self) -> list[str]:
-        """Names of the evaluations, of all tasks together."""
-        return list(dict.fromkeys(name for table in self.sets.values() for name in table.evaluations))
-
     def faults(self) -> Iterator[str]:
         """Faults between tables, each with its key."""
         for key, given in (("task", self.task), ("data", self.data)):
             if (given is None) != bool(self.tasks):
                 yield f"`{key}`: give `task` and `data` for one task, or tables `[tasks.NAME]` for several."
-        if self.evaluation != Evaluation() and not self.evaluations:
+        if self.evaluation != Evaluation() and not any(table.evaluations for table in self.sets.values()):
             yield "`evaluation` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
         if self.reset and self.resume in ("never", "auto"):
             yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'

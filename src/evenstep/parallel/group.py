@@ -174,7 +174,7 @@ class Mesh:
         >>> Mesh.of(Group()).data.ranks
         1
         """
-        require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
+        require_whole("pipeline", pipeline)
         if world.ranks % pipeline:
             raise ArgumentError(
                 f"`ranks` must be a multiple of the {pipeline} pipeline ranks, but is {world.ranks}; start another "
