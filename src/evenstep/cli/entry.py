@@ -91,11 +91,7 @@ def _print(text: str) -> None:
 
 
 def message_of(error: BaseException, *, hint: bool) -> str:
-    """The paragraph about an error: its text, and the line of the user's code that raised it.
-
-    Args:
-        hint: mention `--traceback` where it shows more.
-    """
+    """Text of an error and the line of the user's code that raised it; `hint` mentions `--traceback` if it helps."""
     every: list[str] = list(getattr(error, "__notes__", []))
     notes = [note for note in every if "\n" not in note]  # the traceback of a worker is a note with lines
     if isinstance(error, ConfigError) and len(error.faults) > 1:

@@ -74,10 +74,7 @@ def find_config(folder: Path) -> Path:
 
 
 def publish(run: OpenRun, folder: Path) -> None:
-    """Write the settings of a run and a copy of its recipe into its folder.
-
-    All Python files beside an imported one are copied, as functions may import later.
-    """
+    """Write a run's settings and recipe into its folder: all files beside imported ones, as functions import later."""
     with writing(folder / RECIPE, then="start it again"):
         folder.mkdir(parents=True, exist_ok=True)
         if run.recipe != (folder / RECIPE).resolve():

@@ -62,8 +62,7 @@ def end_with_parent() -> None:
 def on_ranks(run: OpenRun, arguments: list[str], work: Callable[[Group], int], *, restarts: bool = True) -> int:
     """Start the ranks of a run with a command line, or do the work of one of them; gives the exit code.
 
-    Args:
-        restarts: start ranks again after a failure, as often as the run file says.
+    With `restarts` ranks are started again after a failure, as often as the run file says.
     """
     table, parallel = run.config.launch, run.config.parallel
     ranks = max(table.ranks, parallel.pipeline)
@@ -116,12 +115,8 @@ def _elastic(config: RunConfig, place: RankInfo | None) -> Group:
 def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0, lighthouse: str = "") -> int:
     """Run `evenstep` with `arguments` as several processes on this machine.
 
-    Gives the exit code of the first rank that failed, as the others only fail because of it; of rank 0 where ranks may
-    be lost.
-
-    Args:
-        max_restarts: number of times that all ranks, or a lost one, are started again after one has failed.
-        lighthouse: address that ranks which may come and go ask for each other; "": all ranks stay.
+    Gives the exit code of the first rank that failed, as the others only fail because of it; with a `lighthouse`, the
+    address at which ranks that may be lost find each other, the one of rank 0.
     """
     started = _Ranks(ranks, arguments, lighthouse)
     print(f"ranks       {ranks} on this machine; logs of all but the first in {started.logs}", flush=True)
@@ -242,7 +237,7 @@ class _Ranks:
                 process.send_signal(number)
 
     def stop(self, grace_s: float, *, asks: bool = True) -> None:
-        """End the processes that are left: they are asked, and killed after a while."""
+        """Terminate the running processes, and kill them after `grace_s` seconds."""
         running = [process for process in self._processes.values() if process.poll() is None]
         for process in running if asks and grace_s else ():
             process.terminate()
@@ -282,7 +277,7 @@ def submit_to(executor: Any, slurm: SlurmTable, arguments: list[str], *, name: s
 
 
 def rank_variables(job: Any) -> dict[str, str]:
-    """The environment variables of a rank, from submitit's description of its task."""
+    """Environment variables of a rank, from submitit's description of its task."""
     number = int("".join(filter(str.isdigit, str(job.job_id))) or 0)
     return {
         "RANK": str(job.global_rank),

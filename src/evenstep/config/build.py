@@ -65,7 +65,7 @@ class RunParts:
         folder: Path | None = None,
         kept: Mapping[str, Any] | None = None,
     ) -> Trainer:
-        """The trainer of these parts; its checkpoints keep `kept`."""
+        """Build the trainer, whose checkpoints keep `kept`."""
         config = deepcopy(self.config)  # some objects in it keep the state of one run
         with refused_at("train"):
             return Trainer(
@@ -346,10 +346,7 @@ def _lengths(dataset: Any, table: DataTable) -> Any:
 
 
 def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
-    """The weights of a checkpoint, or of the newest one of a folder, as the run's optimizer evaluates them.
-
-    Schedule-free optimizers train other weights than they evaluate, and only they can make these of their state.
-    """
+    """Weights of a checkpoint as the run's optimizer evaluates them: schedule-free ones make them of their state."""
     reader = read_checkpoint(path)
     model = build_model(config, None)
     prepared(config, model)
@@ -359,7 +356,7 @@ def evaluated_weights(config: RunConfig, path: Path | str) -> StoredWeights:
     saved = reader.state["optimizer"]
     check_optimizer(saved, optimizer, groups)
     load_state(model, reader.state["model"])
-    set_mode(optimizer, "train")  # as it was saved
+    set_mode(optimizer, "train")  # the mode of saved states
     load_optimizer(saved, optimizer, groups, options_of(optimizer))
     set_mode(optimizer, "eval")
     held = own_weights(model.state_dict(keep_vars=True))  # the tensors themselves: tied ones are one object
