@@ -14,7 +14,7 @@ from evenstep.internals import local_tensor
 from evenstep.keys import key
 from evenstep.optim.schedules import AnySchedule
 from evenstep.schema import NonNegative, Positive
-from evenstep.train.tasks.weighting import Coefficients, Combine, TaskWeights, check_tasks
+from evenstep.train.tasks.weighting import Coefficients, Combine, Separate, TaskWeights, check_tasks
 from evenstep.train.update.execution import Execution
 from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.outcome import Passes
@@ -259,7 +259,7 @@ class PerTaskGradients:
         having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
         seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]
         shares = TaskWeights(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
-        if self.combine.needs_products:
+        if not isinstance(self.combine, Separate):
             products = self._products([[gradients[name][place] for name in tasks] for place in seen], len(tasks))
             losses = self._losses(tasks, weights, whole, late)
             if bool(products.isfinite().all()) and bool(losses.isfinite().all()):  # else the update will be aborted

@@ -73,13 +73,17 @@ def check_names(task: Task, loss: Loss) -> None:
             )
 
 
-def no_pair(task: Task, name: str, given: object) -> TaskError:
-    """The error for a metric that is a single number, which can't be averaged over batches of different sizes."""
-    return TaskError(
-        f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
-        f"Σsum/Σweight, but is {said(given)}; give `(correct, total)`, or `(mean * count, count)`.",
-        field=name,
-    )
+def pair_of(task: Task, name: str, given: Any) -> tuple[Tensor | float, Tensor | float]:
+    """A metric's sum and weight; TaskError for a single number, which can't be averaged over batches of all sizes."""
+    is_pair = isinstance(given, tuple | list) and len(cast("Any", given)) == 2
+    if not is_pair or not all(hasattr(number, "__float__") for number in given):
+        raise TaskError(
+            f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged as "
+            f"Σsum/Σweight, but is {said(given)}; give `(correct, total)`, or `(mean * count, count)`.",
+            field=name,
+        )
+    total, weight = given
+    return total.detach() if isinstance(total, Tensor) else total, weight
 
 
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -73,9 +73,6 @@ class Combine(ABC):
     λ_t. Methods are in `contrib.multitask`, which also computes the separate gradients.
     """
 
-    needs_products: bool = True
-    """True if the method reads inner products and losses."""
-
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         """Get ready for the tasks of a run; gives the module whose buffers must be saved, if there is one."""
         return None
@@ -103,8 +100,6 @@ class Separate(Combine):
 
     Used where a task with a late weight stands beside others, since its gradient is divided before it is added.
     """
-
-    needs_products = False
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int

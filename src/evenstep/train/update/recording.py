@@ -1,7 +1,7 @@
 """Checks losses of micro-batches, and records their metrics as (sum, weight) pairs on the device."""
 
 from dataclasses import replace
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.tensors import scalar_on
-from evenstep.train.tasks.metrics import LaterMetrics, check_names, no_pair, observations
+from evenstep.train.tasks.metrics import LaterMetrics, check_names, observations, pair_of
 from evenstep.train.tasks.task import Loss, Task, weight_of
 from evenstep.train.update.microbatch import TrainContext
 from evenstep.train.update.weigh import Weights
@@ -110,7 +110,7 @@ class Recording:
         if loss.metrics or loss.counts:
             check_names(task, loss)
         for name, pair in loss.metrics.items():
-            storage.put(prefix + name, *_pair(task, name, pair), update=update)
+            storage.put(prefix + name, *pair_of(task, name, pair), update=update)
         for name, count in loss.counts.items():
             storage.count(prefix + name, count.detach() if isinstance(count, Tensor) else count, update=update)
         for name, value in loss.shown.items():
@@ -155,14 +155,6 @@ class Recording:
             f"`{type(task).__name__}.{self._method}` must give {must}, but gave {given} for micro-batch {one.index}.",
             field=self._method,
         )
-
-
-def _pair(task: Task, name: str, given: Any) -> tuple[Tensor | float, Tensor | float]:
-    is_pair = isinstance(given, tuple | list) and len(cast("Any", given)) == 2
-    if not is_pair or not all(hasattr(number, "__float__") for number in given):
-        raise no_pair(task, name, given)
-    total, weight = given
-    return total.detach() if isinstance(total, Tensor) else total, weight
 
 
 def _is_known_to_be_zero(count: Tensor | float) -> bool:
