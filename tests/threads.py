@@ -134,9 +134,6 @@ class Threads(Group):
                 meeting.failed = meeting.failed or f"rank {self.rank} failed: {message.splitlines()[0]}"
             world.changed.notify_all()
 
-    def failure(self) -> str:
-        return self._meeting.failed
-
     def _exchange(self, value: Any) -> list[Any]:
         meeting = self._meeting
         with meeting.changed:

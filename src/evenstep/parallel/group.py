@@ -124,10 +124,6 @@ class Group:
     def fail(self, message: str) -> None:
         """Post that this rank fails, and why; all who wait for it raise soon."""
 
-    def failure(self) -> str:
-        """The first message that any rank has given to `fail`, or ""."""
-        return ""
-
     def go_on(self) -> None:
         """Forget failures after an error that all ranks have raised and handled."""
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
-from evenstep.internals import PrefixStore
 from evenstep.parallel.group import Group, Interrupted
 from evenstep.parallel.membership import ANSWER_S, Membership, connect
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
@@ -73,11 +72,11 @@ class Processes(Group):
         self.device = device_here(torch.device(device))
         make_current(self.device)
         self.rank, self.ranks = info.rank, info.ranks
-        self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._global_ranks = list(range(self.ranks))  # the global ranks of this group
         self._meeting_place = "the launcher" if info.store_is_served else "rank 0"
         store = connect(info, meeting_s or timeout_s)
-        self._table = Connections(PrefixStore("group", store), self.rank, self.ranks, self._timeout)
+        self._table = Connections(store, self.rank, self.ranks, timedelta(seconds=timeout_s))
         holds_store = self.rank == 0 and not info.store_is_served
         self._members = Membership(
             store, self.rank, self.ranks, self._table.breaker, answer_s=answer_s, holds_store=holds_store
@@ -90,8 +89,10 @@ class Processes(Group):
 
     def _join(self, at: str, timeout_s: float) -> None:
         """Wait for all ranks and connect to each; all raise the same error if one does not come."""
-        is_cuda = self.device.type == "cuda"
-        places, missing = self._members.meet(str(place_of(self.device) if is_cuda else self.rank).encode(), timeout_s)
+        is_cuda, place = self.device.type == "cuda", str(self.rank)
+        if is_cuda:
+            place = f"{socket.gethostname()} {torch.cuda.get_device_properties(self.device).uuid}"
+        places, missing = self._members.meet(place.encode(), timeout_s)
         if not places:
             raise self._given_up("join", self._absent(missing, f"did not come to {at} within {timeout_s:g} s"))
         self._members.epoch += 1
@@ -249,9 +250,6 @@ class Processes(Group):
             self._meet("go on", None, ANSWER_S, after_failure=True)
             self._has_failed = False
 
-    def failure(self) -> str:
-        return self._members.failure()
-
     def explained(self, error: BaseException) -> BaseException:
         of_torch = isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
         return self._lost("share the model", error) if of_torch else error
@@ -317,11 +315,6 @@ class Processes(Group):
         if not ranks:
             return f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         return f"rank {', '.join(map(str, ranks))} {did}; look at what it said last, and at its machine."
-
-
-def place_of(device: torch.device) -> str:
-    """Name that ranks on the same accelerator of the same machine have in common."""
-    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
 
 
 def launched_group(device: torch.device) -> Group:

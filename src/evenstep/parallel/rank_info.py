@@ -5,7 +5,6 @@ Reads the variables of torchrun, else those of SLURM's `srun`, and torchft's for
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -121,8 +120,3 @@ def _number(environ: Mapping[str, str], name: str, *, least: int = 0, below: flo
             f"launcher that sets it, such as torchrun."
         )
     return int(value)
-
-
-def this_process() -> str:
-    """Name of a process, with its machine."""
-    return f"process {os.getpid()} on {socket.gethostname()}"

@@ -16,7 +16,6 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from evenstep.parallel import Processes, membership, renewable
 from evenstep.parallel.membership import Membership
-from evenstep.parallel.processes import place_of
 from evenstep.parallel.renewable import RenewableNccl
 
 
@@ -200,15 +199,6 @@ def test_what_comes_back_is_written_at_the_end_and_not_before(comes_back: bool) 
     assert tensor.held.tolist() == [1, 1, 1]
     finish()
     assert tensor.held.tolist() == ([4, 4, 4] if comes_back else [1, 1, 1])
-
-
-def test_ranks_are_at_one_place_where_host_and_device_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    uuids = {0: "aa", 1: "bb"}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda one: SimpleNamespace(uuid=uuids[one.index]))
-    first, second = place_of(torch.device("cuda:0")), place_of(torch.device("cuda:1"))
-    assert first == place_of(torch.device("cuda:0")) != second
-    monkeypatch.setattr("socket.gethostname", lambda: "another")
-    assert place_of(torch.device("cuda:0")) != first
 
 
 def test_the_hosts_own_tensors_go_by_gloo_also_where_devices_have_nccl() -> None:

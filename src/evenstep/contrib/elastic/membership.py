@@ -24,7 +24,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, Missing
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group
 from evenstep.parallel.processes import Processes
-from evenstep.parallel.rank_info import RankInfo, this_process
+from evenstep.parallel.rank_info import RankInfo
 
 T = TypeVar("T")
 _HEARTBEAT_S = 0.1
@@ -77,7 +77,7 @@ class Lighthouse:
 
     def __init__(self, place: RankInfo) -> None:
         self.place = place
-        self.name = f"{place.rank:06d}:{this_process()}:{monotonic()}"
+        self.name = f"{place.rank:06d}:{gethostname()}:{os.getpid()}:{monotonic()}"
         try:
             self._client = coordination().LighthouseClient(place.address, connect_timeout=timedelta(seconds=_ANSWER_S))
         except _ERRORS as error:
@@ -259,7 +259,7 @@ def _forwarding(name: str) -> Callable[..., Any]:
 
 
 _FORWARDED = (
-    "begin_receive begin_send begin_work broadcast explained fail failure gather interrupt interrupted meet sum "
+    "begin_receive begin_send begin_work broadcast explained fail gather interrupt interrupted meet sum "
     "sum_floats"
 )  # not `go_on`: after an error, `train` joins again
 for _name in _FORWARDED.split():
