@@ -316,9 +316,8 @@ def _optimizer_and_schedule(module: Any) -> tuple[Optimizer, LrSchedule | None]:
     is_function = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau)
     if not is_function or scheduler.optimizer is not given or not is_whole:
         raise ArgumentError(
-            f"the scheduler must be one of torch, of the optimizer beside it, with the interval 'epoch', or 'step' "
-            f"with frequency 1, but is a {type(scheduler).__name__} with {interval!r} and {every}; to follow an "
-            f"evaluation write `lr_schedule=Plateau(…)` for the trainer.",
+            f"the scheduler must be one of torch, of this optimizer, by 'epoch' or by 'step' with frequency 1, but is a "
+            f"{type(scheduler).__name__} by {interval!r} with {every}; give the trainer an `lr_schedule`.",
             field="lr_scheduler",
         )
     return given, _TorchRates(scheduler, by_epoch=interval == "epoch", every=every)

@@ -44,7 +44,7 @@ class _Probed(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Entry:
-    """A graph, and what it was made from."""
+    """A graph, with its tensors, rows of numbers and step."""
 
     probed: _Probed
     held: Held | None = None

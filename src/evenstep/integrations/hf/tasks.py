@@ -106,8 +106,7 @@ class _Tokens(_Labelled):
         if self._chunked:
             if logits is not self._sum:
                 raise TaskError(
-                    "`chunked` needs a model that gives its head's scores as they are, but this one changes them; "
-                    "leave it out.",
+                    "`chunked` needs the unchanged scores of the model's head, but it changes them; leave it out.",
                     field="chunked",
                 )
             self._sum = None

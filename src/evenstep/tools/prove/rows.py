@@ -140,7 +140,7 @@ class Prover:
 
     @cached_property
     def _magnified(self) -> bool:
-        """True if steps of gradients that differ by rounding differ by more, as those of signs do."""
+        """True if steps magnify the rounding of gradients, as steps by their signs do."""
         whole, four = self._ended(replace(self._still, cut="1")), self._ended(self._still)
         bound = _BOUND[self._still.wide]
         by_gradient, _ = difference(whole.gradient, four.gradient, norm(whole.gradient))
