@@ -316,8 +316,8 @@ def _optimizer_and_schedule(module: Any) -> tuple[Optimizer, LrSchedule | None]:
     is_function = isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau)
     if not is_function or scheduler.optimizer is not given or not is_whole:
         raise ArgumentError(
-            f"the scheduler must be one of torch, of this optimizer, by 'epoch' or by 'step' with frequency 1, but is a "
-            f"{type(scheduler).__name__} by {interval!r} with {every}; give the trainer an `lr_schedule`.",
+            f"the scheduler must be one of torch, of this optimizer, by 'epoch' or by 'step' with frequency 1, but is "
+            f"a {type(scheduler).__name__} by {interval!r} with {every}; give the trainer an `lr_schedule`.",
             field="lr_scheduler",
         )
     return given, _TorchRates(scheduler, by_epoch=interval == "epoch", every=every)
