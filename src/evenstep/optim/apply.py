@@ -5,7 +5,7 @@ Loss scale, late weight and clip coefficient are one deferred multiplier, which 
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -17,11 +17,8 @@ CLIP_EPSILON = 1e-6
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # kernels take their scale as one; it grows while gradients are 0
 
 
-class Applied(NamedTuple):
-    """‖g‖₂ before clipping, divided by the divisor; 0.0 if the step was made, 1.0 if not, perhaps on the device."""
-
-    norm: float | Tensor
-    aborted: float | Tensor
+Applied = tuple[float | Tensor, float | Tensor]
+"""‖g‖₂ before clipping, divided by the divisor; 0.0 if the step was made, 1.0 if not, perhaps on the device."""
 
 
 def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Tensor]:
@@ -66,7 +63,7 @@ class Apply:
         divisor = float(divisor)
         norm = math.sqrt(float(squared)) / divisor if divisor else math.nan
         if not math.isfinite(norm):
-            return Applied(norm=norm, aborted=1.0)
+            return norm, 1.0
         if self._clip_norm is not None:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
         scale: Tensor | None = None
@@ -76,7 +73,7 @@ class Apply:
             else:
                 foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
         self.stepper.step(update, scale=scale)
-        return Applied(norm=norm, aborted=0.0)
+        return norm, 0.0
 
     def resume(self) -> None:
         """Take steps again after an abort was handled."""
@@ -101,7 +98,7 @@ class DeviceApply(Apply):
         self._halted = aborted
         # a first step has the arithmetic of all others, since a resumed run has another first step
         if self._is_first and float(aborted):
-            return Applied(norm=norm, aborted=1.0)
+            return norm, 1.0
         self._is_first = False
         scale = torch.ones_like(norm) * divisor
         if self._clip_norm is not None:
@@ -110,7 +107,7 @@ class DeviceApply(Apply):
         if not in_kernel:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
         self.stepper.step(update, scale=scale.float() if in_kernel else None, found_inf=aborted)
-        return Applied(norm=norm, aborted=aborted)
+        return norm, aborted
 
     def resume(self) -> None:
         self._halted = None
