@@ -81,8 +81,7 @@ class Layout:
         edges: (source stage, destination stage) pairs with source < destination. A stage may feed several and be fed
             by several.
 
-    Raises:
-        PlanError: a rank without a stage, an edge that goes backwards, twice or out of the model.
+    PlanError for a rank without a stage, and an edge that goes backwards, twice or out of the model.
     """
 
     rank_of: tuple[int, ...]

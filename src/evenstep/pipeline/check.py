@@ -26,14 +26,11 @@ Needs = dict[Action, list[Action]]
 def check(plans: Sequence[Plan], layout: Layout, microbatches: Collection[int]) -> tuple[int, ...]:
     """Check that `plans` train `microbatches` exactly once on all stages of `layout`.
 
+    Gives the peak number of (stage, micro-batch) activations that live at once on each rank. PlanError if an action is
+    missing, repeated, foreign or out of order, or if ranks would wait for each other for ever.
+
     Args:
         plans: the actions of each rank, with communication, ARM and REDUCE, as `lower` gives them.
-
-    Returns:
-        For each rank the peak number of (stage, micro-batch) activations that live at once.
-
-    Raises:
-        PlanError: an action is missing, repeated, foreign or out of order, or ranks would wait for each other for ever.
     """
     if len(plans) != layout.ranks:
         raise PlanError(f"there must be one plan for each of the {layout.ranks} ranks, but there are {len(plans)}.")

@@ -95,7 +95,6 @@ def executed(plan: Plan, stages: Sequence[int], *, overlaps: bool = True, gather
     that of a later stage has its ARM right before its REDUCE.
 
     Args:
-        plan: as `lower` or `forwards` gives it.
         overlaps: whether reductions may begin beside a backward at all.
         gathers: whether parameters are gathered once per plan.
 

@@ -40,7 +40,7 @@ class StageModule(nn.Module):
         leaving: places of the layers whose output leaves the stage.
 
     Attributes:
-        called: the layers by name, as they are called; of a compiled one the compiled module.
+        called: the layers by name; of a compiled one the compiled module.
         uses: by place of a layer, how many layers of this stage take its output.
     """
 

@@ -22,12 +22,7 @@ from evenstep.tensors import named_parameters
 
 @final
 class Runner:
-    """Executes plans over the stages that this rank holds.
-
-    Args:
-        model: of several stages; None for a whole model.
-        edges: between the stages of `model`.
-    """
+    """Executes plans over the stages that this rank holds; a whole model has neither `model` nor `edges`."""
 
     def __init__(self, stages: Sequence[Stage], model: PipelineModel | None = None, edges: Edges | None = None) -> None:
         self.stages = {stage.index: stage for stage in stages}
@@ -40,7 +35,8 @@ class Runner:
         Raises:
             Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.
         """
-        edges, stages, acted, profiled = self.edges, self.stages, step.acted, profiler_runs()
+        model, edges = self._model, self.edges
+        stages, acted, profiled = self.stages, step.acted, profiler_runs()
         action: Action | None = None
         try:
             if edges is not None:
@@ -54,14 +50,14 @@ class Runner:
                 else:
                     act(action, step)
                 acted(op)
-            if edges is not None:
-                self._sum_ties(plan)
+            if edges is not None and model is not None:
+                if model.ties and any(action.op is Op.REDUCE for action in plan):
+                    sum_over_owners(model.ties, named_parameters(model), model.mesh.pipeline)
                 edges.wire.flush()
         except BaseException as error:
             self._forget()
-            if self._model is not None:
-                place = "before its first action" if action is None else f"at {described(action)}"
-                self._stop(error, self._model.mesh, place)
+            if model is not None:
+                self._stop(error, model.mesh, action)
             raise
 
     def reset(self) -> None:
@@ -76,12 +72,8 @@ class Runner:
         if self.edges is not None:
             self.edges.forget()
 
-    def _sum_ties(self, plan: Plan) -> None:
-        model = self._model
-        if model is not None and model.ties and any(action.op is Op.REDUCE for action in plan):
-            sum_over_owners(model.ties, named_parameters(model), model.mesh.pipeline)
-
-    def _stop(self, error: BaseException, mesh: Mesh, place: str) -> None:
+    def _stop(self, error: BaseException, mesh: Mesh, action: Action | None) -> None:
+        place = "before its first action" if action is None else f"at {described(action)}"
         where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")
         if not is_out_of_memory(error) and not mesh.world.interrupted():
