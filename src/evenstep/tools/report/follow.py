@@ -22,7 +22,7 @@ def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
         raise ConfigError("`--to` can't be given with `--follow`, which writes no file; leave one out.")
     folders = list(dict.fromkeys(paths))
     if len(folders) > 1:  # `runs/*` may name other files
-        folders = [folder for folder in folders if is_run(folder)]
+        folders = [folder for folder in folders if is_run(folder) or not folder.exists()]  # the latter are refused
         if not folders:
             raise ConfigError(f"none of the {len(paths)} paths is a run folder.")
     if not follow:
