@@ -75,8 +75,8 @@ class Apply:
         self.stepper.step(update, scale=scale)
         return norm, 0.0
 
-    def resume(self) -> None:
-        """Take steps again after an abort was handled."""
+    def resume(self, halted: Tensor | None = None) -> None:
+        """Take steps again after an abort was handled, unless `halted` is 1: an earlier verdict on the device."""
 
 
 @final
@@ -109,8 +109,8 @@ class DeviceApply(Apply):
         self.stepper.step(update, scale=scale.float() if in_kernel else None, found_inf=aborted)
         return norm, aborted
 
-    def resume(self) -> None:
-        self._halted = None
+    def resume(self, halted: Tensor | None = None) -> None:
+        self._halted = halted
 
 
 def build_apply(stepper: Stepper, *, clip_norm: float | None, device: torch.device, defer: bool | None = None) -> Apply:

@@ -94,7 +94,7 @@ class CompiledUpdate:
         self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
         self._root = branch(context.seed)
         self._halted: Tensor | None = None
-        self._read_until = 0  # updates to this number were computed, or follow one that was not compiled
+        self._dispatched = 0
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
@@ -126,9 +126,14 @@ class CompiledUpdate:
         if outcome is None:
             undo()
             core.learning_rates.restore(pending.rates)
-            self._read_until = update + 1
-            return core(batch, before)
-        self._read_until = update
+            if self._halted is not None:
+                core.resume(self._halted)
+            pending = core(batch, before)
+            self._state.read()
+            self._dispatched = update
+            self._halted = pending.aborted if isinstance(pending.aborted, Tensor) else None
+            return pending
+        self._dispatched = update
         pending.norm, pending.aborted = self._verdict(outcome)
         core.rollback.judge(pending.aborted)
         pending.losses = self._record(weights, update, outcome).losses
@@ -138,7 +143,7 @@ class CompiledUpdate:
 
     def _follow_state(self, update: int) -> None:
         check_uncalled(self._optimizer, self._state.parameters)
-        if update <= self._read_until:  # later updates were taken back, or another state was loaded
+        if update <= self._dispatched:  # later updates were taken back, or another state was loaded
             self._state.read()
             self._halted = None
         self._state.follow()

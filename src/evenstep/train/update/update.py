@@ -219,9 +219,9 @@ class Update:
         self.rollback.settle(aborted)
         self.is_whole = was_whole
 
-    def resume(self) -> None:
-        """Apply updates again after the loop has answered an abort."""
-        self._apply.resume()
+    def resume(self, halted: Tensor | None = None) -> None:
+        """Apply updates again after the loop has answered an abort, unless `halted` is 1 on the device."""
+        self._apply.resume(halted)
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an update once more, to look at them; nothing is applied."""
