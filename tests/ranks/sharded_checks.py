@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from evenstep import Ema, Failures, MapData, Mixture, Task, Trainer, Training, is_dummy_pass
-from evenstep.contrib.multitask import GradNorm, PcGrad, Uncertainty
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.parallel import Ddp, Fsdp, Group, Processes, Single, Strategy
 from evenstep.train import FailurePolicy
 from kit import Squares, filled
@@ -237,6 +237,7 @@ def _mixed(strategy: Strategy, **more: Any) -> Trainer:
 def methods_and_learned_coefficients_are_those_of_one_process(group: Group) -> object:
     cases: dict[str, Callable[[], dict[str, Any]]] = {
         "PcGrad": lambda: {"train": Training(clip_norm=0.1, combine=PcGrad())},
+        "AlignedMtl": lambda: {"train": Training(clip_norm=0.1, combine=AlignedMtl())},
         "GradNorm": lambda: {"train": Training(clip_norm=0.1, combine=GradNorm())},
         "Uncertainty": lambda: {"train": Training(clip_norm=0.1, coefficients=Uncertainty(regression=("a",)))},
         "sum": dict,

@@ -113,7 +113,7 @@ def test_a_run_file_trains_on_two_stages_and_goes_on_on_four_and_on_none(file: P
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (("--parallel.pipeline", "2", "--parallel.pipeline_schedule", "zbv"), "is it 'zb_v'?"),
+        (("--parallel.pipeline", "2", "--parallel.pipeline_schedule", "zbv"), 'did you mean "zb_v"?'),
         (("--parallel.pipeline", "2", "--parallel.stages_per_rank", "3"), "is for 1 stages per rank"),
         (("--parallel.pipeline", "2", "--launch.ranks", "3"), "must be a multiple of the 2 pipeline ranks"),
         (("--parallel.split_at", '["2"]'), "`parallel.split_at`"),

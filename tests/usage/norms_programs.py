@@ -8,7 +8,7 @@ from launched import group_of_ranks, strategy_named
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.contrib.multitask import PcGrad
+from evenstep.contrib.multitask import AlignedMtl
 from evenstep.data import AllTasks, Mixture
 from evenstep.events import Statistics
 from evenstep.parallel import Mesh
@@ -84,7 +84,7 @@ def metrics_of(strategy: str, pipeline: int = 1, several: bool = False, **more: 
         updates=UPDATES,
         device="cpu",
         strategy=strategy_named(strategy, data_group),
-        train=evenstep.Training(combine=PcGrad() if several else None, clip_norm=0.1),
+        train=evenstep.Training(combine=AlignedMtl() if several else None, clip_norm=0.1),
         hooks=[Statistics(every_updates=1, update_ratio=True, gradient_norms=True)],
         log=evenstep.Logging(every_updates=1, writers=()),
         **more,

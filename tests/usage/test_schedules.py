@@ -43,6 +43,6 @@ def test_state_in_8_bits_has_the_bits_of_one_process_on_ranks_and_is_refused_on_
     alone = schedules_programs.low_bit(kind, "ordered")
     for results in on_ranks(2, schedules_programs.low_bit_resumed, kind, str(tmp_path)):
         said = results.pop("fsdp")
-        assert f"{kind} is not exact on such parts" in said and "zero1" in said
+        assert kind in said and "zero1" in said
         assert set(results.values()) <= {alone, ""} and results["ordered-zero1"] == alone
     assert results["stages"] == ""  # on the last rank; the first has the whole

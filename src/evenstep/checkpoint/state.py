@@ -4,7 +4,7 @@ JSON lacks tensors, tuples, sets, int keys, inf and nan: each is an object of on
 """
 
 import math
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from itertools import chain, count
 from typing import Any, TypeAlias, cast
@@ -26,6 +26,7 @@ _KINDS: Mapping[str, Callable[[Any], object]] = {
     "$set": set,
     "$frozenset": frozenset,
     "$counter": Counter,
+    "$deque": lambda parts: deque(parts[1], parts[0]),
     "$float": float,
     "$dict": dict,
 }
@@ -97,6 +98,8 @@ class _Packer:
             return self._encode_each(live, path)
         if kind in (tuple, set, frozenset):
             return {f"${kind.__name__}": self._encode_each(live if kind is tuple else sorted(live, key=repr), path)}
+        if kind is deque:
+            return {"$deque": [live.maxlen, self._encode_each(live, path)]}
         if kind is Counter:
             return {"$counter": self._encode_dict(live, path)}
         if kind in _DICTS:

@@ -302,7 +302,7 @@ class ParallelTable:
     """Seconds to wait for another rank before it counts as lost."""
     pipeline: Count = 1
     """Number of ranks that the model is divided among as pipeline stages. 1 is no pipeline."""
-    pipeline_schedule: str = "1f1b"
+    pipeline_schedule: Literal["sequential", "gpipe", "1f1b", "interleaved", "breadth_first", "zb_h1", "zb_v"] = "1f1b"
     """Order in which stages compute their micro-batches. `evenstep plan` compares all of them."""
     stages_per_rank: Count | None = None
     """Pipeline stages on each rank. By default as few as the pipeline schedule allows."""

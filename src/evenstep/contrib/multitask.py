@@ -23,6 +23,7 @@ from evenstep.train.update.weigh import Weights
 COMBINES = {
     "separate": "evenstep.train.tasks.weighting:Separate",
     "pc_grad": "evenstep.contrib.multitask:PcGrad",
+    "aligned_mtl": "evenstep.contrib.multitask:AlignedMtl",
     "grad_norm": "evenstep.contrib.multitask:GradNorm",
 }
 """Classes by the words of `combine`, as "module:name"."""
@@ -66,6 +67,34 @@ class PcGrad(Combine):
                     projected[j] -= along / inner[j][j]
             shares = [total + share for total, share in zip(shares, projected, strict=True)]
         return TaskWeights(shared=shares, own=[1.0] * count)
+
+
+@final
+class AlignedMtl(Combine):
+    """Sums gradients made orthogonal and equally long (Senushkin et al., 2023, https://arxiv.org/abs/2305.19000).
+
+    With G the matrix of gradients [N, T], M = GᵀG = V · diag(μ) · Vᵀ and μ_min the smallest eigenvalue above zero,
+
+        α = √μ_min · V · diag(μ^(-½)) · Vᵀ · 1,   g = G · α          over the eigenvalues above zero
+
+    >>> gradients = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    >>> shares = AlignedMtl()(gradients @ gradients.T, [1.0, 1.0], tasks=["a", "b"], seed=1, update=1)
+    >>> shares.shared
+    [0.25, 1.0]
+    """
+
+    def __call__(
+        self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
+    ) -> TaskWeights:
+        count = len(tasks)
+        values, vectors = torch.linalg.eigh(products)
+        kept = values > 1e-12 * values[-1].clamp(min=0.0)  # others are roundings of zero
+        own = [1.0] * count
+        if not bool(kept.any()):
+            return TaskWeights(shared=own, own=own)
+        values, vectors = values[kept], vectors[:, kept]
+        balance = values[0].sqrt() * (vectors / values.sqrt()) @ vectors.T
+        return TaskWeights(shared=balance.sum(1).tolist(), own=own)
 
 
 @final

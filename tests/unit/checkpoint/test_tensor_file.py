@@ -243,7 +243,7 @@ def test_paths_that_read_the_same_get_different_names():
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *((one, one) for one in (Counter({3: 1, 7: 2}), {1, "two", (3, 4)}, frozenset())),
+        *((one, one) for one in (Counter({3: 1, 7: 2}), {1, "two", (3, 4)}, frozenset(), deque([1, 2], 3))),
         (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
         (defaultdict(int, b=1, a=2), {"b": 1, "a": 2}),
         *((number, number.item()) for number in (np.float32(0.1), np.int64(7), np.bool_(True), np.float64("inf"))),
@@ -264,7 +264,6 @@ Point = namedtuple("Point", "x y")
         b"raw",
         Point(1, 2),
         object(),
-        deque([1]),
         {(1, 2): 3},
         {True: 3},
         torch.zeros(2, device="meta"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kit
 from evenstep import MapData, Mixture, Trainer, Training
-from evenstep.contrib.multitask import GradNorm, PcGrad
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad
 from evenstep.keys import key
 from evenstep.precision import Fp16Mixed
 from evenstep.train import Combine, Separate
@@ -40,7 +40,15 @@ def test_pc_grad_is_the_papers_projection_of_vectors(seed: int, update: int) -> 
     torch.testing.assert_close(combined(PcGrad(), gradients, seed=7, update=update), projected.sum(0))
 
 
-@pytest.mark.parametrize("method", [PcGrad(), Separate()])
+@given(seed=st.integers(0, 1000))
+def test_aligned_gradients_are_orthogonal_and_equally_long(seed: int) -> None:
+    gradients = vectors(seed)
+    left, sizes, right = torch.linalg.svd(gradients.T, full_matrices=False)  # [size, T]
+    wanted = sizes.min() * (left @ right)  # the nearest matrix of orthogonal, equally long columns
+    torch.testing.assert_close(combined(AlignedMtl(), gradients), wanted.sum(1), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [AlignedMtl(), PcGrad(), Separate()])
 def test_gradients_that_are_zero_or_one_and_the_same_are_no_trouble(method: Any) -> None:
     gradients = torch.ones(3, 4, dtype=torch.float64)
     gradients[2] = 0
@@ -117,7 +125,7 @@ def reference(method: Combine, updates: int = 3) -> Any:
     return model
 
 
-@pytest.mark.parametrize("method", [Separate, PcGrad, GradNorm])
+@pytest.mark.parametrize("method", [Separate, PcGrad, AlignedMtl, GradNorm])
 def test_shared_gradients_are_combined_and_heads_keep_their_own(method: type[Combine]) -> None:
     model, _ = trained(train=Training(combine=method()))
     wanted = reference(method())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import kit
 from evenstep import Ema, MapData, Mixture, Training
 from evenstep.checkpoint import CheckpointReader
-from evenstep.contrib.multitask import GradNorm, PcGrad, Uncertainty
+from evenstep.contrib.multitask import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.data import RoundRobin
 from evenstep.parallel import Ddp, Group, Strategy, Zero1
 from same import assert_same
@@ -62,6 +62,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "one task at a time, ranks without work": lambda: {"data": mixture(6, mixing=RoundRobin())},
     "uncertainty": lambda: {"train": Training(coefficients=Uncertainty(regression=("a",)))},
     "PCGrad": lambda: {"train": Training(clip_norm=1.0, combine=PcGrad())},
+    "Aligned-MTL": lambda: {"train": Training(clip_norm=1.0, combine=AlignedMtl())},
     "GradNorm": lambda: {"train": Training(clip_norm=1.0, combine=GradNorm())},
 }
 

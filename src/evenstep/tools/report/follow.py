@@ -21,6 +21,9 @@ def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
     if follow and to is not None:
         raise ConfigError("`--to` can't be given with `--follow`, which writes no file; leave one out.")
     folders = list(dict.fromkeys(paths))
+    missing = [f"`{folder}` must be a run folder, but is not there." for folder in folders if not folder.exists()]
+    if missing:
+        raise ConfigError(missing)
     if len(folders) > 1:  # `runs/*` may name other files
         folders = [folder for folder in folders if is_run(folder) or not folder.exists()]  # the latter are refused
         if not folders:
