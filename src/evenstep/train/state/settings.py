@@ -158,7 +158,7 @@ def how_to_reset(part: Reset) -> str:
 
 
 def without(state: Tree, reset: Collection[Reset]) -> Tree:
-    """A state of `RunState` without the parts that are reset; the count of updates stays, and what is keyed by it."""
+    """A state of `RunState` without the parts that are reset; the count of updates stays, and with it all keys."""
     update = state["progress"]["update"]
     run = {**state["run"]}
     begun = dict(run.get("begun") or {})
