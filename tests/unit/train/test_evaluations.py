@@ -179,17 +179,6 @@ class StopWhileSaving(Hook):
             self.trainer.request_stop("enough")
 
 
-def test_all_ranks_agree_on_the_requests_of_one(on_ranks: Any) -> None:
-    def act(group: Any) -> Any:
-        requests = Requests()
-        if group.rank == 1:
-            requests.request_stop("", requeue=True)
-            requests.save = True
-        return requests.agree(group), requests.save, requests.evaluate
-
-    assert on_ranks(2, act) == [(Result("asked to stop", outcome="stopped", requeue=True), True, False)] * 2
-
-
 def test_a_stop_requested_during_a_save_stops_all_ranks_at_the_same_update(on_ranks: Any, tmp_path: Path) -> None:
     def act(group: Any) -> Any:
         more = {"strategy": Ddp(group), "folder": tmp_path, "checkpoint": Checkpointing(asynchronous=False)}
