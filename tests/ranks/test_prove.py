@@ -63,7 +63,7 @@ def test_the_part_that_differs_by_process_is_named(file: Path, tmp_path: Path) -
     (tmp_path / "numbered.py").write_text(NUMBERED)
     proof = tmp_path / "proof.json"
     asked = ("--model.target", "numbered.py:net", "--rows", "kill,ranks 2 ddp", "--updates", 2, "--json", proof)
-    assert Script("-m", "evenstep", "prove", file, *asked).ended().code == 1
+    assert Script("-m", "evenstep", "prove", file, *asked).ended(240).code == 1
     assert ["module `1`" in row["causes"][0] for row in json.loads(proof.read_text())["rows"]] == [True, True]
 
 
