@@ -1,18 +1,20 @@
 """Keeps the buffers of all ranks equal after each update.
 
-Running statistics become the mean over ranks; any other buffer is taken from the first rank that changed it.
+Running statistics become the mean over ranks; any other buffer is taken from the first rank that changed it. To know
+which buffers move costs a message, so ranks look for them in the first update, and again after one has moved unseen.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol, final
 
 import torch
 from torch import Tensor, nn
 
+from evenstep.internals import times_written
 from evenstep.parallel.group import Group
 
 _OF_SAMPLES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, *_OF_SAMPLES)
-_SELDOM = 64  # updates between two looks for buffers that move, which cost a message; at first they are frequent
 
 
 class Before(Protocol):
@@ -49,12 +51,29 @@ class SharedBuffers:
             self._add(norm)
         known = {id(buffer) for buffer in running_statistics(module)}
         self._others = [buffer for buffer in module.buffers() if id(buffer) not in known]
-        self._moving: list[int] = []
-        self.look_anew()
+        self._moving: list[int] = []  # places of those that passes change
+        self._versions = self._written()
+        self._looks = True
 
     def look_anew(self) -> None:
         """Look again at the next update for buffers that move: ranks may have come that know nothing."""
-        self._updates = 0
+        self._looks = True
+
+    @property
+    def has_unseen(self) -> bool:
+        """True if a buffer has changed here without having been shared."""
+        pairs = zip(self._written(), self._versions, strict=True)
+        return any(now != then and place not in self._moving for place, (now, then) in enumerate(pairs))
+
+    def share_unseen(self, averages: Mapping[int, Tensor]) -> None:
+        """Make equal on all ranks, which call it together, the buffers that have changed since they were shared.
+
+        Args:
+            averages: of buffers, by their `id`, which are shared with them.
+        """
+        pairs = zip(self._written(), self._versions, strict=True)
+        self._share_changed(range(len(self._others)), [now != then for now, then in pairs], averages)
+        self._looks = True
 
     def _add(self, norm: nn.Module) -> None:
         buffers = dict(norm.named_buffers(recurse=False))
@@ -95,18 +114,25 @@ class SharedBuffers:
                 buffer.detach().copy_(before.value(buffer) + (total / count).view_as(buffer))
 
     def _share_others(self, before: Before) -> None:
-        self._updates += 1
-        is_power_of_two = self._updates & (self._updates - 1) == 0
-        if self._others and (is_power_of_two or self._updates % _SELDOM == 0):
+        if self._looks and self._others:
             here = [place for place, buffer in enumerate(self._others) if before.moved(buffer)]
             everywhere = self._group.gather([*self._moving, *here])
             self._moving = sorted({place for there in everywhere for place in there})
-        if not self._moving:
-            return
-        moved = [before.moved(self._others[place]) for place in self._moving]
-        for place, movers in zip(self._moving, zip(*self._group.gather(moved), strict=True), strict=True):
+            self._looks = False
+        if self._moving:
+            self._share_changed(self._moving, [before.moved(self._others[place]) for place in self._moving], {})
+
+    def _share_changed(self, places: Sequence[int], changed: list[bool], averages: Mapping[int, Tensor]) -> None:
+        for place, movers in zip(places, zip(*self._group.gather(changed), strict=True), strict=True):
             if any(movers):
-                self._group.broadcast([self._others[place].detach()], movers.index(True))
+                buffer = self._others[place]
+                average = averages.get(id(buffer))
+                shared = [buffer.detach()] if average is None else [buffer.detach(), average]
+                self._group.broadcast(shared, movers.index(True))
+        self._versions = self._written()
+
+    def _written(self) -> list[int]:
+        return [*map(times_written, self._others)]
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

@@ -1,12 +1,12 @@
 """Strategies: how data-parallel ranks share gradients and parameters, and the reducers of one rank's stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Literal, Self, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.arguments import choose, require_whole
 from evenstep.errors import ArgumentError
@@ -208,6 +208,16 @@ class Reducers:
         """After an update's passes: make equal on all ranks the buffers that their forwards have changed."""
         for buffers in self._buffers:
             buffers.share(before)
+
+    @property
+    def has_unseen_buffers(self) -> bool:
+        """True if a buffer has changed on this rank that other ranks do not share yet."""
+        return any(buffers.has_unseen for buffers in self._buffers)
+
+    def share_unseen_buffers(self, averages: Mapping[int, Tensor]) -> None:
+        """Between updates: make equal on all ranks the buffers, and their averages, that have changed unshared."""
+        for buffers in self._buffers:
+            buffers.share_unseen(averages)
 
     def is_idle(self, num_microbatches: int, own: int) -> bool:
         """True if all micro-batches of an update belong to other ranks, which train their own models."""

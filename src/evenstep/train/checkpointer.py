@@ -77,6 +77,7 @@ class Checkpointer:
         self._span = bus.span("save", event, event)
         self._span.__enter__()
         try:
+            self.state.engine.parts.core.share_unseen_buffers()
             no_memory = writer.begin(
                 update,
                 self.state.state_dict(whole=False),

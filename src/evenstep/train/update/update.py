@@ -119,12 +119,23 @@ class Update:
         """Count the weights of an update; see `weigh`."""
         context, reducers, pipeline = self._context, self._execution.reducers, self._execution.pipeline
         stamp = 1.0 if reducers.group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.checksum)
-        weights = weigh(context.tasks, batch, reducers.group, blocks=reducers.blocks, stamp=stamp)
+        unseen = reducers.has_unseen_buffers
+        weights = weigh(
+            context.tasks, batch, reducers.group, blocks=reducers.blocks, stamp=stamp, has_unseen_buffers=unseen
+        )
+        if weights.has_unseen_buffers:
+            self.share_unseen_buffers()
         if pipeline.ranks > 1:
             check_pipeline(pipeline, batch, weights, with_data=not self._has_checked_pipeline)
             self._has_checked_pipeline = True
         context.phases.lap("weigh")
         return weights
+
+    def share_unseen_buffers(self) -> None:
+        """Between updates: make equal on all ranks the buffers that have changed since they were shared."""
+        followed = () if self.average is None else self.average.followed
+        self._execution.reducers.share_unseen_buffers({id(one): average for one, average in followed})
+        self.rollback.buffers.restore(0.0)  # a roll-back goes back to the shared values
 
     def _run_passes(self, weights: Weights, update: int) -> Passes:
         """Run micro-batches forward and backward; leaves their gradients in `.grad`, summed over all ranks.

@@ -32,6 +32,7 @@ class Weights:
         numbers: the global numbers of each task's micro-batches.
         num_tasks: number of tasks with work in the update.
         skipped_samples: number of unreadable samples that all ranks have left out.
+        has_unseen_buffers: a buffer has changed on some rank that others do not share yet.
     """
 
     totals: Mapping[str, float]
@@ -42,6 +43,7 @@ class Weights:
     numbers: Mapping[str, Sequence[int]]
     num_tasks: int
     skipped_samples: int
+    has_unseen_buffers: bool
 
     @property
     def num_microbatches(self) -> int:
@@ -62,20 +64,28 @@ class Weights:
 
 
 def weigh(
-    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, blocks: int | None = None, stamp: float = 1.0
+    tasks: Mapping[str, Task],
+    batch: GlobalBatch,
+    group: Group,
+    *,
+    blocks: int | None = None,
+    stamp: float = 1.0,
+    has_unseen_buffers: bool = False,
 ) -> Weights:
     """Count the weights of one update: all ranks sum them in the same order, exactly rounded.
 
     Args:
         blocks: number of blocks in which the gradients of each task's micro-batches are added; None: one for each.
         stamp: of what this rank trains, above 0, which must be the same on all.
+        has_unseen_buffers: a buffer has changed on this rank that others do not share yet.
     """
     each: dict[int, float] = {}
     work: list[Microbatch] = []
     count = batch.num_microbatches
-    # weights, the numbers of the ranks from 1 on, the samples that had to be left out, and the stamp
-    mine = [0.0] * (2 * count + 2)
+    # weights, the numbers of the ranks from 1 on, buffers to share, the samples that had to be left out, and the stamp
+    mine = [0.0] * (2 * count + 3)
     mine[-1] = stamp
+    mine[-3] = float(has_unseen_buffers)
     mine[-2] = float(sum([fault.num_skipped for fault in batch.faults]))
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
@@ -114,6 +124,7 @@ def weigh(
         numbers=numbers,
         num_tasks=len(totals),
         skipped_samples=int(everybody[-2]),
+        has_unseen_buffers=everybody[-3] > 0,
     )
 
 
