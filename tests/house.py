@@ -18,23 +18,23 @@ SOURCE = ROOT / "src" / "evenstep"
 # Lines of a folder: the budget that a reader can hold in the head, and the most that a change may leave behind.
 # A change that needs more raises the second number, and says why in its commit.
 LINES = {
-    "train": (7_200, 9_250),
-    "parallel": (2_300, 2_900),
-    "events": (2_800, 3_050),
-    "data": (2_200, 2_700),
-    "tools": (2_000, 2_550),
-    "checkpoint": (2_100, 2_400),
-    "contrib": (1_900, 2_250),
-    "pipeline": (2_000, 2_250),
-    "optim": (1_700, 2_000),
-    "config": (1_000, 1_450),
-    "cli": (1_200, 1_510),
-    "root": (1_000, 1_430),
-    "integrations": (900, 1_120),
-    "internals": (350, 440),
-    "precision": (300, 410),
+    "train": (7_200, 8_450),
+    "parallel": (2_300, 2_570),
+    "events": (2_800, 3_055),
+    "data": (2_200, 2_470),
+    "tools": (2_000, 2_150),
+    "checkpoint": (2_100, 2_275),
+    "contrib": (1_900, 2_125),
+    "pipeline": (2_000, 2_085),
+    "optim": (1_700, 1_760),
+    "config": (1_000, 1_180),
+    "cli": (1_200, 1_400),
+    "root": (1_000, 1_390),
+    "integrations": (900, 1_060),
+    "internals": (350, 430),
+    "precision": (300, 345),
 }
-FILES, CLASSES = (220, 226), (280, 380)
+FILES, CLASSES = (220, 220), (280, 345)
 LONGEST_SENTENCE, LONGEST_SUBJECT, LONGEST_TEST_NAME = 35, 72, 80  # words, characters, characters
 # Openings without a subject, nouns that are not there, and verbs of speech for messages between processes.
 RIDDLES = {

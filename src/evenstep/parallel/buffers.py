@@ -51,7 +51,7 @@ class SharedBuffers:
             self._add(norm)
         known = {id(buffer) for buffer in running_statistics(module)}
         self._others = [buffer for buffer in module.buffers() if id(buffer) not in known]
-        self._moving: list[int] = []  # places of those that passes change
+        self._moving: list[int] = []  # places of buffers that passes change
         self._versions = self._written()
         self._looks = True
 
