@@ -33,7 +33,7 @@ def trained(device: torch.device, compile: str, precision: str) -> Engine:
     one = engine(device, compile, precision)
     for _ in range(UPDATES):
         dispatched(one, device)
-        assert one.settle() is None
+        assert one.ledger.settle() is None
     return one
 
 
@@ -59,9 +59,9 @@ def test_compiled_updates_are_not_waited_for(device: torch.device) -> None:
     one = engine(device, "model", "bf16-mixed")
     for _ in range(3):  # compiled, and the host decides the first step
         dispatched(one, device)
-        assert one.settle() is None
+        assert one.ledger.settle() is None
     with no_waiting(device):
         for _ in range(3):
             dispatched(one, device)
-    assert one.settle() is None
+    assert one.ledger.settle() is None
     assert one.progress.update == 6
