@@ -35,8 +35,8 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     counts = walk.bytes_per_update(walked.said)
     gradients = 4 * (8 * 96 + 96 + 96 * 96 + 96)
     assert counts["sum"] == gradients
-    # weights and their ranks, skipped samples and a stamp, presence of gradients, requests
-    assert sum(counts.values()) - gradients == 8 * (2 * 91 + 2 + 4 + 2)
+    # weights and their ranks, buffers to share, skipped samples and a stamp, presence of gradients, requests
+    assert sum(counts.values()) - gradients == 8 * (2 * 91 + 3 + 4 + 2)
 
 
 class ForgetfulReducer(Reducer):

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from evenstep.config.target import bind, find
 from evenstep.data.loader import Reading
 from evenstep.data.mixture import AllTasks, End, Mixing
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, PlanError
 from evenstep.optim.groups import DecayOn, ParameterGroup
 from evenstep.optim.schedules import AnySchedule, Constant
 from evenstep.options import (
@@ -315,6 +315,13 @@ class ParallelTable:
         if self.pipeline == 1 and (self.stages_per_rank is not None or self.split_at):
             field = "split_at" if self.stages_per_rank is None else "stages_per_rank"
             raise ArgumentError("needs `parallel.pipeline` 2 or more, but that is 1.", field=field)
+        if self.pipeline > 1:
+            from evenstep.pipeline import SCHEDULES
+
+            try:
+                SCHEDULES[self.pipeline_schedule].layout(self.pipeline, self.stages_per_rank)
+            except PlanError as error:
+                raise ArgumentError(f"does not fit its schedule: {error}", field="stages_per_rank") from None
 
 
 @option

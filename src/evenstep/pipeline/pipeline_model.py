@@ -114,6 +114,7 @@ class PipelineModel(nn.Module):
         model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
             method `layers()`. Functions are called for the layers of this rank only.
         mesh: the ranks; one process by default.
+        schedule: a pipeline schedule, or the name of one in `SCHEDULES`.
         stages_per_rank: number of stages of each rank; by default as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; by default equal numbers of layers.
         seed: seed of the layers that functions build.
@@ -128,13 +129,13 @@ class PipelineModel(nn.Module):
         model: nn.Module | Layers | Sequence[Layer | Build],
         *,
         mesh: Mesh | None = None,
-        schedule: str = "1f1b",
+        schedule: Schedule | str = "1f1b",
         stages_per_rank: int | None = None,
         split_at: Sequence[str] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        chosen = choose("schedule", schedule, SCHEDULES)
+        chosen = schedule if isinstance(schedule, Schedule) else choose("schedule", schedule, SCHEDULES)
         self.mesh = mesh or Mesh()
         pipeline = self.mesh.pipeline
         self.schedule: Schedule = chosen if pipeline.ranks > 1 else SCHEDULES["sequential"]
@@ -151,7 +152,7 @@ class PipelineModel(nn.Module):
         self._places = cut(layers, stages=chain.stages, split_at=split_at)
         self.names = [layer.name for layer in layers.layers]
         stages = ", ".join(self.names[places[0]] for places in self._places)
-        _check_alike(f"the schedule {schedule}, stages at {stages}, and layers {', '.join(self.names)}", pipeline)
+        _check_alike(f"the schedule {chosen.name}, stages at {stages}, and layers {', '.join(self.names)}", pipeline)
         self.carried = flows(layers, self._places)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(pipeline.rank)

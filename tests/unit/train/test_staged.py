@@ -14,7 +14,7 @@ from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, ReplicaError
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Mesh, Single, Strategy
-from evenstep.pipeline import SCHEDULES, PipelineModel
+from evenstep.pipeline import SCHEDULES, Action, Layout, Op, PipelineModel, Schedule
 from evenstep.train.agreement import check_ties
 from evenstep.train.state.optimizer_state import parameter_names
 from kit import Squares, Weighted, data, deep, filled, points, trainer_of
@@ -47,8 +47,15 @@ def alone() -> State:
     return trained(PipelineModel(deep()), Ddp(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
 
-@pytest.mark.parametrize("schedule", list(SCHEDULES))
-def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(on_ranks: Any, alone: State, schedule: str) -> None:
+def one_by_one(layout: Layout, microbatches: Sequence[int]) -> tuple[tuple[Action, ...], ...]:
+    return tuple(
+        tuple(Action(op, stage, each) for each in microbatches for op in (Op.FORWARD, Op.BACKWARD))
+        for stage in range(layout.stages)
+    )
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, Schedule(name="mine", order=one_by_one, summary="least memory")])
+def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(on_ranks: Any, alone: State, schedule: Any) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
         model = PipelineModel(deep(), mesh=mesh, schedule=schedule)
