@@ -197,6 +197,16 @@ def read_here(fetcher: Fetcher, batches: Iterator[list[Request]], *, pins: bool)
 
 
 @final
+class _Requests:
+    """Requests for a loader, which does not hold the `WorkerLoader`: that ends the workers when it is collected."""
+
+    source: Iterator[Request] = iter(())
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.source
+
+
+@final
 class WorkerLoader:
     """Processes that answer requests ahead of time, `per_batch` for a global batch; replies may be pinned."""
 
@@ -204,11 +214,11 @@ class WorkerLoader:
         self.pins = pins
         self.is_lost = False
         self._timeout_s = reading.timeout_s
-        self._requests: Iterator[Request] = iter(())
+        self._requests = _Requests()
         self._loader: DataLoader[Reply | DataFault] = DataLoader(
             fetcher,
             batch_size=None,
-            sampler=cast(Any, self),
+            sampler=cast(Any, self._requests),
             num_workers=num_workers,
             collate_fn=_unchanged,
             pin_memory=pins,
@@ -220,12 +230,9 @@ class WorkerLoader:
         )
         self._replies: Iterator[Reply | DataFault] | None = None
 
-    def __iter__(self) -> Iterator[Request]:
-        return self._requests
-
     def read(self, requests: Iterator[Request]) -> Iterator[Reply | DataFault]:
         """Answer `requests` from now on, in their order; replies due to earlier ones are thrown away."""
-        self._requests = requests
+        self._requests.source = requests
         try:
             if self._replies is None:
                 with _starting():

@@ -1,5 +1,6 @@
 """Data workers: the same batches as without, faults that are survived, processes that end."""
 
+import gc
 import multiprocessing
 import os
 import random
@@ -196,6 +197,18 @@ def test_no_process_is_left_by_a_trainer(ends: str) -> None:
         with suppress(ValueError) if ends == "with an error" else nullcontext():
             act()
         assert not set(multiprocessing.active_children()) - before
+
+
+def test_closed_workers_leave_no_descriptors() -> None:
+    def descriptors() -> int:
+        data = MapData(list(range(8)), global_batch_size=4, num_workers=1)
+        read(data, 2)
+        data.close()
+        del data
+        gc.collect()
+        return len([*Path("/proc/self/fd").iterdir()])
+
+    assert descriptors() == descriptors()
 
 
 LEFT_OPEN = """
