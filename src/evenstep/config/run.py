@@ -443,6 +443,11 @@ class RunConfig:
             yield "`evaluation` has nothing to evaluate on; add a table `[data.evaluations.valid]`."
         if self.reset and self.resume in ("never", "auto"):
             yield f'`reset` needs `resume = PATH`, but `resume` is "{self.resume}"; name the checkpoint.'
+        slurm = self.launch.slurm
+        pipeline = self.parallel.pipeline
+        ranks = self.launch.ranks if slurm is None else slurm.nodes * slurm.ranks_per_node
+        if ranks > 1 and ranks % pipeline:
+            yield f"`launch.ranks` must be a multiple of the {pipeline} pipeline ranks, but is {ranks}."
         if self.launch.lost_rank == "continue" and (
             self.parallel.strategy in ("fsdp", "zero1")
             or self.parallel.pipeline > 1
