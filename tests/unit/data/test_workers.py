@@ -208,7 +208,8 @@ def test_closed_workers_leave_no_descriptors() -> None:
         gc.collect()
         return len([*Path("/proc/self/fd").iterdir()])
 
-    assert descriptors() == descriptors()
+    first, *_, last = [descriptors() for _ in range(4)]
+    assert last - first < 10  # three sets of workers that are kept have 18; others may open some meanwhile
 
 
 LEFT_OPEN = """
