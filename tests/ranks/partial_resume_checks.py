@@ -54,12 +54,12 @@ class Read:
     num_bytes = 0
 
     @staticmethod
-    def counted(file: TensorFile, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> Tensor | None:
+    def counted(file: TensorFile, name: str, chunks: set[int], checksums: Sequence[int]) -> bool:
         Read.num_bytes += sum(min(CHUNK_BYTES, file.stored[name].nbytes - number * CHUNK_BYTES) for number in chunks)
-        return read(file, name, chunks, checksums)
+        return is_sound(file, name, chunks, checksums)
 
 
-read = TensorFile.read
+is_sound = TensorFile.is_sound
 
 
 def held_bytes(one: Trainer) -> int:
@@ -163,7 +163,7 @@ def damage_that_one_rank_reads_is_an_error_on_all_and_changes_nothing(group: Gro
 
 
 def found(folder: str) -> list[Any]:
-    TensorFile.read = Read.counted
+    TensorFile.is_sound = Read.counted
     group = Processes(torch.device("cpu"))
     checks = (
         each_rank_reads_what_it_holds,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast, final
 
 import torch
@@ -20,10 +21,7 @@ from evenstep.checkpoint.state import JSON, unpack
 from evenstep.checkpoint.tensor_file import CHUNK_BYTES, SUFFIX, TensorFile
 from evenstep.errors import CheckpointError
 
-THREADS = 4
-"""Threads that read tensors at once."""
-VERIFIED_CHUNKS = 64
-"""Chunks that are read at once only to be compared."""
+THREADS = 4  # that read tensors at once
 
 
 @final
@@ -48,6 +46,7 @@ class CheckpointReader:
         self.tensors: dict[str, TensorEntry] = parse_table(read_json(self.path, TABLE, self.manifest))
         self.state: dict[str, Any] = {}
         self._files: dict[str, TensorFile] = {}
+        self._opening = Lock()
         self._outlines: dict[int, tuple[str, Tensor]] = {}  # by `id`, which is unique as long as the outline is held
         self._compared: dict[tuple[str, str], set[int]] = {}  # numbers of chunks, by file and name
 
@@ -137,51 +136,46 @@ class CheckpointReader:
 
         def compare() -> None:
             for name in names[group.rank :: group.ranks]:
-                if self._file(name).header_crc32 != self.manifest.files[name].crc32:
+                if self._file(name).header_crc32() != self.manifest.files[name].crc32:
                     raise damaged(self.path / name)
             for piece, numbers in left[group.rank :: group.ranks]:
-                chunks = sorted(numbers)
-                for at in range(0, len(chunks), VERIFIED_CHUNKS):
-                    self._read(piece, chunks[at : at + VERIFIED_CHUNKS])
+                self._compare(piece, numbers)
 
         together(group, compare)
 
     def _rows(self, piece: TensorPiece, begin: int, end: int) -> Tensor:
-        stored = self._file(piece.file).stored[piece.name]
-        row_bytes = math.prod(piece.sizes[1:]) * stored.itemsize
-        chunks = range(begin * row_bytes // CHUNK_BYTES, -(-end * row_bytes // CHUNK_BYTES))
-        values = self._read(piece, chunks)
-        self._compared.setdefault((piece.file, piece.name), set()).update(chunks)
-        first = begin * row_bytes - chunks.start * CHUNK_BYTES
-        rows = values[first : first + (end - begin) * row_bytes]
-        if len(rows) != len(values):
-            rows = rows.clone()  # aligned as a fresh tensor, so that a resumed run computes the same bits
-        shape = (end - begin, *stored.shape[1:]) if stored.ndim else ()
-        return rows.view(stored.dtype).view(shape)
+        file = self._file(piece.file)
+        row_bytes = math.prod(piece.sizes[1:]) * file.stored[piece.name].itemsize
+        compared = self._compared.setdefault((piece.file, piece.name), set())
+        numbers = {*range(begin * row_bytes // CHUNK_BYTES, -(-end * row_bytes // CHUNK_BYTES))}
+        self._compare(piece, numbers - compared)
+        compared |= numbers
+        return file.rows(piece.name, begin, end)
 
-    def _read(self, piece: TensorPiece, chunks: Sequence[int]) -> Tensor:
-        values = self._file(piece.file).read(piece.name, chunks, piece.crc32)
-        if values is None:
+    def _compare(self, piece: TensorPiece, numbers: set[int]) -> None:
+        if not self._file(piece.file).is_sound(piece.name, numbers, piece.crc32):
             raise damaged(self.path / piece.file)
-        return values
 
     def _file(self, name: str) -> TensorFile:
-        if name not in self._files:
-            file = TensorFile(self.path / name)
-            stored = {
-                inner: (one.dtype, tuple(one.shape), -(-one.nbytes // CHUNK_BYTES))
-                for inner, one in file.stored.items()
-            }
-            listed = {
-                piece.name: (entry.dtype, piece.sizes, len(piece.crc32))
-                for entry in self.tensors.values()
-                for piece in entry.pieces
-                if piece.file == name
-            }
-            if stored != listed:
-                raise UnreadableError(f"`{file.path}` has other tensors than `{TABLE}` lists; it is damaged.")
-            self._files[name] = file
-        return self._files[name]
+        with self._opening:
+            if name not in self._files:
+                self._files[name] = self._opened(name)
+            return self._files[name]
+
+    def _opened(self, name: str) -> TensorFile:
+        file = TensorFile(self.path / name)
+        stored = {
+            inner: (one.dtype, tuple(one.shape), -(-one.nbytes // CHUNK_BYTES)) for inner, one in file.stored.items()
+        }
+        listed = {
+            piece.name: (entry.dtype, piece.sizes, len(piece.crc32))
+            for entry in self.tensors.values()
+            for piece in entry.pieces
+            if piece.file == name
+        }
+        if stored != listed:
+            raise UnreadableError(f"`{file.path}` has other tensors than `{TABLE}` lists; it is damaged.")
+        return file
 
 
 def verify(path: Path | str) -> Manifest:

@@ -3,10 +3,9 @@
 Checksums are kept beside the files, so a rank that reads a part of a tensor verifies the chunks of that part alone.
 """
 
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -39,7 +38,6 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 """The dtypes of safetensors files."""
-_LENGTH_BYTES = 8
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -53,7 +51,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[FileEntry,
     summed = in_background(lambda: {name: checksums(value) for name, value in values.items()})
     save(path, values)
     files.sync_path(path)
-    return FileEntry(bytes=path.stat().st_size, crc32=digits(crc32(_header(path)))), summed.result()
+    return FileEntry(bytes=path.stat().st_size, crc32=_header_crc32(path, values)), summed.result()
 
 
 def save(path: Path, values: Mapping[str, Tensor]) -> None:
@@ -81,16 +79,12 @@ def save(path: Path, values: Mapping[str, Tensor]) -> None:
 
 def checksums(value: Tensor) -> list[int]:
     """CRC-32 of each `CHUNK_BYTES` of a contiguous CPU tensor."""
-    # torch gives no bytes of stride 0, at which one element is contiguous as well
-    data = value.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy().data
+    data = _bytes_of(value)
     return [crc32(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
 
 
 class TensorFile:
-    """A file of tensors; `stored` are its tensors by name, mapped into memory.
-
-    `read` does not take values from the mapping: a disk is read up to three times as fast into fresh memory.
-    """
+    """A file of tensors, mapped into memory; `stored` are its tensors by name, read when they are used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,29 +93,32 @@ class TensorFile:
                 self.stored: dict[str, Tensor] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no dict
         except SafetensorError as error:
             raise UnreadableError(f"`{path}` is no whole safetensors file ({error}); it is damaged.") from error
-        with named_errors(path):
-            header = _header(path)
-        self.header_crc32 = digits(crc32(header))
-        places = json.loads(header[_LENGTH_BYTES:])
-        self._begins = {name: len(header) + places[name]["data_offsets"][0] for name in self.stored}
 
-    def read(self, name: str, chunks: Sequence[int], checksums: Sequence[int]) -> Tensor | None:
-        """Bytes of the chunks with these numbers of a tensor, one after the other; None if one has another checksum."""
-        num_bytes = self.stored[name].nbytes
-        sizes = [min(CHUNK_BYTES, num_bytes - number * CHUNK_BYTES) for number in chunks]
-        read = torch.empty(sum(sizes), dtype=torch.uint8)
-        left = read.numpy().data
-        with named_errors(self.path), self.path.open("rb") as file:
-            for number, size in zip(chunks, sizes, strict=True):
-                file.seek(self._begins[name] + number * CHUNK_BYTES)
-                if file.readinto(left[:size]) != size or crc32(left[:size]) != checksums[number]:
-                    return None
-                left = left[size:]
-        return read
+    def header_crc32(self) -> str:
+        """Checksum of the bytes before the values."""
+        with named_errors(self.path):
+            return _header_crc32(self.path, self.stored)
+
+    def rows(self, name: str, begin: int, end: int) -> Tensor:
+        """A copy of the rows `begin` to `end` of a tensor; the whole of a tensor without dimensions."""
+        # aligned as a fresh tensor, so that a resumed run computes the same bits
+        stored = self.stored[name]
+        return (stored[begin:end] if stored.ndim else stored).clone()
+
+    def is_sound(self, name: str, chunks: Iterable[int], checksums: Sequence[int]) -> bool:
+        """True if the chunks with these numbers have their checksums."""
+        data = _bytes_of(self.stored[name])
+        return all(
+            crc32(data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]) == checksums[number] for number in chunks
+        )
 
 
-def _header(path: Path) -> bytes:
-    """The bytes before the values: the length of a JSON object, and the object."""
+def _bytes_of(tensor: Tensor) -> memoryview:
+    # torch gives no bytes of stride 0, at which one element is contiguous as well
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def _header_crc32(path: Path, values: Mapping[str, Tensor]) -> str:
+    header_bytes = path.stat().st_size - sum(value.nbytes for value in values.values())
     with path.open("rb") as file:
-        length = file.read(_LENGTH_BYTES)
-        return length + file.read(int.from_bytes(length, "little"))
+        return digits(crc32(file.read(header_bytes)))
