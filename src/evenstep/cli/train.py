@@ -61,7 +61,8 @@ def _from_here(setting: Setting) -> Setting:
 
 def _start(run: OpenRun, folder: Path, resume: str, arguments: list[str], again: Collection[str] = ()) -> int:
     """Train a run in its folder on its ranks, or as a SLURM job with further arguments; gives the exit code."""
-    slurm, mirror = run.config.launch.slurm, run.config.checkpoint.mirror
+    slurm = run.config.launch.slurm
+    mirror = run.config.checkpoint.mirror
 
     def begin() -> str:
         return where_to_begin(resume, folder, mirror)

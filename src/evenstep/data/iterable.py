@@ -116,10 +116,10 @@ class _Cursor:
             return
         with undisturbed():
             seed_generators(mix(self._epoch_key ^ number))
-            before = generator_states()
+            before = generator_states() if self._num_still >= 0 else None
             yield
-            is_still = self._num_still >= 0 and generator_states() == before
-            self._num_still = self._num_still + 1 if is_still else -1
+            if before is not None:
+                self._num_still = self._num_still + 1 if generator_states() == before else -1
 
 
 class StreamData(Data):

@@ -37,7 +37,8 @@ class _Beat(NamedTuple):
 
 def connect(info: RankInfo, timeout_s: float) -> Store:
     """The store through which the ranks find each other: served by the launcher, or else by rank 0."""
-    at, serves = f"{info.address}:{info.port}", info.rank == 0 and not info.store_is_served
+    at = f"{info.address}:{info.port}"
+    serves = info.rank == 0 and not info.store_is_served
     try:
         if not serves and not wait_until(lambda: _listens(info), timeout_s):
             raise TimeoutError("no answer")

@@ -20,7 +20,7 @@ class CompiledForward:
     """The forward of one module, compiled for each new shape. A copy of the module has a plain one."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.own = vars(module).get("forward")  # somebody has put there
+        self.own = vars(module).get("forward")  # a forward of the object, which `release` puts back
         self.__wrapped__: Callable[..., Any] = module.forward  # whose arguments it takes
         self._compiled = torch.compile(self.__wrapped__, dynamic=False, options=compile_options())
 

@@ -139,7 +139,9 @@ class Parts:
         train: Training,
         failures: Failures = Failures(),
     ) -> None:
-        self.model, self.train, self.seed = model, train, seed
+        self.model = model
+        self.train = train
+        self.seed = seed
         self.may_cut = failures.out_of_memory == "retry"
         self.policies = Policies(failures)
         self.optimizer = optimizer = joined(optimizer)

@@ -50,7 +50,8 @@ class EngineState:
 
     def __init__(self, parts: "Parts", ledger: Ledger) -> None:
         self.begun: Tree = {}
-        self._parts, self._ledger = parts, ledger
+        self._parts = parts
+        self._ledger = ledger
         self._model = unwrapped(parts.model)
         self._own = parameter_names(self._model, parts.optimizer)  # of those that this rank steps
         self._built = options_of(parts.optimizer)

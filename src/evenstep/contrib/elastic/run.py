@@ -24,7 +24,8 @@ class ElasticRun:
     """A trainer's loop on ranks that come and go."""
 
     def __init__(self, group: Elastic, loop: Loop) -> None:
-        self._group, self._loop = group, loop
+        self._group = group
+        self._loop = loop
         self._is_whole = True
         self._before: dict[str, int] = {}  # the members when the loop last ran
         if loop.engine.parts.execution.num_parts > 1:

@@ -25,7 +25,7 @@ def run(paths: list[Path], *, to: Path | None, follow: bool) -> int:
     if missing:
         raise ConfigError(missing)
     if len(folders) > 1:  # `runs/*` may name other files
-        folders = [folder for folder in folders if is_run(folder) or not folder.exists()]  # the latter are refused
+        folders = [folder for folder in folders if is_run(folder)]
         if not folders:
             raise ConfigError(f"none of the {len(paths)} paths is a run folder.")
     if not follow:

@@ -153,7 +153,8 @@ class MicrobatchStep:
         self.model = model
         self.is_dummy = is_dummy
         self.acted = context.phases.acted
-        self._see, self._take = see, take
+        self._see = see
+        self._take = take
         self._update = update
         self._factors = factors or {}
         self._branch = branch(context.seed, *path)
